@@ -1,18 +1,19 @@
-"""What more users and longer contexts cost: throughput and ITL by concurrent requests, and ITL by context.
+"""Measures throughput and ITL by the number of concurrent requests, and ITL by context.
 
     python benchmarks/concurrency.py [--model PATH] [--concurrency 1,2,4,8,16,32,64,128,256]
                                      [--contexts 128,256,512,...] [--batch-sizes 1,8] [--steps 12]
                                      [--num-threads N] [--output docs/images/concurrency.png]
 
-By concurrency: a closed loop of so many users, each of whom sends the next request when the last one has been
-answered, two requests a user (four in all at least); prompts of 64 to 192 tokens, outputs of 16 to 48, both uniform and
-forced, greedy. Everything counts, from the first arrival to the last token, prompts included.
+By concurrency: a closed loop of users, which each send the next request when the previous one has been answered. There
+are two requests per user and at least four in total, with prompts of 64 to 192 tokens and outputs of 16 to 48. Both
+lengths are uniform and forced, and decoding is greedy. The measured time begins with the first arrival, ends with the
+last token, and includes the prompts.
 
-By context: batches of requests that all decode, from about that many tokens in KV memory on. Their prompts begin with
-those of the shorter contexts, so the prefix cache has them, and only what is new is computed. A context that leaves no
-room for the measured steps below the model's longest is that much shorter.
+By context: batches of requests that all decode, beginning at about that many tokens in KV memory. Each prompt begins
+with the prompt of the shorter context, which the prefix cache has, so only the new tokens are computed. The longest
+context is shortened if the measured steps would exceed the limit of the model.
 
-Draws one figure, and prints a table and one JSON line.
+The script draws one figure, and prints two tables and one JSON line.
 """
 
 from __future__ import annotations
@@ -54,15 +55,15 @@ from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 
 PROMPT, OUTPUT = UniformLengths(64, 192), UniformLengths(16, 48)
-REQUESTS_A_USER, FEWEST_REQUESTS = 2, 4
+REQUESTS_PER_USER, MIN_REQUESTS = 2, 4
 LONGEST_REQUEST = 192 + 48
 BLOCK_SIZE: Final = DEFAULT_BLOCK_SIZE
 WARM_UP_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """A closed loop of `concurrency` users. Seconds."""
+class ClosedLoopFigures:
+    """The figures of a closed loop of `concurrency` users. Times are in seconds."""
 
     concurrency: int
     num_requests: int
@@ -75,8 +76,9 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
-    """Steps in which `batch_size` requests decode at `context` tokens. Seconds; ITL is the time of a step."""
+class DecodeFigures:
+    """The figures of steps in which `batch_size` requests decode at `context` tokens. ITL is the time of a step in
+    seconds."""
 
     batch_size: int
     context: int
@@ -89,27 +91,34 @@ class Decode:
 # -- by concurrency ------------------------------------------------------------------------------------------------
 
 
-def run_loads(loaded: LoadedModel, concurrencies: Sequence[int], budget: int) -> list[Load]:
-    """One engine for all of them, each with tokens of its own."""
+def measure_concurrencies(loaded: LoadedModel, concurrencies: Sequence[int], budget: int) -> list[ClosedLoopFigures]:
+    """Measure all closed loops on one engine. Their tokens differ."""
     seats = max(concurrencies)
     log = EventList()
     config = _engine_config(loaded, seats, max(budget, seats), seats * (-(-LONGEST_REQUEST // BLOCK_SIZE) + 1))
     engine = build_engine(config, loaded=loaded, events=log)
-    _run_load(engine, log, 2, 0)
-    return [_run_load(engine, log, concurrency, turn) for turn, concurrency in enumerate(concurrencies, 1)]
+    _measure_concurrency(engine, log, 2, 0)
+    return [
+        _measure_concurrency(engine, log, concurrency, token_round)
+        for token_round, concurrency in enumerate(concurrencies, 1)
+    ]
 
 
-def _run_load(engine: Engine, log: EventList, concurrency: int, turn: int) -> Load:
+def _measure_concurrency(engine: Engine, log: EventList, concurrency: int, token_round: int) -> ClosedLoopFigures:
     del log.events[1:]
-    count = max(FEWEST_REQUESTS, REQUESTS_A_USER * concurrency)
+    count = max(MIN_REQUESTS, REQUESTS_PER_USER * concurrency)
     vocab_size = engine.facts.model_config.vocab_size
-    drive(engine, make_workload(0, count, PROMPT, OUTPUT, ArrivalProcess(), vocab_size, token_round=turn), concurrency)
+    drive(
+        engine,
+        make_workload(0, count, PROMPT, OUTPUT, ArrivalProcess(), vocab_size, token_round=token_round),
+        concurrency,
+    )
     run = summarize(log.events)
     assert run.ttft is not None
     assert run.itl is not None
     assert not run.preemptions, "the pool holds all requests"
     print(f"{concurrency} users: {run.output_tokens_per_s:.1f} output tokens/s", file=sys.stderr)
-    return Load(
+    return ClosedLoopFigures(
         concurrency,
         count,
         run.output_tokens_per_s,
@@ -124,10 +133,10 @@ def _run_load(engine: Engine, log: EventList, concurrency: int, turn: int) -> Lo
 # -- by context ----------------------------------------------------------------------------------------------------
 
 
-def run_contexts(
+def measure_contexts(
     loaded: LoadedModel, batch_sizes: Sequence[int], contexts: Sequence[int], steps: int, budget: int
-) -> list[Decode]:
-    """Contexts ascending, so that every prompt finds the one before in the prefix cache."""
+) -> list[DecodeFigures]:
+    """Measure the contexts in ascending order, so that the prefix cache has the beginning of every prompt."""
     tail = output_tokens(max(batch_sizes), steps)
     longest = min(max(contexts) + tail, loaded.config.max_position_embeddings)
     seats = max(batch_sizes)
@@ -137,33 +146,38 @@ def run_contexts(
     rng = random.Random(0)
     tokens = [[rng.randrange(loaded.config.vocab_size) for _ in range(longest)] for _ in range(seats)]
     return [
-        _decode(engine, log, tokens[:batch_size], min(context, longest - tail), steps)
+        _measure_decode(engine, log, tokens[:batch_size], min(context, longest - tail), steps)
         for context in sorted(set(contexts))
         for batch_size in sorted(set(batch_sizes), reverse=True)
     ]
 
 
-def _decode(engine: Engine, log: EventList, tokens: Sequence[list[int]], context: int, steps: int) -> Decode:
-    """A first round computes the prompts; the second finds them, and all of its requests decode soon."""
+def _measure_decode(
+    engine: Engine, log: EventList, tokens: Sequence[list[int]], context: int, steps: int
+) -> DecodeFigures:
+    """Measure the decode steps of one batch.
+
+    A first round computes the prompts. In the second one the prefix cache has them, so all requests decode soon.
+    """
     batch_size = len(tokens)
-    prompts = [of_one[:context] for of_one in tokens]
+    prompts = [request_tokens[:context] for request_tokens in tokens]
     drive(engine, [WorkloadRequest(f"fill-{context}-{i}", 0.0, p, 1) for i, p in enumerate(prompts)])
     del log.events[1:]
     output_len = output_tokens(batch_size, steps)
     drive(engine, [WorkloadRequest(f"decode-{context}-{i}", 0.0, p, output_len) for i, p in enumerate(prompts)])
-    seconds = decode_seconds(log, batch_size)[WARM_UP_STEPS:][:steps]
+    seconds = decode_step_seconds(log, batch_size)[WARM_UP_STEPS:][:steps]
     assert len(seconds) == steps, "all requests decode together for long enough"
     print(f"batch {batch_size} at {context}: {1e3 * median(seconds):.2f} ms a step", file=sys.stderr)
-    return Decode(batch_size, context, len(seconds), percentile(seconds, 50), min(seconds), max(seconds))
+    return DecodeFigures(batch_size, context, len(seconds), percentile(seconds, 50), min(seconds), max(seconds))
 
 
 def output_tokens(batch_size: int, steps: int) -> int:
-    """Enough for all requests to decode together in that many steps, even if each begins a step after the other."""
+    """The output length with which all requests decode together in `steps` steps, even if they start one step apart."""
     return steps + WARM_UP_STEPS + batch_size
 
 
-def decode_seconds(log: EventList, batch_size: int) -> list[float]:
-    """From one result to the next, of the steps that give every request a token and compute nothing else."""
+def decode_step_seconds(log: EventList, batch_size: int) -> list[float]:
+    """The seconds of each step in which every request decodes one token and nothing else is computed."""
     steps = [event for event in log.events if isinstance(event, Step)]
     return [
         step.time - before.time
@@ -175,7 +189,7 @@ def decode_seconds(log: EventList, batch_size: int) -> list[float]:
 def _engine_config(
     loaded: LoadedModel, seats: int, budget: int, num_blocks: int, max_model_len: int | None = None
 ) -> EngineConfig:
-    """For the loaded model, with a pool in which nothing is preempted."""
+    """The configuration of an engine for the loaded model, with a pool in which no request is preempted."""
     return replace(
         loaded.engine_config,
         max_num_seqs=seats,
@@ -186,45 +200,47 @@ def _engine_config(
     )
 
 
-def contexts_of(text: str | None, model_context: int) -> list[int]:
-    """The contexts to be measured: powers of two from 128 on, up to what the model has, if nothing is said."""
+def parse_contexts(text: str | None, model_context: int) -> list[int]:
+    """Parse the contexts to measure. None selects the powers of two from 128 to the context of the model."""
     if text is None:
         return [1 << power for power in range(7, model_context.bit_length())]
-    contexts = _integers("contexts", text)
+    contexts = _parse_integers("contexts", text)
     if max(contexts) > model_context:
         raise ConfigError(f"contexts must be at most {model_context} for this model, got {max(contexts)}")
     return contexts
 
 
-def _integers(name: str, text: str) -> list[int]:
+def _parse_integers(name: str, text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{name} must be integers with commas between them, got {text!r}") from None
+        raise ConfigError(f"{name} must be integers separated by commas, got {text!r}") from None
     if min(numbers) < 1:
         raise ConfigError(f"{name} must be at least 1, got {min(numbers)}")
     return numbers
 
 
-# -- the picture ---------------------------------------------------------------------------------------------------
+# -- the figure ----------------------------------------------------------------------------------------------------
 
 
-def draw(loads: Sequence[Load], decodes: Sequence[Decode]) -> Figure:
+def draw(loops: Sequence[ClosedLoopFigures], decodes: Sequence[DecodeFigures]) -> Figure:
     """Throughput and ITL by concurrency, ITL by context."""
     figure = Figure(figsize=(WIDTH, 2.7))
     speed, gaps, contexts = figure.subplots(1, 3)
-    users = [load.concurrency for load in loads]
-    speed.plot(users, [load.output_tokens_per_s for load in loads], **point_style(0))
+    users = [loop.concurrency for loop in loops]
+    speed.plot(users, [loop.output_tokens_per_s for loop in loops], **point_style(0))
     speed.set(title="output tokens/s", xlabel="concurrent requests")
-    gaps.plot(users, [load.itl_p50 for load in loads], label="p50", **point_style(0))
-    gaps.plot(users, [load.itl_p99 for load in loads], label="p99", **point_style(1))
+    gaps.plot(users, [loop.itl_p50 for loop in loops], label="p50", **point_style(0))
+    gaps.plot(users, [loop.itl_p99 for loop in loops], label="p99", **point_style(1))
     gaps.set(title="ITL", xlabel="concurrent requests")
-    for index, batch_size in enumerate(sorted({each.batch_size for each in decodes})):
-        steps = [each for each in decodes if each.batch_size == batch_size]
+    for index, batch_size in enumerate(sorted({figures.batch_size for figures in decodes})):
+        steps = [figures for figures in decodes if figures.batch_size == batch_size]
         label, style = f"{batch_size} decoding", point_style(index)
-        contexts.plot([each.context for each in steps], [each.itl_p50 for each in steps], label=label, **style)
+        contexts.plot(
+            [figures.context for figures in steps], [figures.itl_p50 for figures in steps], label=label, **style
+        )
     contexts.set(title="ITL by context", xlabel="tokens in KV memory")
-    for axes, values in ((speed, users), (gaps, users), (contexts, [each.context for each in decodes])):
+    for axes, values in ((speed, users), (gaps, users), (contexts, [figures.context for figures in decodes])):
         _scale(axes, sorted(set(values)))
     for axes in (gaps, contexts):
         axes.yaxis.set_major_formatter(EngFormatter(unit="s", sep=""))
@@ -234,7 +250,8 @@ def draw(loads: Sequence[Load], decodes: Sequence[Decode]) -> Figure:
 
 
 def _scale(axes: Axes, values: Sequence[int]) -> None:
-    """Powers of two, every other one of many labelled; upwards from 0."""
+    """Scale the horizontal axis by powers of two, label every second one if there are many, and
+    start the vertical axis at 0."""
     axes.set_xscale("log", base=2)
     shown = values[:: 2 if len(values) > 5 else 1]
     axes.xaxis.set_major_locator(FixedLocator(shown))
@@ -252,25 +269,25 @@ def save(figure: Figure, path: Path) -> None:
 # -- the tables ----------------------------------------------------------------------------------------------------
 
 
-def load_table(loads: Sequence[Load]) -> Table:
+def concurrency_table(loops: Sequence[ClosedLoopFigures]) -> Table:
     table = Table(title="by concurrent requests", title_justify="left")
     for column in ("users", "output tokens/s", "all tokens/s", "TTFT p50, ms", "ITL p50, ms", "ITL p99, ms", "batch"):
         table.add_column(column, justify="right")
-    for load in loads:
-        milliseconds = (1e3 * seconds for seconds in (load.ttft_p50, load.itl_p50, load.itl_p99))
-        values = (load.output_tokens_per_s, load.total_tokens_per_s, *milliseconds, load.mean_batch_size)
-        table.add_row(str(load.concurrency), *map(number, values))
+    for loop in loops:
+        milliseconds = (1e3 * seconds for seconds in (loop.ttft_p50, loop.itl_p50, loop.itl_p99))
+        values = (loop.output_tokens_per_s, loop.total_tokens_per_s, *milliseconds, loop.mean_batch_size)
+        table.add_row(str(loop.concurrency), *map(number, values))
     return table
 
 
-def decode_table(decodes: Sequence[Decode]) -> Table:
+def decode_table(decodes: Sequence[DecodeFigures]) -> Table:
     table = Table(title="decode steps by context", title_justify="left")
     for column in ("context", "batch", "ITL p50, ms", "min", "max", "tokens/s"):
         table.add_column(column, justify="right")
-    for each in decodes:
-        milliseconds = (1e3 * seconds for seconds in (each.itl_p50, each.itl_min, each.itl_max))
-        speed = each.batch_size / each.itl_p50
-        table.add_row(f"{each.context:,}", str(each.batch_size), *map(number, (*milliseconds, speed)))
+    for figures in decodes:
+        milliseconds = (1e3 * seconds for seconds in (figures.itl_p50, figures.itl_min, figures.itl_max))
+        speed = figures.batch_size / figures.itl_p50
+        table.add_row(f"{figures.context:,}", str(figures.batch_size), *map(number, (*milliseconds, speed)))
     return table
 
 
@@ -279,14 +296,14 @@ def decode_table(decodes: Sequence[Decode]) -> Table:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="the default model if not given")
+    parser.add_argument("--model", help=".gguf file or folder; default: the default model")
     parser.add_argument("--concurrency", default="1,2,4,8,16,32,64,128,256")
-    parser.add_argument("--contexts", help="powers of two from 128 to the model's longest if not given")
+    parser.add_argument("--contexts", help="default: powers of two from 128 to the context of the model")
     parser.add_argument("--batch-sizes", default="1,8", help="requests that decode at each context")
-    parser.add_argument("--steps", type=int, default=12, help="measured at each context")
+    parser.add_argument("--steps", type=int, default=12, help="number of measured steps at each context")
     parser.add_argument("--max-num-batched-tokens", type=int, default=DEFAULT_MAX_NUM_BATCHED_TOKENS)
     parser.add_argument("--kernels", default="auto")
-    parser.add_argument("--num-threads", type=int, help="all if not given")
+    parser.add_argument("--num-threads", type=int, help="number of CPU threads; default: all cores")
     default = Path(__file__).parents[1] / "docs" / "images" / "concurrency.png"
     parser.add_argument("--output", type=Path, default=default, help="the figure: .png or .svg")
     return parser.parse_args(arguments)
@@ -294,7 +311,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
-    users, batch_sizes = _integers("concurrency", args.concurrency), _integers("batch_sizes", args.batch_sizes)
+    users, batch_sizes = (
+        _parse_integers("concurrency", args.concurrency),
+        _parse_integers("batch_sizes", args.batch_sizes),
+    )
     check_minimums(args, steps=1)
     config = EngineConfig(
         model=args.model,
@@ -303,13 +323,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         skip_tokenizer_init=True,
     )
     loaded = load_model(config)
-    contexts = contexts_of(args.contexts, loaded.config.max_position_embeddings)
-    loads = run_loads(loaded, users, args.max_num_batched_tokens)
-    decodes = run_contexts(loaded, batch_sizes, contexts, args.steps, args.max_num_batched_tokens)
+    contexts = parse_contexts(args.contexts, loaded.config.max_position_embeddings)
+    loops = measure_concurrencies(loaded, users, args.max_num_batched_tokens)
+    decodes = measure_contexts(loaded, batch_sizes, contexts, args.steps, args.max_num_batched_tokens)
     with mpl.rc_context(STYLE):
-        save(draw(loads, decodes), args.output)
+        save(draw(loops, decodes), args.output)
     console = Console()
-    console.print(load_table(loads))
+    console.print(concurrency_table(loops))
     console.print(decode_table(decodes))
     record: dict[str, Any] = {
         "benchmark": "concurrency",
@@ -317,8 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "model": loaded.name,
         "kv_cache_dtype": loaded.choice.kv_cache_dtype,
         "max_num_batched_tokens": args.max_num_batched_tokens,
-        "concurrency": [asdict(load) for load in loads],
-        "contexts": [asdict(each) for each in decodes],
+        "concurrency": [asdict(loop) for loop in loops],
+        "contexts": [asdict(figures) for figures in decodes],
     }
     print(json.dumps(record))
 

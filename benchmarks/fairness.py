@@ -1,16 +1,17 @@
-"""One key sends 20 times as much as another: what the other one notices, on a real server.
+"""Measures the TTFT of one API key while another key sends 20 times as many requests to the same server.
 
     python benchmarks/fairness.py [--rate 5] [--seconds 7] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
 
-For each scheduling policy a server of its own (`chairlift serve`, two API keys), and two runs with the same arrivals of
-the key `light`: in the first the key `heavy` sends as much, in the second 20 times as much, more than the server can
-answer. Claimed of the time to the first token (TTFT) of `light`, at the median:
+Each scheduling policy has its own server (`chairlift serve` with two API keys) and two runs with the same arrivals of
+the key `light`. In the first run the key `heavy` sends as many requests as `light`. In the second one, the flood, it
+sends 20 times as many, which is more than the server can answer. The script checks two claims about the median time to
+the first token (TTFT) of `light`:
 
-a. under --scheduling-policy fair the flood leaves it within twice of what it is when both send equally;
-b. that is at most a fifth of what first come, first served gives.
+a. under --scheduling-policy fair, the flood increases it at most by a factor of two;
+b. during the flood, it is at most a fifth of that under first come, first served.
 
-Whatever `heavy` still has in the queue when a run ends is withdrawn, so FCFS shows better here than it would if the
-flood went on. Prints a table and one JSON line; the exit status is 1 if a claim fails.
+Requests of `heavy` that are still queued at the end of a run are aborted, so the TTFT under FCFS is lower than it would
+be in a longer flood. The script prints a table and one JSON line. The exit status is 1 if a claim fails.
 """
 
 from __future__ import annotations
@@ -56,9 +57,12 @@ SERVE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is sent: `rate` calls a second by each key, `heavy` 20 times that in a flood; outputs of half to one and a
-    half times `output_len` tokens, so that requests which begin together do not all end together."""
+class TwoKeyWorkload:
+    """The requests of both keys: each key sends `rate` requests per second, and `heavy` 20 times as many in a flood.
+
+    Output lengths are uniform from half to one and a half times `output_len`, so that requests that start together do
+    not all end together.
+    """
 
     rate: float
     seconds: float
@@ -67,7 +71,7 @@ class Load:
     seed: int = 0
 
     def arrivals(self, name: str, times_as_much: int) -> list[float]:
-        """Seconds from the start, Poisson; the same for the same name."""
+        """Poisson arrival times in seconds since the start. They are equal for equal names."""
         rng = random.Random(f"{self.seed} {name}")
         times = [rng.expovariate(self.rate * times_as_much)]
         while times[-1] < self.seconds:
@@ -86,8 +90,8 @@ class Load:
 
 
 @dataclass(slots=True)
-class Run:
-    """The calls of one run by key, as far as they were answered."""
+class FairnessRun:
+    """The answered requests of one run by key."""
 
     policy: str
     times_as_much: int
@@ -100,48 +104,52 @@ class Run:
 
 @contextmanager
 def serve(policy: str, key_file: Path, options: Sequence[str]) -> Iterator[str]:
-    """A server; yields its URL."""
+    """Run a server, and yield its URL."""
     command = [sys.executable, "-m", "chairlift", "serve", "--port", "0", "--scheduling-policy", policy]
     command += ["--api-key-file", str(key_file), "--drain-timeout", "0", *SERVE, *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = []
+    log_lines = []
     try:
         for line in process.stderr:
-            said.append(line)
+            log_lines.append(line)
             if found := re.search(r"ready in \S+ s: (\S+)/v1", line):
-                # What it goes on to say would fill the pipe, and then it would wait.
+                # A full pipe would block the server.
                 threading.Thread(target=process.stderr.read, daemon=True).start()
                 yield found[1]
                 break
         else:
-            raise SystemExit("".join(said))
+            raise SystemExit("".join(log_lines))
     finally:
         process.terminate()
         process.wait()
 
 
-async def send_all(client: ApiClient, name: str, load: Load, times_as_much: int, calls: list[RequestRecord]) -> None:
-    """Send the calls of one key when they are due, and wait for all answers."""
-    rng = random.Random(f"{load.seed} {name} tokens")
+async def send_all(
+    client: ApiClient, name: str, workload: TwoKeyWorkload, times_as_much: int, calls: list[RequestRecord]
+) -> None:
+    """Send the requests of one key when they are due, and wait for all answers."""
+    rng = random.Random(f"{workload.seed} {name} tokens")
     started = client.now()
     async with asyncio.TaskGroup() as group:
-        for index, due in enumerate(load.arrivals(name, times_as_much)):
+        for index, due in enumerate(workload.arrivals(name, times_as_much)):
             await asyncio.sleep(max(0.0, started + due - client.now()))
-            call = RequestRecord(f"{name}{index}", load.input_len, load.output_len, started + due)
+            call = RequestRecord(f"{name}{index}", workload.input_len, workload.output_len, started + due)
             calls.append(call)
-            group.create_task(client.stream(load.body(rng, "m"), call))
+            group.create_task(client.stream(workload.body(rng, "m"), call))
 
 
-async def run(url: str, policy: str, secrets: dict[str, str], load: Load, times_as_much: int) -> Run:
-    """One run; it ends when `light` has all its answers."""
-    result = Run(policy, times_as_much, calls={HEAVY: [], LIGHT: []})
+async def run_policy(
+    url: str, policy: str, secrets: dict[str, str], workload: TwoKeyWorkload, times_as_much: int
+) -> FairnessRun:
+    """Run the workload. The run ends when all requests of `light` have been answered."""
+    result = FairnessRun(policy, times_as_much, calls={HEAVY: [], LIGHT: []})
     clients = {name: open_client(url, secret, 120.0) for name, secret in secrets.items()}
     api = {name: ApiClient(http, "/v1/completions", time.perf_counter) for name, http in clients.items()}
     try:
-        heavy = asyncio.create_task(send_all(api[HEAVY], HEAVY, load, times_as_much, result.calls[HEAVY]))
-        light = asyncio.create_task(send_all(api[LIGHT], LIGHT, load, 1, result.calls[LIGHT]))
-        await asyncio.sleep(load.seconds)
+        heavy = asyncio.create_task(send_all(api[HEAVY], HEAVY, workload, times_as_much, result.calls[HEAVY]))
+        light = asyncio.create_task(send_all(api[LIGHT], LIGHT, workload, 1, result.calls[LIGHT]))
+        await asyncio.sleep(workload.seconds)
         await asyncio.wait({heavy}, timeout=0.5)
         heavy.cancel()
         await asyncio.gather(heavy, return_exceptions=True)
@@ -157,15 +165,15 @@ async def run(url: str, policy: str, secrets: dict[str, str], load: Load, times_
     return result
 
 
-async def warm_up(url: str, secrets: dict[str, str], load: Load) -> None:
+async def warm_up(url: str, secrets: dict[str, str], workload: TwoKeyWorkload) -> None:
     async with open_client(url, secrets[LIGHT], 60.0) as http:
         client = ApiClient(http, "/v1/completions", time.perf_counter)
         rng = random.Random("warm up")
-        calls = [RequestRecord(str(index), load.input_len, load.output_len, 0.0) for index in range(16)]
-        await asyncio.gather(*(client.stream(load.body(rng, "m"), call) for call in calls))
+        calls = [RequestRecord(str(index), workload.input_len, workload.output_len, 0.0) for index in range(16)]
+        await asyncio.gather(*(client.stream(workload.body(rng, "m"), call) for call in calls))
 
 
-def run_all(load: Load, options: Sequence[str]) -> list[Run]:
+def run_policies(workload: TwoKeyWorkload, options: Sequence[str]) -> list[FairnessRun]:
     secrets = {name: new_secret() for name in (HEAVY, LIGHT)}
     runs = []
     with tempfile.TemporaryDirectory() as folder:
@@ -174,26 +182,26 @@ def run_all(load: Load, options: Sequence[str]) -> list[Run]:
         key_file.write_text("\n\n".join(entries))
         for policy in POLICIES:
             with serve(policy, key_file, ["--served-model-name", "m", *options]) as url:
-                asyncio.run(warm_up(url, secrets, load))
-                runs += [asyncio.run(run(url, policy, secrets, load, times)) for times in (1, TIMES_AS_MUCH)]
+                asyncio.run(warm_up(url, secrets, workload))
+                runs += [asyncio.run(run_policy(url, policy, secrets, workload, times)) for times in (1, TIMES_AS_MUCH)]
     return runs
 
 
-def find(runs: Sequence[Run], policy: str, times_as_much: int) -> Run:
+def find_run(runs: Sequence[FairnessRun], policy: str, times_as_much: int) -> FairnessRun:
     return next(run for run in runs if (run.policy, run.times_as_much) == (policy, times_as_much))
 
 
-def claims(runs: Sequence[Run]) -> dict[str, float]:
-    """The two ratios: to be at most 2 and at most 0.2."""
-    flooded = find(runs, "fair", TIMES_AS_MUCH).ttft(LIGHT, 50)
+def claims(runs: Sequence[FairnessRun]) -> dict[str, float]:
+    """The two ratios that are claimed to be at most 2 and at most 0.2."""
+    flooded = find_run(runs, "fair", TIMES_AS_MUCH).ttft(LIGHT, 50)
     return {
-        "fair_flood_over_equal": flooded / find(runs, "fair", 1).ttft(LIGHT, 50),
-        "fair_flood_over_fcfs_flood": flooded / find(runs, "fcfs", TIMES_AS_MUCH).ttft(LIGHT, 50),
+        "fair_flood_over_equal": flooded / find_run(runs, "fair", 1).ttft(LIGHT, 50),
+        "fair_flood_over_fcfs_flood": flooded / find_run(runs, "fcfs", TIMES_AS_MUCH).ttft(LIGHT, 50),
     }
 
 
-def print_runs(runs: Sequence[Run], load: Load) -> None:
-    table = Table(title=f"TTFT in ms; {LIGHT} sends {load.rate:g} calls a second for {load.seconds:g} s")
+def print_runs(runs: Sequence[FairnessRun], workload: TwoKeyWorkload) -> None:
+    table = Table(title=f"TTFT in ms; {LIGHT} sends {workload.rate:g} calls a second for {workload.seconds:g} s")
     for name in ("policy", "heavy sends", "light: answered", "p50", "p99", "heavy: answered", "p50 "):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for item in runs:
@@ -205,8 +213,8 @@ def print_runs(runs: Sequence[Run], load: Load) -> None:
     Console(width=110).print(table)
 
 
-def draw(runs: Sequence[Run], load: Load, path: Path) -> None:
-    """TTFT of every call of `light`, by when it was sent, under a flood and without."""
+def draw(runs: Sequence[FairnessRun], workload: TwoKeyWorkload, path: Path) -> None:
+    """Draw the TTFT of every request of `light` by its arrival time, with and without a flood."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -219,12 +227,12 @@ def draw(runs: Sequence[Run], load: Load, path: Path) -> None:
         ("fair", 1): ("#8a8a8a", ".", "both keys send equally"),
     }
     for (policy, times), (color, marker, label) in styles.items():
-        item = find(runs, policy, times)
+        item = find_run(runs, policy, times)
         ttfts = [1000 * (call.ttft or 0.0) for call in item.calls[LIGHT]]
-        axes.plot(load.arrivals(LIGHT, 1), ttfts, marker, color=color, label=label, markersize=6)
+        axes.plot(workload.arrivals(LIGHT, 1), ttfts, marker, color=color, label=label, markersize=6)
         axes.axhline(1000 * item.ttft(LIGHT, 50), color=color, linewidth=0.8)
     axes.set(yscale="log", xlabel="sent, s", ylabel="time to first token, ms")
-    figure.suptitle(f"The key that sends {load.rate:g} calls a second (lines: medians)", fontsize=10)
+    figure.suptitle(f"The key that sends {workload.rate:g} calls a second (lines: medians)", fontsize=10)
     axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
@@ -238,11 +246,11 @@ def main() -> int:
     parser.add_argument("--output-len", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--png", type=Path)
-    parser.add_argument("serve_options", nargs="*", help="of chairlift serve, after --")
+    parser.add_argument("serve_options", nargs="*", help="options of chairlift serve, after --")
     given = parser.parse_args()
-    load = Load(given.rate, given.seconds, given.input_len, given.output_len, given.seed)
-    runs = run_all(load, given.serve_options)
-    print_runs(runs, load)
+    workload = TwoKeyWorkload(given.rate, given.seconds, given.input_len, given.output_len, given.seed)
+    runs = run_policies(workload, given.serve_options)
+    print_runs(runs, workload)
     ratios = claims(runs)
     results = {
         f"{item.policy}_{item.times_as_much}": {
@@ -253,7 +261,7 @@ def main() -> int:
     }
     print(json.dumps({"benchmark": "fairness", "machine": asdict(host_facts()), "results": results, "claims": ratios}))
     if given.png is not None:
-        draw(runs, load, given.png)
+        draw(runs, workload, given.png)
     return 0 if ratios["fair_flood_over_equal"] <= 2 and ratios["fair_flood_over_fcfs_flood"] <= 0.2 else 1
 
 

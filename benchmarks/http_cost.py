@@ -3,13 +3,13 @@
     python benchmarks/http_cost.py [MODEL] [--streams 64] [--input-len 32] [--output-len 64] [--repeats 3]
                                    [--num-threads N] [--no-ttft]
 
-CPU seconds an output token of engine process, HTTP process and load client, apart; output tokens per second of both
-ways; chunks that the server writes for each output token (headers and the end of a stream are two writes more); and
-what HTTP adds to the time to the first token of a request that is alone. Forced lengths, token ids as prompts, streams.
-The client is on the same machine: what it computes the engine lacks, so it does next to nothing (a selector, and a look
-for the ends of chunks). One load of each is not counted.
+It measures the CPU seconds per output token of the engine process, the HTTP process and the client; the output tokens
+per second of both ways; the chunks that the server writes for each output token (headers and the end of a stream are
+two further writes); and the time that HTTP adds to the first token of a single request. Lengths are forced, prompts are
+token ids, and answers are streamed. The client uses the same CPU as the engine, so it does little: it waits with a
+selector and searches for the ends of chunks. The first run of each way is not counted.
 
-Prints a table and, as its last line, JSON.
+The script prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -37,14 +37,15 @@ from rich.table import Table
 from chairlift.lab.bench.machine import host_facts
 
 NUM_TTFTS = 15
+ENGINE_MODULE = "chairlift.engine.process.engine_process"
 VOCABULARY = range(1000, 20000)
 END = b"0\r\n\r\n"
 CHUNK = re.compile(rb"\r\n[1-9a-f][0-9a-f]*\r\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One load. CPU seconds of the processes that took part, by what they are."""
+class CostRun:
+    """One run with the CPU seconds of each process by its name."""
 
     seconds: float
     output_tokens: int
@@ -56,12 +57,12 @@ class Run:
         return self.output_tokens / self.seconds
 
     def cpu_us(self, process: str) -> float:
-        """Microseconds an output token; 0 if it took no part."""
+        """CPU microseconds per output token; 0 for a process that the run does not have."""
         return 1e6 * self.cpu_seconds.get(process, 0.0) / self.output_tokens
 
 
 def prompts(count: int, length: int, seed: int) -> list[list[int]]:
-    """Random, so that none has a prefix of another."""
+    """Create random prompts, so that no prompt has a prefix of another one."""
     chosen = random.Random(seed)
     return [[chosen.choice(VOCABULARY) for _ in range(length)] for _ in range(count)]
 
@@ -69,41 +70,41 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
 # -- through LLM ----------------------------------------------------------------------------------------------------
 
 
-class InProcess:
-    """`LLM` in a process of its own, which answers a line of JSON with one."""
+class LlmProcess:
+    """`LLM` in a separate process, which reads and writes lines of JSON."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         options = json.dumps({"model": arguments.model, "num_threads": arguments.num_threads})
         command = [sys.executable, __file__, "--worker", options]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._ask({"prompts": prompts(2, 8, 0), "output_len": 2})
+        self._exchange({"prompts": prompts(2, 8, 0), "output_len": 2})
 
-    def run(self, load: list[list[int]], output_len: int) -> Run:
-        return Run(**self._ask({"prompts": load, "output_len": output_len}))
+    def run(self, load: list[list[int]], output_len: int) -> CostRun:
+        return CostRun(**self._exchange({"prompts": load, "output_len": output_len}))
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps(question), file=self._process.stdin, flush=True)
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
+        print(json.dumps(message), file=self._process.stdin, flush=True)
+        reply: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return reply
 
 
 def worker(options: dict[str, Any]) -> None:
-    """The other side of InProcess."""
+    """Run the process of LlmProcess: read one message per line, and write one reply per line."""
     from chairlift import LLM, SamplingParams
 
     llm = LLM(**options)
     for line in sys.stdin:
-        question = json.loads(line)
-        params = SamplingParams(temperature=0, max_tokens=question["output_len"], ignore_eos=True)
+        message = json.loads(line)
+        params = SamplingParams(temperature=0, max_tokens=message["output_len"], ignore_eos=True)
         wall, cpu = time.perf_counter(), time.process_time()
-        outputs = llm.generate(question["prompts"], params, progress=False)
+        outputs = llm.generate(message["prompts"], params, progress=False)
         run = {
             "seconds": time.perf_counter() - wall,
             "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
@@ -115,8 +116,8 @@ def worker(options: dict[str, Any]) -> None:
 # -- through HTTP ---------------------------------------------------------------------------------------------------
 
 
-class OverHttp:
-    """`chairlift serve`, and a client that counts."""
+class ServeProcess:
+    """`chairlift serve` in a separate process, with a client that counts chunks."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         threads = [] if arguments.num_threads is None else ["--num-threads", str(arguments.num_threads)]
@@ -130,21 +131,20 @@ class OverHttp:
         self.address = ("127.0.0.1", int(found[1]))
         subprocess.Popen(["cat"], stdin=self._process.stderr, stdout=subprocess.DEVNULL)
         front = psutil.Process(self._process.pid)
-        (engine,) = front.children()
+        (engine,) = (child for child in front.children() if ENGINE_MODULE in child.cmdline())
         self._processes = {"HTTP": front, "engine": engine}
-        self.run(prompts(2, 8, 0), 2)
 
-    def run(self, load: list[list[int]], output_len: int) -> Run:
+    def run(self, load: list[list[int]], output_len: int) -> CostRun:
         before = self._cpu_seconds()
         started, own = time.perf_counter(), time.process_time()
         writes, _first = stream(self.address, load, output_len)
         seconds, own = time.perf_counter() - started, time.process_time() - own
         after = self._cpu_seconds()
         cpu = {name: after[name] - before[name] for name in after}
-        return Run(seconds, len(load) * output_len, {**cpu, "client": own}, writes)
+        return CostRun(seconds, len(load) * output_len, {**cpu, "client": own}, writes)
 
     def ttft(self, prompt: list[int]) -> float:
-        """Seconds to the first chunk of one request."""
+        """Measure the seconds to the first chunk of one request."""
         return stream(self.address, [prompt], 1)[1]
 
     def close(self) -> None:
@@ -157,7 +157,11 @@ class OverHttp:
 
 
 def stream(address: tuple[str, int], load: list[list[int]], output_len: int) -> tuple[int, float]:
-    """Ask everything at once and read to the end: chunks of all answers, and seconds to the first one."""
+    """Send all requests at once and read all answers.
+
+    Returns:
+        the number of chunks of all answers, and the seconds to the first chunk.
+    """
     selector = selectors.DefaultSelector()
     for _ in load:
         connection = socket.create_connection(address)
@@ -171,7 +175,7 @@ def stream(address: tuple[str, int], load: list[list[int]], output_len: int) -> 
     while num_open:
         for key, _ in selector.select():
             data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-            assert data, "the server hung up"
+            assert data, "the server closed the connection before the end of the answer"
             key.data.extend(data)
             if not first and b"data: " in key.data:
                 first = time.perf_counter() - started
@@ -187,8 +191,8 @@ def stream(address: tuple[str, int], load: list[list[int]], output_len: int) -> 
 def _request(prompt: list[int], output_len: int) -> bytes:
     fields = {"prompt": prompt, "max_tokens": output_len, "temperature": 0, "ignore_eos": True, "stream": True}
     body = json.dumps(fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    return head.encode() + b"\r\n\r\n" + body
+    headers = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"POST /v1/completions HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body
 
 
 # -- both -----------------------------------------------------------------------------------------------------------
@@ -208,34 +212,32 @@ def main() -> None:
     if arguments.worker is not None:
         worker(json.loads(arguments.worker))
         return
-    with _both(arguments) as (alone, served):
-        runs: list[tuple[Run, Run]] = []
+    with _both_processes(arguments) as (alone, served):
+        runs: list[tuple[CostRun, CostRun]] = []
         for seed in range(arguments.repeats + 1):
             load = prompts(arguments.streams, arguments.input_len, seed)
             pair = (alone.run(load, arguments.output_len), served.run(load, arguments.output_len))
             runs += [pair] if seed else []
             print(f"{pair[0].tokens_per_s:.0f} and {pair[1].tokens_per_s:.0f} output tokens/s", file=sys.stderr)
         ttfts = [] if arguments.no_ttft else _ttfts(alone, served)
-    _print(arguments, runs, ttfts)
+    _print_report(arguments, runs, ttfts)
 
 
 @contextmanager
-def _both(arguments: argparse.Namespace) -> Iterator[tuple[InProcess, OverHttp]]:
-    alone = InProcess(arguments)
-    served = OverHttp(arguments)
-    try:
+def _both_processes(arguments: argparse.Namespace) -> Iterator[tuple[LlmProcess, ServeProcess]]:
+    with closing(LlmProcess(arguments)) as alone, closing(ServeProcess(arguments)) as served:
+        served.run(prompts(2, 8, 0), 2)
         yield alone, served
-    finally:
-        alone.close()
-        served.close()
 
 
-def _ttfts(alone: InProcess, served: OverHttp) -> list[tuple[float, float]]:
-    """In turns, of short prompts, each new."""
+def _ttfts(alone: LlmProcess, served: ServeProcess) -> list[tuple[float, float]]:
+    """Measure the TTFT of short, different prompts in seconds, alternating between both ways."""
     return [(alone.run([prompt], 1).seconds, served.ttft(prompt)) for prompt in prompts(NUM_TTFTS, 8, 1000)]
 
 
-def _print(arguments: argparse.Namespace, runs: list[tuple[Run, Run]], ttfts: list[tuple[float, float]]) -> None:
+def _print_report(
+    arguments: argparse.Namespace, runs: list[tuple[CostRun, CostRun]], ttfts: list[tuple[float, float]]
+) -> None:
     title = f"{arguments.streams} streams of {arguments.input_len} prompt and {arguments.output_len} output tokens"
     table = Table("medians", "LLM in one process", "chairlift serve", title=title)
     speeds = [median(run.tokens_per_s for run in side) for side in zip(*runs, strict=True)]

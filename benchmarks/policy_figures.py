@@ -64,12 +64,12 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
     "static(4)/max": {**STATIC, "kv": "max"},
     "static(4)/paged, to global": {**STATIC, "static_run_to": "global"},
 }
-"""Label of a run -> the options in which it differs."""
+"""The options of each run by its label, in addition to LIMITS."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plate:
-    """A figure of these runs, as NAME.png."""
+class PolicyFigure:
+    """A figure of the runs with these labels, which is written to NAME.png."""
 
     name: str
     draw: Callable[[Sequence[RecordedRun]], Drawing | OmittedFigure]
@@ -83,15 +83,17 @@ KV_RUNS: Final[dict[str, tuple[str, ...]]] = {
     "exact": ("continuous/exact", "continuous/exact, first fit"),
     "max": ("continuous/max",),
 }
-"""KV policy -> the runs on its page."""
+"""The runs on the page of each KV policy."""
 
-PLATES: Final = (
-    Plate("waste", waste.draw, tuple(label for labels in KV_RUNS.values() for label in labels)),
-    Plate("continuous-batch", batch.draw, ("continuous/paged, 4 seats", "continuous/paged")),
-    Plate("static-batch", batch.draw, ("continuous/paged, 4 seats", "static(4)/paged", "static(4)/paged, to global")),
-    Plate("static-kinds", kinds.draw, ("continuous/paged, 4 seats", "static(4)/paged")),
-    *(Plate(f"{kv}-map", memory_map.draw, labels) for kv, labels in KV_RUNS.items()),
-    *(Plate(f"{kv}-kinds", kinds.draw, labels) for kv, labels in KV_RUNS.items()),
+FIGURES: Final = (
+    PolicyFigure("waste", waste.draw, tuple(label for labels in KV_RUNS.values() for label in labels)),
+    PolicyFigure("continuous-batch", batch.draw, ("continuous/paged, 4 seats", "continuous/paged")),
+    PolicyFigure(
+        "static-batch", batch.draw, ("continuous/paged, 4 seats", "static(4)/paged", "static(4)/paged, to global")
+    ),
+    PolicyFigure("static-kinds", kinds.draw, ("continuous/paged, 4 seats", "static(4)/paged")),
+    *(PolicyFigure(f"{kv}-map", memory_map.draw, labels) for kv, labels in KV_RUNS.items()),
+    *(PolicyFigure(f"{kv}-kinds", kinds.draw, labels) for kv, labels in KV_RUNS.items()),
 )
 
 
@@ -99,13 +101,13 @@ PLATES: Final = (
 
 
 def make_requests(vocab_size: int) -> list[WorkloadRequest]:
-    """The requests of every run."""
+    """Create the requests, which are the same in every run."""
     prompt, output, declared = map(parse_lengths, (PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS))
     return make_workload(SEED, NUM_REQUESTS, prompt, output, ArrivalProcess(), vocab_size, max_tokens=declared)
 
 
 def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, list[int]]]:
-    """The run of a label, and the output tokens of each request."""
+    """Run the policy of a label; returns the run and the output tokens of each request."""
     log = EventList()
     config = replace(loaded.engine_config, **LIMITS, **POLICIES[label])
     engine = build_engine(config, loaded=loaded, clock=VirtualClock(), events=log)
@@ -117,7 +119,7 @@ def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class PolicyNumbers:
     """The numbers of one run.
 
     Attributes:
@@ -143,9 +145,9 @@ class Numbers:
     free: float
 
 
-def numbers(run: RecordedRun) -> Numbers:
+def policy_numbers(run: RecordedRun) -> PolicyNumbers:
     metrics = run.metrics
-    return Numbers(
+    return PolicyNumbers(
         label=run.label,
         steps=metrics.num_steps,
         mean_rows=metrics.mean_batch_size,
@@ -162,7 +164,7 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-Columns = dict[str, Callable[[Numbers], str]]
+Columns = dict[str, Callable[[PolicyNumbers], str]]
 
 TABLES: Final[tuple[Columns, ...]] = (
     {
@@ -182,12 +184,12 @@ TABLES: Final[tuple[Columns, ...]] = (
 """The columns of each table of docs/policies/README.md, after the name of the run."""
 
 
-def markdown_tables(rows: Sequence[Numbers]) -> list[str]:
+def markdown_tables(rows: Sequence[PolicyNumbers]) -> list[str]:
     """Returns the tables of docs/policies/README.md."""
     return [_markdown_table(columns, rows) for columns in TABLES]
 
 
-def _markdown_table(columns: Columns, rows: Sequence[Numbers]) -> str:
+def _markdown_table(columns: Columns, rows: Sequence[PolicyNumbers]) -> str:
     lines = [["run", *columns], ["---", *["---:"] * len(columns)]]
     lines += [[row.label, *(text(row) for text in columns.values())] for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -196,22 +198,22 @@ def _markdown_table(columns: Columns, rows: Sequence[Numbers]) -> str:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def draw_plate(plate: Plate, runs: dict[str, RecordedRun], folder: Path) -> Path:
+def draw_figure(figure: PolicyFigure, runs: dict[str, RecordedRun], folder: Path) -> Path:
     """Write one figure."""
-    path = folder / f"{plate.name}.png"
+    path = folder / f"{figure.name}.png"
     with mpl.rc_context(STYLE):
-        drawing = plate.draw([runs[label] for label in plate.labels])
-        assert isinstance(drawing, Drawing), "these runs have all that the figure needs"
+        drawing = figure.draw([runs[label] for label in figure.labels])
+        assert isinstance(drawing, Drawing), "the runs have the events that the figure needs"
         drawing.figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
     return path
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="the default model if not given")
-    parser.add_argument("--num-threads", type=int, help="CPU threads; all if not given")
+    parser.add_argument("--model", help=".gguf file or folder; default: the default model")
+    parser.add_argument("--num-threads", type=int, help="number of CPU threads; default: all cores")
     default = Path(__file__).parents[1] / "docs" / "images" / "policies"
-    parser.add_argument("--output", type=Path, default=default, help="the folder of the figures")
+    parser.add_argument("--output", type=Path, default=default, help="folder of the figures")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     loaded = load_model(EngineConfig(model=args.model, skip_tokenizer_init=True, num_threads=args.num_threads))
@@ -221,9 +223,9 @@ def main() -> int:
         runs[label], tokens = run_policy(label, loaded)
         answers.append(tokens)
         print(f"{label}: {runs[label].metrics.num_steps} steps", file=sys.stderr)
-    for plate in PLATES:
-        print(draw_plate(plate, runs, args.output), file=sys.stderr)
-    rows = [numbers(run) for run in runs.values()]
+    for figure in FIGURES:
+        print(draw_figure(figure, runs, args.output), file=sys.stderr)
+    rows = [policy_numbers(run) for run in runs.values()]
     same = all(tokens == answers[0] for tokens in answers)
     print("\n\n".join(markdown_tables(rows)))
     print(json.dumps({"benchmark": "policies", "same_tokens": same, "runs": [asdict(row) for row in rows]}))

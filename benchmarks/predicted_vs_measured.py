@@ -1,10 +1,11 @@
-"""How well a fitted cost model predicts a run that it was not fitted to.
+"""Measures how well a fitted cost model predicts runs that it was not fitted to.
 
     python benchmarks/predicted_vs_measured.py [--rounds 3] [--num-prompts 48] [--model MODEL]
 
-In each round the engine serves one workload, from whose step events a cost model is fitted, and then others with other
-seeds, lengths and arrivals. Those are simulated with the fitted model, and throughput and latency compared. The fit and
-its tests alternate, because machines drift. Prints a table and one JSON line.
+In each round the engine runs one workload, and a cost model is fitted to its step events. Then the engine runs
+workloads with other seeds, lengths and arrivals. They are simulated with the fitted model, and throughput and latency
+are compared. Every round has a fit of its own, because the speed of a machine changes. The script prints a table and
+one JSON line.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from chairlift.lab.workload.synthetic import make_workload
 
 
 @dataclass(frozen=True)
-class Load:
-    """Lengths and arrivals of a run."""
+class WorkloadSpec:
+    """The lengths and arrivals of a workload. `rate` is in requests per second; None is a burst."""
 
     name: str
     prompt: str
@@ -44,15 +45,15 @@ class Load:
         return make_workload(seed, count, prompt, output, ArrivalProcess(self.rate), vocab_size, token_round=seed)
 
 
-FITTED_ON = Load("fit: a burst, then a trickle", "lognormal:96,0.7,16..512", "exp:64,8..256")
+FITTED_ON = WorkloadSpec("fit: a burst, then a trickle", "lognormal:96,0.7,16..512", "exp:64,8..256")
 HELD_OUT = (
-    Load("burst, longer outputs", "lognormal:64,0.5,16..256", "exp:96,8..384"),
-    Load("burst, longer prompts", "uniform:128..384", "fixed:48"),
-    Load("Poisson, 2 requests/s", "lognormal:96,0.7,16..512", "exp:64,8..256", rate=2.0),
+    WorkloadSpec("burst, longer outputs", "lognormal:64,0.5,16..256", "exp:96,8..384"),
+    WorkloadSpec("burst, longer prompts", "uniform:128..384", "fixed:48"),
+    WorkloadSpec("Poisson, 2 requests/s", "lognormal:96,0.7,16..512", "exp:64,8..256", rate=2.0),
 )
 
 
-def p(percent: int) -> Callable[[RunMetrics], float]:
+def e2e_percentile(percent: int) -> Callable[[RunMetrics], float]:
     def value(run: RunMetrics) -> float:
         summary = run.e2e_latency
         assert isinstance(summary, Summary)
@@ -63,18 +64,18 @@ def p(percent: int) -> Callable[[RunMetrics], float]:
 
 FIGURES: dict[str, Callable[[RunMetrics], float]] = {
     "output tokens/s": lambda run: run.output_tokens_per_s,
-    "E2E latency p50 s": p(50),
-    "E2E latency p99 s": p(99),
+    "E2E latency p50 s": e2e_percentile(50),
+    "E2E latency p99 s": e2e_percentile(99),
 }
 
 
-def measured(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest]) -> RunMetrics:
+def measure(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest]) -> RunMetrics:
     del log.events[1:]
     drive(engine, workload)
     return summarize(log.events)
 
 
-def predicted(engine: Engine, model: FittedCostModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
+def predict(engine: Engine, model: FittedCostModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
     config = SimConfig(
         engine.facts.scheduler_config, engine.facts.kv_cache_plan.num_blocks, engine.facts.kv_cache_plan.block_size
     )
@@ -83,13 +84,13 @@ def predicted(engine: Engine, model: FittedCostModel, workload: Sequence[Workloa
     return summarize(events.events)
 
 
-def fitted(engine: Engine, log: EventList, seed: int, count: int) -> FittedCostModel:
-    """Fitted to a burst, where batches are large, and to a trickle, where they are small."""
+def fit(engine: Engine, log: EventList, seed: int, count: int) -> FittedCostModel:
+    """Fit a cost model to a burst, in which batches are large, and to slow arrivals, in which they are small."""
     vocab_size = engine.facts.model_config.vocab_size
-    measured(engine, log, FITTED_ON.requests(seed, count, vocab_size))
+    measure(engine, log, FITTED_ON.requests(seed, count, vocab_size))
     steps = list(log.events)
-    trickle = Load("trickle", FITTED_ON.prompt, "fixed:24", rate=1.5)
-    measured(engine, log, trickle.requests(seed + 1, count // 3, vocab_size))
+    trickle = WorkloadSpec("trickle", FITTED_ON.prompt, "fixed:24", rate=1.5)
+    measure(engine, log, trickle.requests(seed + 1, count // 3, vocab_size))
     return fit_cost_model([*steps, *log.events[1:]], "a burst and a trickle on this machine")
 
 
@@ -109,12 +110,12 @@ def main() -> None:
     errors: dict[str, dict[str, list[float]]] = {load.name: {name: [] for name in FIGURES} for load in HELD_OUT}
     step_errors: list[float] = []
     for number in range(options.rounds):
-        model = fitted(engine, log, 10 * number, options.num_prompts)
+        model = fit(engine, log, 10 * number, options.num_prompts)
         for index, load in enumerate(HELD_OUT):
             workload = load.requests(
                 1000 + 10 * number + index, options.num_prompts, engine.facts.model_config.vocab_size
             )
-            run, simulated = measured(engine, log, workload), predicted(engine, model, workload)
+            run, simulated = measure(engine, log, workload), predict(engine, model, workload)
             step_errors.append(prediction_error(model, log.events).median)
             for name, value in FIGURES.items():
                 error = value(simulated) / value(run) - 1

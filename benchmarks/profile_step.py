@@ -69,14 +69,18 @@ Sections = dict[str, float]
 
 @dataclass(slots=True)
 class SectionTimer:
-    """Adds up seconds by section; a section pauses the one around it."""
+    """Adds up seconds by section. While a section runs, the section around it is paused."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     inner: float = 0.0
     in_whole: bool = False
 
     def wrap(self, name: str, function: Callable[..., Any], *, whole: bool = False) -> Callable[..., Any]:
-        """The function, timed. `whole`: the sections inside of it count as its own time."""
+        """Wrap a function so that its time is added to the section.
+
+        Args:
+            whole: add the time of sections inside it to this section too.
+        """
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self.in_whole:
@@ -93,19 +97,19 @@ class SectionTimer:
         return timed
 
     def wrap_method(self, name: str, owner: Any, method: str, *, whole: bool = False) -> None:
-        """Replace a method of one object."""
+        """Replace a method of one object by its timed form."""
         setattr(owner, method, self.wrap(name, getattr(owner, method), whole=whole))
 
     def take(self) -> Sections:
-        """What has added up since the last call."""
-        taken = {section: self.seconds.get(section, 0.0) for section in SECTIONS}
+        """Return the seconds since the last call, and reset them."""
+        measured = {section: self.seconds.get(section, 0.0) for section in SECTIONS}
         assert set(self.seconds) <= set(SECTIONS)
         self.seconds.clear()
-        return taken
+        return measured
 
 
 def timed_kernels(kernels: Kernels, timer: SectionTimer) -> Kernels:
-    """The kernel set, every kernel timed."""
+    """The kernel set with a timer around every kernel."""
 
     last_loaded = ""
 
@@ -115,7 +119,7 @@ def timed_kernels(kernels: Kernels, timer: SectionTimer) -> Kernels:
         return kernels.load_matrix(weights, parts, in_features)
 
     def make_linear(*args: Any) -> Callable[..., Any]:
-        """A layer makes its kernel when it has loaded its matrix."""
+        """Time the kernel as the section of the matrix that the layer has loaded before."""
         linear = kernels.make_linear(*args)
         return timer.wrap(LINEAR[last_loaded], linear) if last_loaded in LINEAR else linear
 
@@ -138,7 +142,7 @@ def timed_kernels(kernels: Kernels, timer: SectionTimer) -> Kernels:
 
 
 def timed_engine(config: EngineConfig, timer: SectionTimer) -> Engine:
-    """An engine whose parts are timed."""
+    """Build an engine with timers around its parts."""
 
     def get_timed(*args: Any) -> Kernels:
         return timed_kernels(get_kernels(*args), timer)
@@ -165,7 +169,7 @@ def wrap_engine(engine: Engine, timer: SectionTimer) -> None:
 
 
 def output_tokens(batch_size: int, context: int, steps: int) -> int:
-    """Enough for the first request to go on until the last one has been measured."""
+    """The output length with which the first request still decodes in the last measured step."""
     prefill_tokens_per_step = BUDGET - batch_size + 1
     prefill_steps = batch_size * (context + BLOCK_SIZE) // prefill_tokens_per_step + batch_size
     return prefill_steps + WARM_UP_STEPS + steps + 1
@@ -179,7 +183,7 @@ def engine_config(
     threads: int | None,
     kernels: str = "auto",
 ) -> EngineConfig:
-    """A pool in which nothing is preempted. No prefix cache: a round finds nothing of the round before."""
+    """The configuration of an engine with a pool for all requests. Without a prefix cache, rounds are equal."""
     longest = context + BLOCK_SIZE + output_tokens(max(batch_sizes), context, steps)
     return EngineConfig(
         model=model,
@@ -195,22 +199,22 @@ def engine_config(
 
 
 def decode_steps(engine: Engine, timer: SectionTimer, batch_size: int, context: int, steps: int) -> list[Sections]:
-    """The sections of `steps` steps in which `batch_size` requests decode, from about `context` tokens on."""
+    """Measure the sections of `steps` steps in which `batch_size` requests decode after about `context` tokens."""
     # All engines of a process share this function, so it is timed only while one of them runs.
     timed_gather = timer.wrap("gather inputs", gather_input_batch)
     with patch.object(model_runner, "gather_input_batch", timed_gather):
         workload = begin_decoding(engine, batch_size, context, steps)
         timer.take()
-        taken: list[Sections] = []
+        measured: list[Sections] = []
         for _ in range(steps):
             assert len(engine.core.step()) == batch_size, "every request decodes in every measured step"
-            taken.append(timer.take())
+            measured.append(timer.take())
     abort(engine, workload)
-    return taken
+    return measured
 
 
 def begin_decoding(engine: Engine, batch_size: int, context: int, steps: int) -> list[WorkloadRequest]:
-    """Requests that have their prompts computed, and go on for longer than `steps` steps.
+    """Add requests, compute their prompts, and return them. They decode for more than `steps` steps.
 
     Prompt lengths vary over one block, so that as many requests need a new block in one step as in the next.
     """
@@ -237,11 +241,11 @@ def abort(engine: Engine, workload: list[WorkloadRequest]) -> None:
     assert not engine.core.has_work
 
 
-def milliseconds(taken: list[Sections]) -> dict[str, float]:
+def milliseconds(measured: list[Sections]) -> dict[str, float]:
     """The medians over steps of each section, of the whole step, and of everything but forward and logits."""
-    rows = {section: median(step[section] for step in taken) for section in SECTIONS}
-    rows["outside the model"] = median(sum(step[section] for section in AROUND) for step in taken)
-    rows["step"] = median(sum(step.values()) for step in taken)
+    rows = {section: median(step[section] for step in measured) for section in SECTIONS}
+    rows["outside the model"] = median(sum(step[section] for section in AROUND) for step in measured)
+    rows["step"] = median(sum(step.values()) for step in measured)
     return {name: 1e3 * seconds for name, seconds in rows.items()}
 
 
@@ -250,21 +254,21 @@ Profile = dict[int, dict[str, float]]
 
 
 @dataclass(slots=True)
-class Profiled:
+class ProfiledEngine:
     """An engine with timers, and its measured steps by batch size."""
 
     engine: Engine
     timer: SectionTimer
     is_native: bool
-    taken: defaultdict[int, list[Sections]] = field(default_factory=lambda: defaultdict(list))
+    measured: defaultdict[int, list[Sections]] = field(default_factory=lambda: defaultdict(list))
 
     def run_round(self, args: argparse.Namespace, batch_sizes: list[int]) -> None:
         set_threads(self.is_native, args.num_threads)
         for size in batch_sizes:
-            self.taken[size] += decode_steps(self.engine, self.timer, size, args.context, args.steps)
+            self.measured[size] += decode_steps(self.engine, self.timer, size, args.context, args.steps)
 
     def profile(self) -> Profile:
-        return {size: milliseconds(taken) for size, taken in self.taken.items()}
+        return {size: milliseconds(measured) for size, measured in self.measured.items()}
 
 
 def set_threads(is_native: bool, num_threads: int | None) -> None:
@@ -275,18 +279,18 @@ def set_threads(is_native: bool, num_threads: int | None) -> None:
 def profile_kernel_sets(args: argparse.Namespace) -> tuple[str, dict[str, Profile]]:
     """Measure the kernel sets; returns the name of the model, and the profile of each set."""
     batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
-    sets: dict[str, Profiled] = {}
+    sets: dict[str, ProfiledEngine] = {}
     for name in args.kernels.split(","):
         config = engine_config(args.model, batch_sizes, args.context, args.steps, args.num_threads, name)
         timer = SectionTimer()
-        sets[name] = Profiled(timed_engine(config, timer), timer, name == "native")
+        sets[name] = ProfiledEngine(timed_engine(config, timer), timer, name == "native")
     for _ in range(args.rounds):
         for each in sets.values():
             each.run_round(args, batch_sizes)
     return each.engine.facts.model_name, {name: each.profile() for name, each in sets.items()}
 
 
-def table(title: str, profile: Profile) -> Table:
+def step_table(title: str, profile: Profile) -> Table:
     result = Table(title=f"{title}: time of a step", title_justify="left")
     result.add_column("")
     for batch_size in profile:
@@ -300,7 +304,7 @@ def table(title: str, profile: Profile) -> Table:
     return result
 
 
-def multiples(profiles: dict[str, Profile]) -> Table:
+def relative_speed_table(profiles: dict[str, Profile]) -> Table:
     """Create a table of the speed of each section relative to the first kernel set."""
     (first, base), *others = profiles.items()
     result = Table(title=f"speed relative to {first}", title_justify="left")
@@ -327,9 +331,9 @@ def main() -> None:
     model, profiles = profile_kernel_sets(args)
     console = Console()
     for name, profile in profiles.items():
-        console.print(table(name, profile))
+        console.print(step_table(name, profile))
     if len(profiles) > 1:
-        console.print(multiples(profiles))
+        console.print(relative_speed_table(profiles))
     settings = {"model": model, "context": args.context, "steps": args.steps, "rounds": args.rounds}
     facts = machine_facts().to_dict()
     print(json.dumps({"benchmark": "profile_step", "machine": facts, **settings, "milliseconds": profiles}))

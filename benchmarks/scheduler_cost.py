@@ -1,8 +1,9 @@
-"""What policy costs: microseconds of `schedule` + `update` per running request and step, events off.
+"""Measures the cost of the scheduler: microseconds of `schedule` and `update` per running request and step.
 
     python benchmarks/scheduler_cost.py [--running 10,100,1000,10000] [--waiting 0,100000] [--steps 300] [--repeats 5]
 
-A null executor answers every step at once, so nothing but the scheduler runs. Prints a table and one JSON line.
+Every step has its result at once, so only the scheduler runs, without event sinks. The script prints a table and one
+JSON line.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from chairlift.sampling_params import SamplingParams
 PROMPT = 20
 
 
-def scheduler_with(running: int, waiting: int, steps: int) -> Scheduler:
-    """A scheduler whose seats are all taken by decoding requests, with `waiting` more in the queue."""
+def make_scheduler(running: int, waiting: int, steps: int) -> Scheduler:
+    """Create a scheduler with `running` decoding requests in all seats, and `waiting` more in the queue."""
     max_model_len = PROMPT + steps + 64
     config = SchedulerConfig(max_model_len, max_num_seqs=running, max_num_batched_tokens=running * PROMPT)
     blocks = running * (max_model_len // 16 + 1)
@@ -37,8 +38,8 @@ def scheduler_with(running: int, waiting: int, steps: int) -> Scheduler:
     return scheduler
 
 
-def one_step(scheduler: Scheduler) -> float:
-    """Seconds in `schedule` and `update`; the executor's share is left out."""
+def time_step(scheduler: Scheduler) -> float:
+    """Measure the seconds of `schedule` and `update` in one step."""
     start = time.perf_counter()
     output = scheduler.schedule(0.0)
     scheduled = time.perf_counter()
@@ -50,11 +51,11 @@ def one_step(scheduler: Scheduler) -> float:
 
 
 def microseconds(running: int, waiting: int, steps: int) -> float:
-    scheduler = scheduler_with(running, waiting, steps)
-    one_step(scheduler)
+    scheduler = make_scheduler(running, waiting, steps)
+    time_step(scheduler)
     assert scheduler.num_running == running
     gc.collect()
-    seconds = sum(one_step(scheduler) for _ in range(steps))
+    seconds = sum(time_step(scheduler) for _ in range(steps))
     return seconds / steps / running * 1e6
 
 

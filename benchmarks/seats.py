@@ -56,17 +56,17 @@ def make_requests(seed: int, long_prompt: int, vocab_size: int) -> list[Workload
 
 
 def run(engine: Engine, log: EventList, requests: Sequence[WorkloadRequest]) -> list[Event]:
-    """The events of the requests, and of the probe that comes when they are done."""
+    """Run the requests, then the probe, and return all events."""
     drive_all_at_once(engine, requests)
     drive_all_at_once(engine, [WorkloadRequest(PROBE_ID, 0.0, [0], 1)])
     return log.events
 
 
-# -- what the events say -------------------------------------------------------------------------------------------
+# -- the events ----------------------------------------------------------------------------------------------------
 
 
-class Stay(NamedTuple):
-    """A request in a seat, from the step that admitted it to the one that ended it, both included."""
+class SeatInterval(NamedTuple):
+    """The use of a seat by one request, from the step that admitted it to the step that ended it, both included."""
 
     request_id: str
     seat: int
@@ -75,7 +75,7 @@ class Stay(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SeatReport:
     """The counts that the three claims are checked with.
 
     Attributes:
@@ -104,16 +104,16 @@ class Report:
     def claims(self) -> dict[str, bool]:
         in_time = self.seats_freed == self.seats_taken_next_step > 0
         return {
-            "a freed seat is taken by the next in line in the very next step": in_time and not self.out_of_order,
-            "no decode is left out of a step, beside a long prompt neither": (
+            "a freed seat is taken by the next waiting request in the next step": in_time and not self.out_of_order,
+            "every decoding request has one token in each step, also during a long prefill": (
                 self.decodes_beside > 0 and not self.decodes_left_out
             ),
             "at the end every block is free": self.free_blocks == self.num_blocks,
         }
 
 
-class Log:
-    """A run, by its events: FCFS, everything there at the start, and the probe at the end."""
+class SeatLog:
+    """The events of a run under FCFS: all requests arrive at the start, and the probe at the end."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         events = list(events)
@@ -125,39 +125,39 @@ class Log:
         (self.last_step,) = (step for step in every_step if self.probe in step.request_ids)
 
     def _id_of(self, name: str) -> str:
-        """The engine makes ids unique by what it appends to the name."""
+        """The id of a request by its name, to which the engine appends a suffix that makes ids unique."""
         (request_id,) = (request_id for request_id in self.arrived if request_id.partition("~")[0] == name)
         return request_id
 
-    def stays(self) -> list[Stay]:
-        """Who sat where: a seat that was freed first is taken first."""
+    def intervals(self) -> list[SeatInterval]:
+        """The seat of each request. The seat that was freed first is taken first."""
         free = deque(range(self.engine.max_num_seqs))
         seated: dict[str, tuple[int, int]] = {}
-        stays = []
+        intervals = []
         for index, step in enumerate(self.steps):
             for request_id in step.preempted:
-                stays.append(Stay(request_id, *seated.pop(request_id), index - 1))
-                free.append(stays[-1].seat)
+                intervals.append(SeatInterval(request_id, *seated.pop(request_id), index - 1))
+                free.append(intervals[-1].seat)
             for request_id in step.admitted:
                 seated[request_id] = free.popleft(), index
             for request_id in step.finished:
-                stays.append(Stay(request_id, *seated.pop(request_id), index))
-                free.append(stays[-1].seat)
+                intervals.append(SeatInterval(request_id, *seated.pop(request_id), index))
+                free.append(intervals[-1].seat)
         assert not seated, "the run went to its end"
-        return stays
+        return intervals
 
     def handovers(self) -> Iterator[tuple[int, int]]:
-        """(the step that freed a seat, the step that filled it again), in the order of the former."""
+        """(step that freed a seat, next step that took it) for each seat that was taken again."""
         last_of: dict[int, int] = {}
-        for stay in sorted(self.stays(), key=lambda stay: stay.first):
-            if stay.seat in last_of:
-                yield last_of[stay.seat], stay.first
-            last_of[stay.seat] = stay.last
+        for interval in sorted(self.intervals(), key=lambda interval: interval.first):
+            if interval.seat in last_of:
+                yield last_of[interval.seat], interval.first
+            last_of[interval.seat] = interval.last
 
-    def report(self) -> Report:
+    def report(self) -> SeatReport:
         handovers = list(self.handovers())
         chunks = [step for step in self.steps if self._is_chunk(step, self.long)]
-        return Report(
+        return SeatReport(
             num_steps=len(self.steps),
             num_finished=sum(len(step.finished) for step in self.steps),
             seats_freed=len(handovers),
@@ -183,7 +183,7 @@ class Log:
         return count
 
     def _decodes_left_out(self) -> int:
-        """A request that sampled in its last step has one token to compute in the next one."""
+        """Count the steps that did not compute one token of a request which sampled in its previous step."""
         decoding: set[str] = set()
         left_out = 0
         for step in self.steps:
@@ -194,7 +194,7 @@ class Log:
         return left_out
 
     def _is_chunk(self, step: Step, request_id: str) -> bool:
-        """The step computes prompt tokens of the request."""
+        """Whether the step computes prompt tokens of the request."""
         if request_id not in step.request_ids:
             return False
         computed = step.num_computed[step.request_ids.index(request_id)]
@@ -204,46 +204,46 @@ class Log:
         return -(-self.arrived[self.probe].num_prompt_tokens // self.engine.block_size)
 
     def cells(self) -> Iterator[Cell]:
-        """Every stay as prefill, decode, end; a step is drawn by what it did, and the last one as the end."""
-        for stay in self.stays():
+        """The cells of all intervals: prefill steps, decode steps, and the last step as the end."""
+        for interval in self.intervals():
             kinds = [
-                "prefill" if self._is_chunk(self.steps[index], stay.request_id) else "decode"
-                for index in range(stay.first, stay.last)
+                "prefill" if self._is_chunk(self.steps[index], interval.request_id) else "decode"
+                for index in range(interval.first, interval.last)
             ]
-            yield from _merged(stay, [*kinds, "end"])
+            yield from _merge_cells(interval, [*kinds, "end"])
 
 
-def _merged(stay: Stay, kinds: Sequence[str]) -> Iterator[Cell]:
+def _merge_cells(interval: SeatInterval, kinds: Sequence[str]) -> Iterator[Cell]:
     start = 0
     for index in range(1, len(kinds) + 1):
         if index == len(kinds) or kinds[index] != kinds[start]:
-            yield Cell(stay.seat, stay.first + start, index - start, kinds[start])
+            yield Cell(interval.seat, interval.first + start, index - start, kinds[start])
             start = index
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def picture(log: Log) -> Picture:
-    """The whole run, and the long prompt's prefill enlarged."""
+def picture(log: SeatLog) -> Picture:
+    """The picture of the whole run, in which the prefill of the long prompt is enlarged."""
     cells = list(log.cells())
-    (stay,) = (stay for stay in log.stays() if stay.request_id == log.long)
-    chunk = next(cell for cell in cells if cell.seat == stay.seat and cell.step == stay.first)
+    (interval,) = (interval for interval in log.intervals() if interval.request_id == log.long)
+    chunk = next(cell for cell in cells if cell.seat == interval.seat and cell.step == interval.first)
     tokens = f"{log.arrived[log.long].num_prompt_tokens:,} tokens"
     engine = log.engine
     return Picture(
         cells=cells,
         num_seats=engine.max_num_seqs,
         num_steps=len(log.steps),
-        title="As soon as a rider gets off, the next in line takes that seat",
-        subtitle=f"{len(log.arrived) - 2} requests and, in their middle, one with a prompt of {tokens}, all at once; "
-        f"{engine.max_num_seqs} seats, at most {engine.max_num_batched_tokens} tokens a step; {engine.model}",
+        title="The next waiting request takes a freed seat in the next step",
+        subtitle=f"{len(log.arrived) - 2} requests at the start, and in the middle of them one with a prompt of "
+        f"{tokens}; {engine.max_num_seqs} seats, at most {engine.max_num_batched_tokens} tokens a step; {engine.model}",
         enlarged=chunk,
         label=f"{tokens} in {chunk.length} chunks",
     )
 
 
-def print_report(log: Log, report: Report) -> None:
+def print_report(log: SeatLog, report: SeatReport) -> None:
     table = Table(title=f"{log.engine.model}: {log.engine.max_num_seqs} seats", title_justify="left")
     table.add_column("read from the events")
     table.add_column("", justify="right")
@@ -259,7 +259,7 @@ def print_report(log: Log, report: Report) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="the default model if not given")
+    parser.add_argument("--model", help=".gguf file or folder; default: the default model")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-num-batched-tokens", type=int, default=256)
     parser.add_argument("--num-kv-blocks", type=int, default=512)
@@ -277,11 +277,11 @@ def main() -> int:
     )
     engine = build_engine(config, events=log)
     requests = make_requests(args.seed, args.long_prompt, engine.facts.model_config.vocab_size)
-    seen = Log(run(engine, log, requests))
-    report = seen.report()
-    print_report(seen, report)
+    seat_log = SeatLog(run(engine, log, requests))
+    report = seat_log.report()
+    print_report(seat_log, report)
     if args.svg is not None:
-        args.svg.write_text(picture(seen).draw(), encoding="utf-8")
+        args.svg.write_text(picture(seat_log).draw(), encoding="utf-8")
     return 0 if all(report.claims.values()) else 1
 
 

@@ -1,4 +1,4 @@
-"""One lane a seat over the steps of an engine, as SVG: the whole run above, one stretch of it enlarged below."""
+"""Draws one lane for each seat over the steps of an engine as SVG: the whole run, and below it an enlarged part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
 COLOURS: Final = {"prefill": "#d55e00", "decode": "#9ecae9", "end": "#1a1a1a", "empty": "#f0f0f0"}
-"""Colours that differ for colour-blind readers, and in lightness for print."""
+"""Colours that can be distinguished with colour blindness, and by their lightness in print."""
 
 LEGEND: Final = {"prefill": "prefill", "decode": "decode: one token", "end": "last token", "empty": "empty seat"}
 LEFT, RIGHT, WIDTH = 52, 20, 1000
@@ -26,7 +26,7 @@ STYLE: Final = (
 
 
 class Cell(NamedTuple):
-    """`length` steps of a seat that look alike; `kind` is one of COLOURS."""
+    """`length` consecutive steps of a seat that have the same kind, one of COLOURS."""
 
     seat: int
     step: int
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Lanes over the steps `first` to `last`, both included, with their upper edge at `top`."""
+    """The lanes over the steps `first` to `last`, both included. Their upper edge is at `top`."""
 
     num_seats: int
     first: int
@@ -66,7 +66,7 @@ class Panel:
                 yield _rect(cell.kind, self.x(start), self.y(cell.seat), (stop - start) * self.step_width, LANE)
 
     def grid(self) -> Iterator[str]:
-        """Parts the steps from one another."""
+        """Draw lines between the steps."""
         for step in range(self.first + 1, self.last + 1):
             yield _line("grid", self.x(step), self.top, self.bottom)
 
@@ -85,7 +85,8 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is drawn. The lower panel shows `enlarged`, one of `cells`, with what is around it and `label` in it."""
+    """The content of the picture. The lower panel shows `enlarged`, one of `cells`, with `label` and the steps around
+    it."""
 
     cells: Sequence[Cell]
     num_seats: int
@@ -152,7 +153,7 @@ def _legend(y: float) -> Iterator[str]:
 
 
 def _funnel(whole: Panel, part: Panel) -> str:
-    """From the steps of the one panel to the other one, which enlarges them."""
+    """Draw the area that connects the steps in the upper panel with their enlargement."""
     upper, lower = whole.bottom + FRAME, part.top - FRAME
     left, right = whole.x(part.first), whole.x(part.last + 1)
     path = f"M{left:.6g} {upper}H{right:.6g}L{LEFT + PLOT_WIDTH} {lower}H{LEFT}Z"

@@ -1,10 +1,10 @@
-"""What simulation costs: wall seconds for hours of virtual time, under each way of listening.
+"""Measures the speed of the simulator: wall seconds for hours of virtual time, with each event sink.
 
     python benchmarks/simulator_speed.py [--hours 1] [--request-rate 4] [--kv paged] [--seed 0] [--repeats 3]
 
 OPT-13B on an A100-40GB by the roofline, with the 15,728 slots of the vLLM paper (Kwon et al., SOSP'23, section 6.1) and
-its ShareGPT lengths; Poisson arrivals. Each sink is timed by itself: none, the one that adds up (`RunTally`), and the
-file of events. Prints a table and one JSON line.
+its ShareGPT lengths; Poisson arrivals. The sinks are timed separately: none, the one that computes metrics
+(`RunTally`), and an event log. The script prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def config(kv: str) -> SimConfig:
 
 
 def run(requests: list[WorkloadRequest], kv: str, sink: str) -> tuple[SimResult, RunTally | None]:
-    """One simulation; making the workload is not timed."""
+    """Run one simulation. Its wall time does not include the creation of the workload."""
     cost_model = Roofline(model_shape(MODEL), find_device(DEVICE))
     gc.collect()
     if sink == "file":
@@ -63,7 +63,7 @@ def run(requests: list[WorkloadRequest], kv: str, sink: str) -> tuple[SimResult,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, default=1.0, help="of arrivals")
+    parser.add_argument("--hours", type=float, default=1.0, help="virtual hours in which requests arrive")
     parser.add_argument("--request-rate", type=float, default=4.0)
     parser.add_argument("--kv", default="paged")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,13 +1,13 @@
-"""How long `chairlift serve` takes from process start to its first token, and what memory its processes take.
+"""Measures the time of `chairlift serve` from the start of the process to its first token, and its memory.
 
     python benchmarks/startup_memory.py [--model PATH] [--repeats 3] [--num-requests 32] [--input-len 200]
                                         [--output-len 56] [-- OPTION OF SERVE ...]
 
-Each repeat starts a server, requests one token as soon as the port answers, and then sends `num_requests` at once,
-twice. The pool has exactly the blocks that they need, so that afterwards all of it is resident: the proportional set
-sizes (shared pages divided among those who share them) of the front end and of its engine, less the pool, are weights,
-activations, libraries and interpreters. They are read between steps and while requests run; the largest sum counts.
-Prints medians of times, the largest memory, and one JSON line.
+Each repeat starts a server, requests one token as soon as the port answers, and then sends `num_requests` requests at
+once, twice. The pool has exactly the blocks that they need, so that it becomes resident completely. The proportional
+set size of a process divides each shared page by the number of processes that share it. The sum over the HTTP process
+and the engine, minus the pool, is the memory of weights, activations, libraries and interpreters. It is read before and
+while requests run, and the maximum counts. The script prints medians of times, the maximum memory, and one JSON line.
 """
 
 from __future__ import annotations
@@ -36,20 +36,22 @@ from chairlift.config import DEFAULT_BLOCK_SIZE
 from chairlift.lab.bench.machine import host_facts
 from chairlift.worker.memory import format_memory, parse_memory
 
-READ_EVERY = 0.1
-START_SECONDS = 120
+READ_INTERVAL_SECONDS = 0.1
+START_TIMEOUT_SECONDS = 120
 POOL = re.compile(r"KV pool: .* tokens in ([0-9.]+ \w+);")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """One server's start and its memory.
+class ServerStart:
+    """The start of one server, and its memory.
 
     Attributes:
-        ready: seconds until the port answers; first_token: until a request that was then sent has its first token.
-        idle_bytes: proportional set sizes after that token; front_bytes: of them, the front end's; peak_bytes: the
-            largest under load.
-        pool_bytes: of K and V.
+        ready: seconds until the port answers.
+        first_token: seconds until a request that is sent then has its first token.
+        idle_bytes: proportional set size of all processes after that token.
+        front_bytes: part of it in the HTTP process.
+        peak_bytes: maximum proportional set size under load.
+        pool_bytes: size of K and V.
     """
 
     ready: float
@@ -65,15 +67,15 @@ class Start:
 
 
 def proportional_set_size(pid: int) -> int:
-    """Bytes of a process's resident pages, each divided by the number of processes that share it."""
+    """The bytes of the resident pages of a process, each divided by the number of processes that share it."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"/proc/{pid}/smaps_rollup has no Pss")
 
 
-def all_set_sizes(pid: int) -> int:
-    """Of the process and all that it has started."""
+def total_set_size(pid: int) -> int:
+    """The proportional set size of a process and all its descendants in bytes."""
     process = psutil.Process(pid)
     return sum(proportional_set_size(one.pid) for one in (process, *process.children(recursive=True)))
 
@@ -108,8 +110,8 @@ def command(args: argparse.Namespace, port: int) -> list[str]:
     return [sys.executable, "-m", "chairlift", "serve", *model, *words, *args.serve_options]
 
 
-async def load(args: argparse.Namespace, url: str, pid: int) -> int:
-    """The largest memory while the requests run."""
+async def peak_under_load(args: argparse.Namespace, url: str, pid: int) -> int:
+    """Send the requests, and return the maximum memory while they run, in bytes."""
     rng = random.Random(0)
     peak = 0
     async with httpx.AsyncClient(timeout=None) as http:
@@ -118,15 +120,15 @@ async def load(args: argparse.Namespace, url: str, pid: int) -> int:
             posts = [http.post(f"{url}/v1/completions", json=body(args, p, args.output_len)) for p in prompts]
             running = asyncio.gather(*posts)
             while not running.done():
-                await asyncio.sleep(READ_EVERY)
-                peak = max(peak, all_set_sizes(pid))
+                await asyncio.sleep(READ_INTERVAL_SECONDS)
+                peak = max(peak, total_set_size(pid))
             for response in await running:
                 response.raise_for_status()
     return peak
 
 
-def measure(args: argparse.Namespace) -> Start:
-    """Start a server, measure it, stop it."""
+def measure(args: argparse.Namespace) -> ServerStart:
+    """Start a server, measure it and stop it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     started = time.perf_counter()
@@ -136,18 +138,18 @@ def measure(args: argparse.Namespace) -> Start:
             ready = time.perf_counter() - started
             httpx.post(f"{url}/v1/completions", json=body(args, [5, 6, 7], 1), timeout=60).raise_for_status()
             first_token = time.perf_counter() - started
-            idle, front = all_set_sizes(server.pid), proportional_set_size(server.pid)
-            peak = asyncio.run(load(args, url, server.pid))
+            idle, front = total_set_size(server.pid), proportional_set_size(server.pid)
+            peak = asyncio.run(peak_under_load(args, url, server.pid))
         finally:
             server.terminate()
-            _, said = server.communicate()
-    found = POOL.search(said)
-    assert found is not None, said
-    return Start(ready, first_token, idle, front, max(idle, peak), parse_memory(found[1]))
+            _, log = server.communicate()
+    found = POOL.search(log)
+    assert found is not None, log
+    return ServerStart(ready, first_token, idle, front, max(idle, peak), parse_memory(found[1]))
 
 
 def wait_until_ready(server: subprocess.Popen[str], url: str, started: float) -> None:
-    while time.perf_counter() - started < START_SECONDS:
+    while time.perf_counter() - started < START_TIMEOUT_SECONDS:
         if server.poll() is not None:
             raise RuntimeError(f"the server ended: {server.communicate()[1]}")
         try:
@@ -156,10 +158,10 @@ def wait_until_ready(server: subprocess.Popen[str], url: str, started: float) ->
         except httpx.TransportError:
             pass
         time.sleep(0.01)
-    raise RuntimeError(f"the server was not ready within {START_SECONDS} s")
+    raise RuntimeError(f"the server was not ready within {START_TIMEOUT_SECONDS} s")
 
 
-def print_starts(starts: list[Start], args: argparse.Namespace) -> None:
+def print_starts(starts: list[ServerStart], args: argparse.Namespace) -> None:
     title = f"start and memory of chairlift serve, {args.num_requests} requests of {args.input_len}+{args.output_len}"
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(("", f"median of {len(starts)}", "worst")):

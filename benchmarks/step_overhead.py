@@ -1,10 +1,10 @@
-"""What a decode step costs besides the model: microseconds of a whole step whose model computes nothing.
+"""Measures the overhead of a decode step: the microseconds of a step whose model computes nothing.
 
     python benchmarks/step_overhead.py [--batch-sizes 1,8,64] [--vocab-size 49152] [--steps 300] [--random]
                                        [--no-native] [--num-threads N]
 
-The engine core, the runner and the sampler are the real ones; the model hands out the same logits again and again, and
-its attention plans nothing. Prints medians over steps and one JSON line.
+The engine core, the runner and the sampler are those of an engine. The model always returns the same logits, and its
+attention has no plan. The script prints medians over steps and one JSON line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS = ("schedule", "submit", "result", "update", "step")
 
 
 class NullModel:
-    """Knows one answer to everything."""
+    """A model that always returns the same hidden states and logits."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self._hidden = torch.zeros(max_num_seqs * PROMPT, 1)
@@ -56,8 +56,8 @@ def sampling_kernels(native: bool) -> SamplingKernels | None:
     return NativeSampling()
 
 
-def core_with(batch_size: int, args: argparse.Namespace) -> EngineCore:
-    """An engine core whose requests are all in their decode."""
+def make_decoding_core(batch_size: int, args: argparse.Namespace) -> EngineCore:
+    """Create an engine core in which all requests decode."""
     num_tokens = PROMPT + WARM_UP_STEPS + args.steps + 2
     config = SchedulerConfig(num_tokens, max_num_seqs=batch_size, max_num_batched_tokens=batch_size * PROMPT)
     runner = ModelRunner(
@@ -81,7 +81,7 @@ def core_with(batch_size: int, args: argparse.Namespace) -> EngineCore:
     return core
 
 
-def timed(taken: dict[str, list[float]], name: str, owner: Any, method: str) -> None:
+def time_method(durations: dict[str, list[float]], name: str, owner: Any, method: str) -> None:
     function = getattr(owner, method)
 
     def call(*args: Any) -> Any:
@@ -89,23 +89,23 @@ def timed(taken: dict[str, list[float]], name: str, owner: Any, method: str) -> 
         try:
             return function(*args)
         finally:
-            taken[name].append(perf_counter() - start)
+            durations[name].append(perf_counter() - start)
 
     setattr(owner, method, call)
 
 
 def microseconds(batch_size: int, args: argparse.Namespace) -> dict[str, float]:
-    """Medians over steps."""
-    core = core_with(batch_size, args)
-    taken: dict[str, list[float]] = defaultdict(list)
+    """Measure the median microseconds of each part of a step."""
+    core = make_decoding_core(batch_size, args)
+    durations: dict[str, list[float]] = defaultdict(list)
     for name, owner in (("schedule", core.scheduler), ("update", core.scheduler)):
-        timed(taken, name, owner, name)
+        time_method(durations, name, owner, name)
     for name in ("submit", "result"):
-        timed(taken, name, core._executor, name)
-    timed(taken, "step", core, "step")
+        time_method(durations, name, core._executor, name)
+    time_method(durations, "step", core, "step")
     for _ in range(args.steps):
         assert len(core.step()) == batch_size, "every request decodes in every measured step"
-    return {name: round(1e6 * median(taken[name]), 1) for name in PARTS}
+    return {name: round(1e6 * median(durations[name]), 1) for name in PARTS}
 
 
 def main() -> None:

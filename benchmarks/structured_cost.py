@@ -2,9 +2,10 @@
 
     python benchmarks/structured_cost.py [--model NAME] [--batch-size 8] [--max-tokens 96] [--num-threads N]
 
-The model answers the same prompts freely and under several structures. "mask" is taking in the last token and computing
-the next mask, "apply" is masking the logits; both by row, over all steps. "compile" is the first use of the structure,
-its tries in a process of its own included; "again" is every later one. Prints a table and one JSON line.
+The model answers the same prompts without a structure and with several structures. "mask" is the time to accept the
+last token and compute the next mask, and "apply" the time to mask the logits, both for each row over all steps.
+"compile" is the first use of a structure, including its trial compilation in a separate process, and "again" a later
+use. The script prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ STRUCTURES: dict[str, StructuredOutputs | None] = {
 
 
 @contextmanager
-def timed(taken: dict[str, list[tuple[float, int]]]) -> Iterator[None]:
-    """Notes seconds and rows of every call."""
+def record_times(calls: dict[str, list[tuple[float, int]]]) -> Iterator[None]:
+    """Record the seconds and the number of rows of every call."""
 
-    def watch(name: str, function: Any, rows: Any) -> Any:
+    def timed(name: str, function: Any, rows: Any) -> Any:
         def call(*args: Any) -> Any:
             start = perf_counter()
             try:
                 return function(*args)
             finally:
-                taken[name].append((perf_counter() - start, rows(args)))
+                calls[name].append((perf_counter() - start, rows(args)))
 
         return call
 
@@ -78,7 +79,7 @@ def timed(taken: dict[str, list[tuple[float, int]]]) -> Iterator[None]:
         ("apply", TorchSampling, "mask", lambda args: len(args[2])),
         ("step", ModelRunner, "submit", lambda args: len(args[1].num_scheduled_tokens)),
     )
-    patches = [patch.object(owner, name, watch(key, getattr(owner, name), rows)) for key, owner, name, rows in methods]
+    patches = [patch.object(owner, name, timed(key, getattr(owner, name), rows)) for key, owner, name, rows in methods]
     for one in patches:
         one.start()
     try:
@@ -89,7 +90,7 @@ def timed(taken: dict[str, list[tuple[float, int]]]) -> Iterator[None]:
 
 
 def compile_milliseconds(llm: LLM, structure: StructuredOutputs) -> tuple[float, float]:
-    """The first time, and the second."""
+    """Measure the milliseconds of the first and the second use of a structure."""
     params = SamplingParams(structured_outputs=structure)
     times = []
     for _ in range(2):
@@ -99,7 +100,7 @@ def compile_milliseconds(llm: LLM, structure: StructuredOutputs) -> tuple[float,
     return times[0], times[1]
 
 
-def costs(llm: LLM, structure: StructuredOutputs | None, batch_size: int, max_tokens: int) -> dict[str, float]:
+def measure_costs(llm: LLM, structure: StructuredOutputs | None, batch_size: int, max_tokens: int) -> dict[str, float]:
     """Measure the microseconds of masks per row in the median step, and the milliseconds of compiling."""
     row = dict.fromkeys(("compile", "again"), 0.0)
     if structure is not None:
@@ -109,18 +110,18 @@ def costs(llm: LLM, structure: StructuredOutputs | None, batch_size: int, max_to
         for i in range(batch_size)
     ]
     messages = [[{"role": "user", "content": f"Invent person number {i}."}] for i in range(batch_size)]
-    taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    with timed(taken):
+    calls: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    with record_times(calls):
         outputs = llm.chat(messages, params, progress=False)
     row["tokens"] = sum(len(output.outputs[0].token_ids) for output in outputs)
     for name in ("mask", "apply"):
-        values = np.array([1e6 * seconds / rows for seconds, rows in taken[name]] or [0.0])
+        values = np.array([1e6 * seconds / rows for seconds, rows in calls[name]] or [0.0])
         row[name], row[f"{name} p99"] = float(np.median(values)), float(np.quantile(values, 0.99))
         row[f"{name} mean"] = float(values.mean())
-    decodes = [seconds for seconds, rows in taken["step"][1:] if rows]
+    decodes = [seconds for seconds, rows in calls["step"][1:] if rows]
     row["step"] = 1e6 * float(np.median(decodes))
-    masks = sum(seconds for name in ("mask", "apply") for seconds, _ in taken[name])
-    row["share"] = 100 * masks / sum(seconds for seconds, _ in taken["step"])
+    masks = sum(seconds for name in ("mask", "apply") for seconds, _ in calls[name])
+    row["share"] = 100 * masks / sum(seconds for seconds, _ in calls["step"])
     return row
 
 
@@ -133,11 +134,13 @@ def main() -> None:
     args = parser.parse_args()
     sizes = {"num_kv_blocks": 64 * args.batch_size, "max_num_seqs": args.batch_size, "max_num_batched_tokens": 512}
     llm = LLM(args.model, **sizes, num_threads=args.num_threads)
-    # The first grammar of an engine waits for its tokenizer to be taken in.
+    # The first grammar of an engine also converts its tokenizer.
     start = perf_counter()
     llm.engine.input_processor.prepare(SamplingParams(structured_outputs=StructuredOutputs(regex="first")))
     first = 1e3 * (perf_counter() - start)
-    rows = {name: costs(llm, structure, args.batch_size, args.max_tokens) for name, structure in STRUCTURES.items()}
+    rows = {
+        name: measure_costs(llm, structure, args.batch_size, args.max_tokens) for name, structure in STRUCTURES.items()
+    }
     columns = ("compile", "again", "mask", "mask p99", "apply", "step", "share")
     units = ("ms", "ms", "us a row", "us a row", "us a row", "us", "%")
     print(f"{'':30} " + " ".join(f"{column:>9}" for column in columns))

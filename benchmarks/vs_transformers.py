@@ -1,16 +1,16 @@
-"""Chairlift against `transformers` generate in static batches: useful output tokens a second, on the same requests.
+"""Compares Chairlift with `generate` of transformers in static batches: useful output tokens/s on the same requests.
 
     python benchmarks/vs_transformers.py [--repeats 3] [--num-prompts 64] [--baseline-share 0.25] [--state FOLDER]
 
-The work: prompts log-normal (median 96, 16..512), forced output lengths exponential (mean 96, 8..384), all there at the
-start, greedy, float32. The baseline takes them in order, 16 at a time, padded on the left, and runs each batch to its
-own longest output; only requested tokens count as useful.
+Prompt lengths are log-normal (median 96, 16..512), and forced output lengths exponential (mean 96, 8..384). All
+requests arrive at the start; decoding is greedy in float32. The baseline runs them in order in batches of 16, padded on
+the left, and decodes each batch to its longest output. Only requested tokens count as useful.
 
-The two alternate, A B A B ..., and the result is the median of the ratios of neighbours: on a shared machine nothing
-else can be trusted. Each run is a process of its own, so that neither finds the other's memory, threads or caches, and
-each reports its own peak memory; loading and a warm-up are not timed. With --state, finished runs are kept in a folder
-and not repeated. --baseline-share S times every (1/S)-th batch of the baseline, another one in each repeat, and takes
-its speed for that of all; the report then notes that the baseline is extrapolated.
+The engines alternate (A B A B ...), and the result is the median of the ratios of neighbouring runs, because the speed
+of a shared machine changes. Each run has its own process, so that the engines share no memory, threads or caches, and
+each run reports its own peak memory. Loading and a warm-up are not timed. With --state, finished runs are kept in a
+folder and not repeated. --baseline-share S measures every (1/S)-th batch of the baseline, other batches in each repeat,
+and extrapolates their speed to all batches; the report states this.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run depends on; runs of other settings are never mixed."""
+    """The settings that affect a run. Runs with different settings are never compared."""
 
     model: str | None
     num_prompts: int
@@ -85,12 +85,13 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EngineRun:
     """One run of one engine.
 
     Attributes:
-        seconds: the measured time; useful_tokens: the requested output tokens in it.
-        tokens: request id -> output tokens.
+        seconds: the measured time.
+        useful_tokens: number of requested output tokens in that time.
+        tokens: output tokens by request id.
     """
 
     seconds: float
@@ -103,7 +104,7 @@ class Run:
         return self.useful_tokens / self.seconds
 
 
-def run_chairlift(settings: Settings) -> Run:
+def run_chairlift(settings: Settings) -> EngineRun:
     config = EngineConfig(
         model=settings.model,
         max_num_seqs=settings.max_num_seqs,
@@ -117,10 +118,10 @@ def run_chairlift(settings: Settings) -> Run:
     workload = settings.workload()
     start = time.perf_counter()
     tokens = drive_all_at_once(engine, workload)
-    return Run(time.perf_counter() - start, sum(r.output_len for r in workload), peak_rss_bytes(), tokens)
+    return EngineRun(time.perf_counter() - start, sum(r.output_len for r in workload), peak_rss_bytes(), tokens)
 
 
-def run_transformers(settings: Settings, repeat: int) -> Run:
+def run_transformers(settings: Settings, repeat: int) -> EngineRun:
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     model = load_baseline(settings.model)
@@ -134,17 +135,17 @@ def run_transformers(settings: Settings, repeat: int) -> Run:
     for batch in timed:
         tokens |= generate_batch(model, batch)
     seconds = time.perf_counter() - start_time
-    return Run(seconds, sum(r.output_len for batch in timed for r in batch), peak_rss_bytes(), tokens)
+    return EngineRun(seconds, sum(r.output_len for batch in timed for r in batch), peak_rss_bytes(), tokens)
 
 
 def timed_batches(batches: Sequence[list[WorkloadRequest]], share: float, repeat: int) -> list[list[WorkloadRequest]]:
-    """Every k-th batch, where k is 1 / share, from another one on in each repeat."""
+    """The measured batches: every k-th batch, where k is 1 / share, beginning at another one in each repeat."""
     every = min(round(1 / share), len(batches))
     return list(batches[repeat % every :: every])
 
 
 def load_baseline(model: str | None) -> Any:
-    """The same file in float32, set to go on after the end-of-sequence token."""
+    """Load the same file in float32. Decoding continues after the end-of-sequence token."""
     transformers: Any = import_module("transformers")
     files = resolve_model(model)
     folder, gguf = (files.path.parent, files.path.name) if files.kind == "gguf" else (files.path, None)
@@ -164,16 +165,16 @@ def generate_batch(model: Any, batch: Sequence[WorkloadRequest]) -> dict[str, li
         ids[row, width - len(request.prompt_token_ids) :] = torch.tensor(request.prompt_token_ids)
         mask[row, width - len(request.prompt_token_ids) :] = 1
     out = model.generate(ids, attention_mask=mask, max_new_tokens=longest)
-    assert out.shape == (len(batch), width + longest), "the baseline went on to its longest output"
+    assert out.shape == (len(batch), width + longest), "the baseline decodes to its longest output"
     return {r.request_id: out[row, width : width + r.output_len].tolist() for row, r in enumerate(batch)}
 
 
-def run_stage(engine: str, repeat: int, settings: Settings) -> Run:
+def run_stage(engine: str, repeat: int, settings: Settings) -> EngineRun:
     return run_chairlift(settings) if engine == "chairlift" else run_transformers(settings, repeat)
 
 
-def stage(engine: str, repeat: int, settings: Settings, folder: Path) -> Run:
-    """The run out of the folder, or made now in a process of its own."""
+def load_or_make_run(engine: str, repeat: int, settings: Settings, folder: Path) -> EngineRun:
+    """Read the run from the folder, or make it in a separate process."""
     path = folder / f"{engine}-{repeat}.json"
     if not path.exists():
         command = [sys.executable, __file__, "--stage", engine, "--repeat", str(repeat), "--out", str(path)]
@@ -182,21 +183,21 @@ def stage(engine: str, repeat: int, settings: Settings, folder: Path) -> Run:
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["settings"] != asdict(settings):
         raise SystemExit(f"{path} holds a run with other settings ({record['settings']}): give another --state folder")
-    run = Run(**record["run"])
+    run = EngineRun(**record["run"])
     print(f"repeat {repeat + 1}, {engine}: {run.speed:.1f} useful tokens/s in {run.seconds:.1f} s", file=sys.stderr)
     return run
 
 
-def identical(pairs: Sequence[tuple[Run, Run]]) -> tuple[int, int]:
-    """Requests of both engines with the same greedy tokens, and requests compared."""
+def count_identical(pairs: Sequence[tuple[EngineRun, EngineRun]]) -> tuple[int, int]:
+    """The number of requests with the same greedy tokens in both engines, and the number of compared requests."""
     same = [ours.tokens[rid] == tokens for ours, theirs in pairs for rid, tokens in theirs.tokens.items()]
     return sum(same), len(same)
 
 
-def report(settings: Settings, pairs: Sequence[tuple[Run, Run]]) -> None:
-    """The table, and the JSON line."""
+def report(settings: Settings, pairs: Sequence[tuple[EngineRun, EngineRun]]) -> None:
+    """Print the table and the JSON line."""
     ratios = [ours.speed / theirs.speed for ours, theirs in pairs]
-    same, compared = identical(pairs)
+    same, compared = count_identical(pairs)
     extrapolated = settings.baseline_share < 1
     label = f"transformers ({settings.baseline_share:g} of the batches)" if extrapolated else "transformers"
     table = Table(title="useful output tokens a second", title_justify="left")
@@ -229,7 +230,7 @@ def report(settings: Settings, pairs: Sequence[tuple[Run, Run]]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a .gguf file or a folder; the default model if not given")
+    parser.add_argument("--model", help=".gguf file or folder; default: the default model")
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--input-len", default="lognormal:96,0.7,16..512")
@@ -238,7 +239,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--baseline-share", type=float, default=1.0)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
-    parser.add_argument("--kv-cache-memory-bytes", default="1GiB", help="of Chairlift")
+    parser.add_argument("--kv-cache-memory-bytes", default="1GiB", help="KV memory of Chairlift")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")
@@ -254,9 +255,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.stage is not None:
+    if arguments.load_or_make_run is not None:
         settings = Settings(**json.loads(arguments.settings))
-        run = run_stage(arguments.stage, int(arguments.repeat), settings)
+        run = run_stage(arguments.load_or_make_run, int(arguments.repeat), settings)
         record = {"settings": asdict(settings), "run": asdict(run)}
         write_atomically(Path(arguments.out), json.dumps(record))
         return
@@ -268,7 +269,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         pairs = []
         for repeat in range(arguments.repeats):
-            ours, theirs = (stage(engine, repeat, settings, folder) for engine in ENGINES)
+            ours, theirs = (load_or_make_run(engine, repeat, settings, folder) for engine in ENGINES)
             pairs.append((ours, theirs))
     report(settings, pairs)
 

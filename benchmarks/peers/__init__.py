@@ -1,4 +1,4 @@
-"""Compares Chairlift with other engines: the same requests on the same machine, alternating.
+"""Compares Chairlift with other engines, which run the same requests on the same machine in turns.
 
     python -m benchmarks.peers.openvino     OpenVINO GenAI
     python -m benchmarks.peers.llamacpp     llama.cpp's llama-server

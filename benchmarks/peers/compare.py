@@ -1,4 +1,4 @@
-"""What all the commands share: their options, the rounds, and the report."""
+"""The common part of all commands: their options, the rounds and the report."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from benchmarks.peers.engine_options import parse_engine_options
 from benchmarks.peers.environment import default_folder
-from benchmarks.peers.figures import figures_of
-from benchmarks.peers.records import WORKLOADS, Run
-from benchmarks.peers.report import Measured, Perplexity, print_perplexities, print_report
-from benchmarks.peers.stage import Setting, Stage
-from benchmarks.peers.workload import Load
+from benchmarks.peers.figures import run_figures
+from benchmarks.peers.records import WORKLOADS, EngineRun
+from benchmarks.peers.report import MeasuredSetting, Perplexity, print_perplexities, print_report
+from benchmarks.peers.stage import EngineSetting, StageRunner
+from benchmarks.peers.workload import PeerWorkload
 from rich.console import Console
 
 from chairlift.errors import ChairliftError, ConfigError
@@ -26,38 +26,38 @@ from chairlift.loading.resolve import load_config, resolve_model
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One command.
+    """An engine that Chairlift is compared with.
 
     Attributes:
-        name: of the engine, in tables and in the JSON line.
-        add_arguments: the options that only this peer has.
-        settings: installs what is missing, and gives the settings to measure.
-        perplexity: of a setting on a text file; None: this peer has no such measure.
+        name: name of the engine in tables and in the JSON line.
+        add_arguments: adds the options that only this peer has.
+        settings: installs the engine if it is missing, and returns the settings to measure.
+        perplexity: measures the perplexity of a text file with a setting; None if the peer cannot.
     """
 
     name: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    settings: Callable[[Context], list[Setting]]
-    perplexity: Callable[[Context, Setting, Path], Perplexity] | None = None
+    settings: Callable[[PeerContext], list[EngineSetting]]
+    perplexity: Callable[[PeerContext, EngineSetting, Path], Perplexity] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What a peer needs to know.
+class PeerContext:
+    """The options of a comparison, the model and the workload.
 
     Attributes:
-        arguments: of the command line, the peer's own included.
-        gguf: the model's file, which Chairlift reads too.
-        load: what will be sent.
+        arguments: arguments of the command line, including those of the peer.
+        gguf: file of the model, which Chairlift reads too.
+        workload: the requests of both engines.
     """
 
     arguments: argparse.Namespace
     gguf: Path
-    load: Load
+    workload: PeerWorkload
 
     @property
     def folder(self) -> Path:
-        """Of environments, builds and converted models."""
+        """Folder of environments, builds and converted models."""
         folder: Path = self.arguments.folder
         return folder
 
@@ -71,7 +71,7 @@ class Context:
         return self.num_threads or len(os.sched_getaffinity(0))
 
     def seats(self, default: Sequence[int]) -> list[int]:
-        """`--peer-seats`, else `--seats`, else what is best for the peer."""
+        """The value of `--peer-seats` or else of `--seats`; without both, `default`."""
         seats = self.arguments.peer_seats or self.arguments.seats
         return list(default) if seats is None else [seats]
 
@@ -86,12 +86,12 @@ def main(peer: Peer, description: str | None) -> None:
 
 
 def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
-    load = _load(arguments)
+    workload = _workload(arguments)
     files = resolve_model(arguments.model)
     if files.kind != "gguf":
-        raise ConfigError(f"model={arguments.model}: peers are given the same .gguf file as Chairlift; name one")
+        raise ConfigError(f"model={arguments.model}: peers read the same .gguf file as Chairlift: give a .gguf file")
     ours = chairlift_setting(arguments, files.path)
-    context = Context(arguments, files.path, load)
+    context = PeerContext(arguments, files.path, workload)
     settings = peer.settings(context)
     if arguments.install_only:
         return
@@ -100,21 +100,21 @@ def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
         print_perplexities(peer.name, arguments.perplexity_text, perplexities, Console())
         return
     vocab_size = load_config(files).vocab_size
-    stage = Stage(shlex.split(arguments.prefix), arguments.state)
-    measured = [Measured(setting) for setting in settings]
+    stage = StageRunner(shlex.split(arguments.prefix), arguments.state)
+    measured = [MeasuredSetting(setting) for setting in settings]
     for number in range(arguments.rounds):
         for entry in measured:
-            pair = _round(stage, ours, entry.setting, load, vocab_size, number)
-            entry.rounds.append((figures_of(pair[0]), figures_of(pair[1])))
+            pair = _round(stage, ours, entry.setting, workload, vocab_size, number)
+            entry.rounds.append((run_figures(pair[0]), run_figures(pair[1])))
             entry.engines = (pair[0].engine, pair[1].engine)
-    print_report(peer.name, machine_facts(), load, ours, measured, Console())
+    print_report(peer.name, machine_facts(), workload, ours, measured, Console())
 
 
-def chairlift_setting(arguments: argparse.Namespace, gguf: Path) -> Setting:
-    """Chairlift with `--chairlift`, and with what this command gives both engines.
+def chairlift_setting(arguments: argparse.Namespace, gguf: Path) -> EngineSetting:
+    """The setting of Chairlift: the options in `--chairlift`, and those that this command gives both engines.
 
     Raises:
-        ConfigError: an unknown option, a value that does not fit, or an option that is given twice.
+        ConfigError: an option is unknown, given twice, or has an invalid value.
     """
     given = shlex.split(arguments.chairlift)
     flags = list(given)
@@ -123,36 +123,44 @@ def chairlift_setting(arguments: argparse.Namespace, gguf: Path) -> Setting:
         if value is None:
             continue
         if any(flag.split("=")[0] == name for flag in given):
-            raise ConfigError(f"chairlift={arguments.chairlift!r}: {name} is given for both engines, by this command")
+            raise ConfigError(
+                f"chairlift={arguments.chairlift!r}: {name} is given for both engines by this command: leave it out"
+            )
         flags += [name, str(value)]
     parse_engine_options(flags)
     label = f"Chairlift {arguments.chairlift}".strip()
-    return Setting(label, "chairlift_run", Path(sys.executable), {"flags": flags})
+    return EngineSetting(label, "chairlift_run", Path(sys.executable), {"flags": flags})
 
 
-def _round(stage: Stage, ours: Setting, theirs: Setting, load: Load, vocab_size: int, number: int) -> tuple[Run, Run]:
-    """The two, one after the other; every other round the peer goes first."""
+def _round(
+    stage: StageRunner, ours: EngineSetting, theirs: EngineSetting, workload: PeerWorkload, vocab_size: int, number: int
+) -> tuple[EngineRun, EngineRun]:
+    """Run both engines, one after the other. In every second round the peer is first."""
     order = [ours, theirs] if number % 2 == 0 else [theirs, ours]
     runs = {
-        setting.label: stage.run(setting, load.job(setting.options, vocab_size, number), beside=theirs.label)
+        setting.label: stage.run(setting, workload.job(setting.options, vocab_size, number), opponent=theirs.label)
         for setting in order
     }
     return runs[ours.label], runs[theirs.label]
 
 
-def _perplexities(peer: Peer, context: Context, settings: Sequence[Setting]) -> list[tuple[Setting, Perplexity]]:
+def _perplexities(
+    peer: Peer, context: PeerContext, settings: Sequence[EngineSetting]
+) -> list[tuple[EngineSetting, Perplexity]]:
     text: Path = context.arguments.perplexity_text
     if peer.perplexity is None:
-        raise ConfigError(f"perplexity_text={text}: there is no perplexity of {peer.name} here; leave the option out")
+        raise ConfigError(
+            f"perplexity_text={text}: the perplexity of {peer.name} cannot be measured: leave the option out"
+        )
     return [(setting, peer.perplexity(context, setting, text.absolute())) for setting in settings]
 
 
-def _load(arguments: argparse.Namespace) -> Load:
+def _workload(arguments: argparse.Namespace) -> PeerWorkload:
     workloads = tuple(arguments.workloads.split(","))
     if unknown := [name for name in workloads if name not in WORKLOADS]:
-        raise ConfigError(f"workloads={arguments.workloads}: {unknown[0]!r} is none of {', '.join(WORKLOADS)}")
+        raise ConfigError(f"workloads={arguments.workloads}: {unknown[0]!r} must be one of {', '.join(WORKLOADS)}")
     return replace(
-        Load(),
+        PeerWorkload(),
         workloads=workloads,
         num_prompts=arguments.num_prompts,
         seed=arguments.seed,
@@ -164,28 +172,26 @@ def _load(arguments: argparse.Namespace) -> Load:
 
 def _parse(peer: Peer, description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    load = Load()
-    parser.add_argument("--model", help="a .gguf file; the default model if not given")
+    workload = PeerWorkload()
+    parser.add_argument("--model", help=".gguf file; default: the default model")
     parser.add_argument("--chairlift", default="", help='options of Chairlift\'s engine, such as "--max-num-seqs 64"')
     parser.add_argument("--rounds", type=_positive, default=3)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument(
-        "--seats", type=_positive, help="the same for Chairlift and the peer; each has its own if not given"
-    )
-    parser.add_argument("--peer-seats", type=_positive, help="of the peer alone")
-    parser.add_argument("--num-prompts", type=_positive, default=load.num_prompts, help="of the burst")
-    parser.add_argument("--seed", type=int, default=load.seed)
-    parser.add_argument("--input-len", default=load.input_len)
-    parser.add_argument("--output-len", default=load.output_len)
-    parser.add_argument("--single-repeats", type=_positive, default=load.single_repeats)
-    parser.add_argument("--num-threads", type=_positive, help="of each engine; all cores if not given")
-    parser.add_argument("--folder", type=Path, default=default_folder(), help="of environments, builds, models")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"workloads to run, of {', '.join(WORKLOADS)}")
+    parser.add_argument("--seats", type=_positive, help="seats of both engines; default: each engine has its own")
+    parser.add_argument("--peer-seats", type=_positive, help="seats of the peer")
+    parser.add_argument("--num-prompts", type=_positive, default=workload.num_prompts, help="requests in the burst")
+    parser.add_argument("--seed", type=int, default=workload.seed)
+    parser.add_argument("--input-len", default=workload.input_len)
+    parser.add_argument("--output-len", default=workload.output_len)
+    parser.add_argument("--single-repeats", type=_positive, default=workload.single_repeats)
+    parser.add_argument("--num-threads", type=_positive, help="number of threads of each engine; default: all cores")
+    parser.add_argument("--folder", type=Path, default=default_folder(), help="for environments, builds and models")
     parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")
-    parser.add_argument("--prefix", default="", help='in front of each measured process, such as "taskset -c 0,1"')
+    parser.add_argument("--prefix", default="", help='command before each measured process, such as "taskset -c 0,1"')
     parser.add_argument(
         "--perplexity-text", type=Path, help="measure the peer's perplexity on this UTF-8 text, and no speed"
     )
-    parser.add_argument("--install-only", action="store_true", help="install and convert, and stop there")
+    parser.add_argument("--install-only", action="store_true", help="only install the peer and convert the model")
     peer.add_arguments(parser)
     arguments = parser.parse_args()
     arguments.folder = arguments.folder.expanduser().absolute()

@@ -1,4 +1,4 @@
-"""The model in the forms that peers read, made from the one GGUF file that Chairlift reads."""
+"""Converts the GGUF file that Chairlift reads to the formats of peers, and measures perplexities."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.compare import Context
+from benchmarks.peers.compare import PeerContext
 from benchmarks.peers.environment import run
 from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import ROOT
@@ -16,11 +16,11 @@ from chairlift.lab.bench.perplexity import PerplexityOptions, read_text, split_w
 from chairlift.loading.resolve import load_tokenizer, resolve_model
 
 EXPORT_REQUIREMENTS: Final = ("transformers", "gguf", "accelerate")
-"""What reading a GGUF with transformers takes, besides torch."""
+"""Requirements for reading a GGUF file with transformers, in addition to torch."""
 
 
-def hf_folder(context: Context, python: Path) -> Path:
-    """The GGUF's weights dequantized to float32 in a folder as transformers writes it; made once."""
+def hf_folder(context: PeerContext, python: Path) -> Path:
+    """The folder of transformers with the weights of the GGUF file, dequantized to float32. It is created once."""
     target = context.folder / "models" / f"{context.gguf.stem}-float32"
     if not (target / "tokenizer_config.json").exists():
         run_tool(python, "export_hf", context.gguf, target)
@@ -28,19 +28,19 @@ def hf_folder(context: Context, python: Path) -> Path:
 
 
 def run_tool(python: Path, tool: str, *arguments: Path | str) -> None:
-    """A module of `benchmarks.peers.workers` in a peer's environment.
+    """Run a module of `benchmarks.peers.workers` in the environment of a peer.
 
     Raises:
-        SetupError: it failed.
+        SetupError: the module failed.
     """
     run([python, "-m", f"benchmarks.peers.workers.{tool}", *arguments], ROOT)
 
 
-def window_perplexity(context: Context, python: Path, tool: str, model: Path, text: Path) -> Perplexity:
-    """As `chairlift bench perplexity` defines it, of the peer's own logits.
+def window_perplexity(context: PeerContext, python: Path, tool: str, model: Path, text: Path) -> Perplexity:
+    """Measure the perplexity as `chairlift bench perplexity` does, with the logits of the peer.
 
     Args:
-        tool: module of `benchmarks.peers.workers` that takes windows, model and where the result goes.
+        tool: module of `benchmarks.peers.workers` whose arguments are the windows, the model and the output file.
 
     Raises:
         ConfigError: the text cannot be read.

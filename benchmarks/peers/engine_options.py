@@ -1,4 +1,4 @@
-"""Chairlift's own engine options, as its commands take them."""
+"""Parses the options of Chairlift's engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from chairlift.errors import ConfigError
 
 
 def parse_engine_options(flags: list[str]) -> EngineConfig:
-    """`["--max-num-seqs", "32"]` as `chairlift bench throughput` would take it.
+    """Parse options such as `["--max-num-seqs", "32"]` in the same way as `chairlift bench throughput`.
 
     Raises:
-        ConfigError: an option that does not exist, or a value that does not fit, in the words of the command line.
+        ConfigError: an option is unknown or has an invalid value. The message is that of the command line.
     """
     taken: list[EngineConfig] = []
     app = typer.Typer(add_completion=False)
@@ -35,5 +35,5 @@ def parse_engine_options(flags: list[str]) -> EngineConfig:
             raise
         raise ConfigError(f"chairlift={shlex.join(flags)!r}: {format_message()}") from None
     if not taken:
-        raise ConfigError(f"chairlift={shlex.join(flags)!r}: give options of the engine alone")
+        raise ConfigError(f"chairlift={shlex.join(flags)!r}: give only options of the engine")
     return taken[0]

@@ -1,4 +1,4 @@
-"""Peers are installed from packages, each into an environment of its own; what is there is left as it is."""
+"""Installs each peer from packages into its own environment. An existing environment is not changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chairlift.loading.cache import cache_dir, write_atomically
 
 
 class SetupError(ChairliftError):
-    """A peer cannot be installed, built or given its model."""
+    """Raised if a peer cannot be installed or built, or its model cannot be converted."""
 
 
 def default_folder() -> Path:
@@ -22,31 +22,31 @@ def default_folder() -> Path:
 
 
 def torch_requirement() -> str:
-    """The version that Chairlift runs on, so that the two differ in nothing but themselves."""
+    """The requirement of the torch version that Chairlift runs on, so that both engines use the same one."""
     return f"torch=={version('torch').partition('+')[0]}"
 
 
 def run(command: Sequence[str | Path], folder: Path | None = None) -> None:
-    """Run to the end, in `folder`, with its output on standard error.
+    """Run a command in `folder` to its end, with its output on standard error.
 
     Raises:
-        SetupError: the command, and its exit code.
+        SetupError: the command failed. The message has the command and its exit code.
     """
     words = [str(word) for word in command]
     print(f"$ {' '.join(words)}", file=sys.stderr, flush=True)
     code = subprocess.run(words, cwd=folder, stdout=sys.stderr, check=False).returncode
     if code != 0:
-        raise SetupError(f"`{' '.join(words)}` failed with exit code {code}; what it said is above")
+        raise SetupError(f"`{' '.join(words)}` failed with exit code {code}; its output is above")
 
 
 def environment(folder: Path, requirements: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
-    """The Python of the virtual environment in `folder`, which holds the requirements.
+    """The Python of the virtual environment in `folder` with these requirements. It is created if it is missing.
 
     Args:
-        unwanted: packages that come along and break others; taken out again.
+        unwanted: dependencies that break other packages; they are uninstalled.
 
     Raises:
-        SetupError: it cannot be made, or pip fails.
+        SetupError: the environment cannot be created, or pip fails.
     """
     python, marker = folder / "bin" / "python", folder / "requirements.json"
     wanted = json.dumps([*requirements, *(f"not {name}" for name in unwanted)])

@@ -1,4 +1,4 @@
-"""What is computed of a run: the same figures for every engine, from the times of its tokens."""
+"""Computes the figures of a run from the times of its tokens, in the same way for every engine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from benchmarks.peers.records import Job, Request, Run, Timing, Timings
+from benchmarks.peers.records import EngineRun, Job, PeerRequest, RequestTiming, RequestTimings
 
 from chairlift.errors import ChairliftError
 from chairlift.lab.metrics.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A line of the table: `key` in the JSON line (seconds, bytes), and how people read it."""
+class ComparedFigure:
+    """A figure: its key in the JSON line (seconds, bytes), and its label, unit and scale in the table."""
 
     key: str
     label: str
@@ -25,46 +25,46 @@ class Figure:
 
 
 FIGURES: Final = (
-    Figure("output_tokens_per_s", "burst: output", "tokens/s"),
-    Figure("e2e_p50", "burst: E2E p50", "s"),
-    Figure("e2e_p99", "burst: E2E p99", "s"),
-    Figure("ttft_p50", "burst: TTFT p50", "s"),
-    Figure("ttft_p99", "burst: TTFT p99", "s"),
-    Figure("itl_p50", "burst: ITL p50", "ms", 1e3),
-    Figure("itl_p99", "burst: ITL p99", "ms", 1e3),
-    Figure("single_decode_tokens_per_s", "single: decode", "tokens/s"),
-    Figure("single_ttft", "single: TTFT", "s"),
-    Figure("peak_rss_bytes", "peak RSS", "MiB", 1 / (1 << 20)),
+    ComparedFigure("output_tokens_per_s", "burst: output", "tokens/s"),
+    ComparedFigure("e2e_p50", "burst: E2E p50", "s"),
+    ComparedFigure("e2e_p99", "burst: E2E p99", "s"),
+    ComparedFigure("ttft_p50", "burst: TTFT p50", "s"),
+    ComparedFigure("ttft_p99", "burst: TTFT p99", "s"),
+    ComparedFigure("itl_p50", "burst: ITL p50", "ms", 1e3),
+    ComparedFigure("itl_p99", "burst: ITL p99", "ms", 1e3),
+    ComparedFigure("single_decode_tokens_per_s", "single: decode", "tokens/s"),
+    ComparedFigure("single_ttft", "single: TTFT", "s"),
+    ComparedFigure("peak_rss_bytes", "peak RSS", "MiB", 1 / (1 << 20)),
 )
-"""More of the two rates is better; of all others less."""
+"""Higher is better for the two rates, and lower for all others."""
 
 
 class WrongLengthError(ChairliftError):
     """Raised if an engine did not generate the forced number of tokens, which makes its speed meaningless."""
 
 
-def check_lengths(label: str, job: Job, run: Run) -> None:
+def check_lengths(label: str, job: Job, run: EngineRun) -> None:
     """Check that every request has exactly the forced number of tokens.
 
     Raises:
-        WrongLengthError: names the first request for which it is not so.
+        WrongLengthError: a request has another number. The message names the first one.
     """
     for requests, timings in ((job.burst, run.burst), (job.single, run.single)):
         for request in requests:
             _check_length(label, request, timings.get(request.request_id))
 
 
-def _check_length(label: str, request: Request, timing: Timing | None) -> None:
+def _check_length(label: str, request: PeerRequest, timing: RequestTiming | None) -> None:
     got = 0 if timing is None else len(timing.token_times)
     if got != request.output_len:
         raise WrongLengthError(
             f"{label}: request {request.request_id} ({len(request.prompt_token_ids)} prompt tokens) gave {got} output "
-            f"tokens and was forced to {request.output_len}: the run does not count"
+            f"tokens instead of the forced {request.output_len}: the run is invalid"
         )
 
 
-def figures_of(run: Run) -> dict[str, float]:
-    """key of FIGURES -> value; those that the run does not have are left out."""
+def run_figures(run: EngineRun) -> dict[str, float]:
+    """The values of a run by the keys of FIGURES, without those that the run does not have."""
     values = {"peak_rss_bytes": float(run.peak_rss_bytes)}
     if run.burst:
         values |= _burst_figures(run.burst)
@@ -73,7 +73,7 @@ def figures_of(run: Run) -> dict[str, float]:
     return values
 
 
-def _burst_figures(timings: Timings) -> dict[str, float]:
+def _burst_figures(timings: RequestTimings) -> dict[str, float]:
     all_timings = list(timings.values())
     start = min(timing.sent for timing in all_timings)
     seconds = max(timing.token_times[-1] for timing in all_timings) - start
@@ -87,7 +87,7 @@ def _burst_figures(timings: Timings) -> dict[str, float]:
     return rates | points
 
 
-def _single_figures(timings: Timings) -> dict[str, float]:
+def _single_figures(timings: RequestTimings) -> dict[str, float]:
     streamed = [timing for timing in timings.values() if timing.is_streamed and len(timing.token_times) > 1]
     if not streamed:
         return {}
@@ -99,23 +99,23 @@ def _single_figures(timings: Timings) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One figure over the rounds: ours[i] and theirs[i] are of neighbouring runs."""
+class FigureComparison:
+    """One figure over the rounds: ours[i] and theirs[i] belong to neighbouring runs."""
 
-    figure: Figure
+    figure: ComparedFigure
     ours: list[float]
     theirs: list[float]
 
     @property
     def ratios(self) -> list[float]:
-        """Chairlift / peer, by round."""
+        """The ratio of Chairlift to the peer in each round."""
         return [ours / theirs for ours, theirs in zip(self.ours, self.theirs, strict=True)]
 
 
-def compare(rounds: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> list[Comparison]:
+def compare(rounds: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> list[FigureComparison]:
     """The figures that both engines have in every round, in the order of FIGURES; `rounds`: (ours, theirs)."""
     return [
-        Comparison(figure, [ours[figure.key] for ours, _ in rounds], [theirs[figure.key] for _, theirs in rounds])
+        FigureComparison(figure, [ours[figure.key] for ours, _ in rounds], [theirs[figure.key] for _, theirs in rounds])
         for figure in FIGURES
         if all(figure.key in values for pair in rounds for values in pair)
     ]

@@ -1,9 +1,9 @@
-"""Chairlift beside transformers: `generate` over static batches, and its ContinuousBatchingManager.
+"""Compares Chairlift with transformers: `generate` on static batches, and its ContinuousBatchingManager.
 
     python -m benchmarks.peers.hf [--batching static,continuous] [--seats 16] [--chairlift "..."]
 
-Weights are the GGUF's, dequantized to float32. A static batch answers when its longest member is done, so it has no
-TTFT and no ITL; only requested tokens are counted.
+The weights are those of the GGUF file, dequantized to float32. A static batch returns its answers when its longest
+request has finished, so it has no TTFT and no ITL. Only requested tokens are counted.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.compare import Context, Peer, main
+from benchmarks.peers.compare import Peer, PeerContext, main
 from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder, window_perplexity
 from benchmarks.peers.environment import environment, torch_requirement
 from benchmarks.peers.report import Perplexity
-from benchmarks.peers.stage import Setting
+from benchmarks.peers.stage import EngineSetting
 
 from chairlift.errors import ConfigError
 
 BATCHINGS: Final = {"static": 16, "continuous": 32}
-"""Seats that serve each best."""
+"""The default number of seats of each batching mode, which is the fastest one."""
 PAGE_SIZE: Final = 32
 
 
@@ -30,28 +30,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-budget", type=int, default=512, help="max_batch_tokens of continuous batching")
 
 
-def settings(context: Context) -> list[Setting]:
+def settings(context: PeerContext) -> list[EngineSetting]:
     python = environment(context.folder / "transformers", (*EXPORT_REQUIREMENTS, torch_requirement()))
     model = hf_folder(context, python)
     chosen = []
     for batching in context.arguments.batching.split(","):
         if batching not in BATCHINGS:
             given = context.arguments.batching
-            raise ConfigError(f"batching={given}: {batching!r} is none of {', '.join(BATCHINGS)}")
+            raise ConfigError(f"batching={given}: {batching!r} must be one of {', '.join(BATCHINGS)}")
         seats = context.seats([BATCHINGS[batching]])
         chosen += [setting(context, python, model, batching, number) for number in seats]
     return chosen
 
 
-def setting(context: Context, python: Path, model: Path, batching: str, seats: int) -> Setting:
+def setting(context: PeerContext, python: Path, model: Path, batching: str, seats: int) -> EngineSetting:
     options = {"model": str(model), "batching": batching, "seats": seats, "num_threads": context.num_threads}
     if batching == "continuous":
-        pages = seats * -(-context.load.max_model_len // PAGE_SIZE)
+        pages = seats * -(-context.workload.max_model_len // PAGE_SIZE)
         options |= {"token_budget": context.arguments.token_budget, "page_size": PAGE_SIZE, "num_blocks": pages}
-    return Setting(f"{batching}, float32, {seats} seats", "hf_run", python, options)
+    return EngineSetting(f"{batching}, float32, {seats} seats", "hf_run", python, options)
 
 
-def perplexity(context: Context, setting: Setting, text: Path) -> Perplexity:
+def perplexity(context: PeerContext, setting: EngineSetting, text: Path) -> Perplexity:
     return window_perplexity(context, setting.python, "hf_perplexity", Path(setting.options["model"]), text)
 
 

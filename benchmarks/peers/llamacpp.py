@@ -1,10 +1,9 @@
-"""Chairlift beside llama.cpp's llama-server, asked over HTTP with streaming.
+"""Compares Chairlift with llama-server of llama.cpp, over HTTP with streaming.
 
     python -m benchmarks.peers.llamacpp [--weights Q4_1,Q4_0,Q8_0] [--seats 16] [--chairlift "..."]
 
-llama.cpp is built for this machine from the source that the llama-cpp-python sdist carries. Q4_1 is the file as it is;
-other formats are requantized from it by llama-quantize, which costs accuracy that a conversion from the original
-weights would not.
+llama.cpp is built for this machine from the source in the sdist of llama-cpp-python. Q4_1 is the file itself.
+llama-quantize creates other formats from it, which are less accurate than a conversion of the original weights.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from benchmarks.peers.compare import Context, Peer, main
+from benchmarks.peers.compare import Peer, PeerContext, main
 from benchmarks.peers.environment import SetupError, environment, run
 from benchmarks.peers.report import Perplexity
-from benchmarks.peers.stage import Setting
+from benchmarks.peers.stage import EngineSetting
 
 PROGRAMS: Final = ("llama-server", "llama-bench", "llama-batched-bench", "llama-quantize", "llama-perplexity")
 SOURCE_IN_SDIST: Final = "vendor/llama.cpp/"
@@ -36,7 +35,7 @@ CMAKE_OPTIONS: Final = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 )
 SLOT_MARGIN: Final = 8
-"""Tokens of a slot's context beyond the longest request: the server stops a little before the end."""
+"""Tokens in the context of a slot beyond the longest request: the server stops a few tokens before its end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,34 +43,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server-args", default="", help='more options of llama-server, such as "-fa off"')
 
 
-def settings(context: Context) -> list[Setting]:
+def settings(context: PeerContext) -> list[EngineSetting]:
     folder = context.folder / "llama.cpp"
     programs = build(context.folder, folder)
     chosen = []
     for weights in context.arguments.weights.split(","):
-        model = requantized(context, programs, weights)
+        model = requantize(context, programs, weights)
         for seats in context.seats([16]):
             command = server_command(context, programs, model, seats)
             label = f"{weights}, {seats} slots"
-            chosen.append(Setting(label, "llamacpp_run", Path(sys.executable), {"command": command}))
+            chosen.append(EngineSetting(label, "llamacpp_run", Path(sys.executable), {"command": command}))
     return chosen
 
 
-def server_command(context: Context, programs: Path, model: Path, seats: int) -> list[str]:
-    """llama-server with a context of its own for each slot, long enough for every request."""
-    slot = context.load.max_model_len + SLOT_MARGIN
+def server_command(context: PeerContext, programs: Path, model: Path, seats: int) -> list[str]:
+    """The command of llama-server. Each slot has a context that is long enough for every request."""
+    slot = context.workload.max_model_len + SLOT_MARGIN
     threads = str(context.num_threads_or_all)
     options = ["--parallel", str(seats), "--ctx-size", str(seats * slot), "--threads", threads, "--host", "127.0.0.1"]
     quiet = ["--no-context-shift", "--cache-ram", "0", "--no-webui"]
-    return [str(programs / "llama-server"), "--model", str(model), *options, *quiet, *more(context)]
+    return [str(programs / "llama-server"), "--model", str(model), *options, *quiet, *server_arguments(context)]
 
 
-def more(context: Context) -> list[str]:
+def server_arguments(context: PeerContext) -> list[str]:
     return shlex.split(context.arguments.server_args)
 
 
 def build(peers: Path, folder: Path) -> Path:
-    """The folder of the programs; built once, which takes many minutes.
+    """Build the programs once, which takes many minutes, and return their folder.
 
     Raises:
         SetupError: a tool is missing, or the build fails.
@@ -90,7 +89,7 @@ def build(peers: Path, folder: Path) -> Path:
 
 
 def fetch_source(python: Path, folder: Path) -> None:
-    """llama.cpp as the newest llama-cpp-python sdist carries it."""
+    """Download the source of llama.cpp in the newest sdist of llama-cpp-python."""
     with tempfile.TemporaryDirectory() as temporary:
         wanted = ["--no-deps", "--no-binary", "llama-cpp-python", "llama-cpp-python"]
         run([python, "-m", "pip", "--quiet", "download", "--dest", temporary, *wanted])
@@ -108,7 +107,7 @@ def source_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
     return [member for member in archive.getmembers() if PurePosixPath(member.name).parts[1:3] == prefix]
 
 
-def requantized(context: Context, programs: Path, weights: str) -> Path:
+def requantize(context: PeerContext, programs: Path, weights: str) -> Path:
     """The file if its name contains the format, else a requantized copy, which is created once."""
     if weights in context.gguf.name:
         return context.gguf
@@ -121,17 +120,18 @@ def requantized(context: Context, programs: Path, weights: str) -> Path:
     return target
 
 
-def perplexity(context: Context, setting: Setting, text: Path) -> Perplexity:
-    """By llama-perplexity, which scores the second half of each window; therefore of a float32 copy too."""
+def perplexity(context: PeerContext, setting: EngineSetting, text: Path) -> Perplexity:
+    """Measure the perplexity with llama-perplexity, which scores the second half of each window. A float32 copy is
+    measured too, because `chairlift bench perplexity` scores other tokens."""
     programs = Path(setting.options["command"][0]).parent
     threads = context.num_threads_or_all
-    value = estimate(programs, Path(setting.options["command"][2]), text, threads)
-    float32 = estimate(programs, requantized(context, programs, "F32"), text, threads)
+    value = estimate_perplexity(programs, Path(setting.options["command"][2]), text, threads)
+    float32 = estimate_perplexity(programs, requantize(context, programs, "F32"), text, threads)
     return Perplexity(value, "llama-perplexity: windows of 512 tokens, the second half of each scored", float32)
 
 
 @cache
-def estimate(programs: Path, model: Path, text: Path, num_threads: int) -> float:
+def estimate_perplexity(programs: Path, model: Path, text: Path, num_threads: int) -> float:
     command = [programs / "llama-perplexity", "--model", model, "--file", text, "--ctx-size", "512"]
     words = [str(word) for word in [*command, "--threads", num_threads]]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -1,9 +1,9 @@
-"""Chairlift beside OpenVINO GenAI, driven in its own process by ContinuousBatchingPipeline.step().
+"""Compares Chairlift with OpenVINO GenAI, whose process calls ContinuousBatchingPipeline.step().
 
     python -m benchmarks.peers.openvino [--weights int8,gguf] [--seats 64] [--token-budget 1024] [--chairlift "..."]
 
-int8: the GGUF's weights, dequantized, exported by optimum-intel as an int8 IR (asymmetric, by channel). gguf: the file
-read by OpenVINO GenAI itself. KV memory is in OpenVINO's default precision.
+int8: optimum-intel exports the dequantized weights of the GGUF file as an int8 IR (asymmetric, by channel). gguf:
+OpenVINO GenAI reads the file itself. KV memory has OpenVINO's default precision.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.peers.compare import Context, Peer, main
+from benchmarks.peers.compare import Peer, PeerContext, main
 from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder, window_perplexity
 from benchmarks.peers.environment import environment, run, torch_requirement
 from benchmarks.peers.report import Perplexity
-from benchmarks.peers.stage import Setting
+from benchmarks.peers.stage import EngineSetting
 
 from chairlift.errors import ConfigError
 
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-gb", type=int, default=1, help="OpenVINO's KV memory")
 
 
-def settings(context: Context) -> list[Setting]:
+def settings(context: PeerContext) -> list[EngineSetting]:
     arguments = context.arguments
     python = environment(context.folder / "openvino", REQUIREMENTS)
     chosen = []
     for weights in arguments.weights.split(","):
         if weights not in WEIGHTS:
-            raise ConfigError(f"weights={arguments.weights}: {weights!r} is none of {', '.join(WEIGHTS)}")
+            raise ConfigError(f"weights={arguments.weights}: {weights!r} must be one of {', '.join(WEIGHTS)}")
         model = context.gguf if weights == "gguf" else int8_folder(context)
         for seats in context.seats([64]):
             options = {
@@ -47,12 +47,15 @@ def settings(context: Context) -> list[Setting]:
                 "num_threads": context.num_threads,
             }
             label = f"{weights}, {seats} seats, token budget {arguments.token_budget}"
-            chosen.append(Setting(label, "openvino_run", python, options))
+            chosen.append(EngineSetting(label, "openvino_run", python, options))
     return chosen
 
 
-def int8_folder(context: Context) -> Path:
-    """The int8 IR; exported once. torchvision comes along with optimum and does not fit a CPU build of torch."""
+def int8_folder(context: PeerContext) -> Path:
+    """The folder of the int8 IR, which is exported once.
+
+    torchvision, a dependency of optimum, is uninstalled because it does not work with a CPU build of torch.
+    """
     target = context.folder / "models" / f"{context.gguf.stem}-openvino-int8"
     if (target / "openvino_model.xml").exists():
         return target
@@ -64,7 +67,7 @@ def int8_folder(context: Context) -> Path:
     return target
 
 
-def perplexity(context: Context, setting: Setting, text: Path) -> Perplexity:
+def perplexity(context: PeerContext, setting: EngineSetting, text: Path) -> Perplexity:
     model = Path(setting.options["model"])
     return window_perplexity(context, setting.python, "openvino_perplexity", model, text)
 

@@ -1,4 +1,4 @@
-"""What crosses between the comparing process and the process of one engine. Standard library only."""
+"""The records that the comparison and the process of an engine exchange. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKLOADS: Final = (BURST, SINGLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PeerRequest:
     """One greedy request whose answer has exactly `output_len` tokens."""
 
     request_id: str
@@ -28,19 +28,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What an engine is asked to do.
+    """The requests of one run, and the options of the engine.
 
     Attributes:
-        options: of the engine, as its worker reads them.
-        warm_up: a burst that is not measured.
-        burst: sent at once; empty: left out.
-        single: sent one after another, each alone.
+        options: options of the engine, which its worker reads.
+        warm_up: requests of a burst that is not measured.
+        burst: requests that are sent at once.
+        single: requests that are sent one after the other.
     """
 
     options: dict[str, Any]
-    warm_up: list[Request]
-    burst: list[Request]
-    single: list[Request]
+    warm_up: list[PeerRequest]
+    burst: list[PeerRequest]
+    single: list[PeerRequest]
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -48,18 +48,18 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Job:
         record = json.loads(path.read_text(encoding="utf-8"))
-        phases = {name: [Request(**item) for item in record[name]] for name in ("warm_up", "burst", "single")}
+        phases = {name: [PeerRequest(**item) for item in record[name]] for name in ("warm_up", "burst", "single")}
         return cls(record["options"], **phases)
 
 
 @dataclass(slots=True)
-class Timing:
-    """One request as it went; seconds on one clock.
+class RequestTiming:
+    """The times of one request in seconds, on one clock.
 
     Attributes:
-        sent: when the engine got it.
-        token_times: when each output token was known outside the engine.
-        is_streamed: False: the tokens came all at once, at the end.
+        sent: time at which the engine received the request.
+        token_times: time at which each output token left the engine.
+        is_streamed: False if all tokens left the engine at the end.
     """
 
     sent: float
@@ -67,22 +67,22 @@ class Timing:
     is_streamed: bool = True
 
 
-Timings = dict[str, Timing]
-Drive = Callable[[list[Request]], Timings]
+RequestTimings = dict[str, RequestTiming]
+Drive = Callable[[list[PeerRequest]], RequestTimings]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One engine through one job.
+class EngineRun:
+    """The result of one job on one engine.
 
     Attributes:
-        burst, single: request id -> how it went.
-        peak_rss_bytes: of the engine's process or processes, loading included.
-        engine: versions and settings that the engine itself reports.
+        burst, single: the times of each request by its id.
+        peak_rss_bytes: maximum memory of the processes of the engine, including loading.
+        engine: versions and settings that the engine reports.
     """
 
-    burst: Timings
-    single: Timings
+    burst: RequestTimings
+    single: RequestTimings
     peak_rss_bytes: int
     engine: dict[str, Any]
 
@@ -90,9 +90,9 @@ class Run:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
-    def read(cls, path: Path) -> Run:
+    def read(cls, path: Path) -> EngineRun:
         record = json.loads(path.read_text(encoding="utf-8"))
-        phases = {name: {key: Timing(**item) for key, item in record[name].items()} for name in WORKLOADS}
+        phases = {name: {key: RequestTiming(**item) for key, item in record[name].items()} for name in WORKLOADS}
         return cls(**phases, peak_rss_bytes=record["peak_rss_bytes"], engine=record["engine"])
 
 
@@ -101,7 +101,7 @@ def clock() -> float:
 
 
 def peak_rss_bytes(*, with_children: bool = False) -> int:
-    """The most memory that this process has held, and the largest of its finished children."""
+    """The maximum memory of this process in bytes; with_children adds that of its largest finished child."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if with_children:
@@ -109,18 +109,18 @@ def peak_rss_bytes(*, with_children: bool = False) -> int:
     return peak * unit
 
 
-def run_job(job: Job, drive: Drive) -> tuple[Timings, Timings]:
-    """Warm up, then the burst, then the single requests, each by a call of its own; (burst, single)."""
+def run_job(job: Job, drive: Drive) -> tuple[RequestTimings, RequestTimings]:
+    """Run the warm-up, the burst, and each single request; returns (burst, single)."""
     drive(job.warm_up)
     burst = drive(job.burst) if job.burst else {}
-    single: Timings = {}
+    single: RequestTimings = {}
     for request in job.single:
         single |= drive([request])
     return burst, single
 
 
 def worker_arguments() -> tuple[Job, Path]:
-    """The job that the command line names, and where its run goes."""
+    """Parse the command line of a worker: the job, and the path for its run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("job", type=Path)
     parser.add_argument("out", type=Path)

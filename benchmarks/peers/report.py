@@ -1,4 +1,4 @@
-"""The report: what ran where, a table a setting, and one JSON line."""
+"""Prints the machine and the engines, one table for each setting, and one JSON line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.peers.figures import Comparison, compare
-from benchmarks.peers.stage import Setting
-from benchmarks.peers.workload import Load
+from benchmarks.peers.figures import FigureComparison, compare
+from benchmarks.peers.stage import EngineSetting
+from benchmarks.peers.workload import PeerWorkload
 from rich.console import Console
 from rich.table import Table
 
@@ -24,12 +24,12 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Of a peer on a text.
+    """The perplexity of a text with a peer.
 
     Attributes:
-        definition: which tokens are predicted from which.
-        float32: by the same measure, of the same weights in float32; None: `chairlift bench perplexity`, which has the
-            same definition, gives it.
+        definition: the tokens that are predicted.
+        float32: perplexity of the same weights in float32 by the same definition. None if `chairlift bench perplexity`
+            has the same definition and can measure it.
     """
 
     value: float
@@ -38,43 +38,49 @@ class Perplexity:
 
 
 @dataclass(slots=True)
-class Measured:
-    """A setting of the peer with what was measured of it.
+class MeasuredSetting:
+    """A setting of the peer with its measurements.
 
     Attributes:
-        rounds: figures of Chairlift and of the peer, by round.
-        engines: what the two said about themselves in the last round.
+        rounds: figures of Chairlift and of the peer in each round.
+        engines: versions and settings that both engines reported in the last round.
     """
 
-    setting: Setting
+    setting: EngineSetting
     rounds: list[tuple[Figures, Figures]] = field(default_factory=list)
     engines: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
 
 
 def print_report(
-    peer: str, machine: MachineFacts, load: Load, ours: Setting, measured: Sequence[Measured], console: Console
+    peer: str,
+    machine: MachineFacts,
+    workload: PeerWorkload,
+    ours: EngineSetting,
+    measured: Sequence[MeasuredSetting],
+    console: Console,
 ) -> None:
-    """Tables, then the JSON line as the last line."""
+    """Print the tables, then the JSON line."""
     memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
     console.print(f"{machine.cpu}, {machine.num_cores} cores, {memory}, {', '.join(machine.vector_flags)}")
-    console.print(f"seed {load.seed}: {describe(load)}", highlight=False)
+    console.print(f"seed {workload.seed}: {format_workload(workload)}", highlight=False)
     console.print(f"Chairlift: {shlex.join(ours.options['flags'])} without prefix cache", highlight=False)
     for entry in measured:
         console.print(table(peer, entry))
-    console.file.write(json.dumps(record(peer, machine, load, ours, measured)) + "\n")
+    console.file.write(json.dumps(record(peer, machine, workload, ours, measured)) + "\n")
 
 
-def describe(load: Load) -> str:
-    """The workloads in a line."""
+def format_workload(workload: PeerWorkload) -> str:
+    """The workloads as one line of text."""
+    lengths = f"{workload.single_input_len} + {workload.single_output_len}"
     parts = {
-        "burst": f"{load.num_prompts} requests at once, prompt {load.input_len}, output {load.output_len}",
-        "single": f"{load.single_repeats} single streams of {load.single_input_len} + {load.single_output_len} tokens",
+        "burst": f"{workload.num_prompts} requests at once, prompt {workload.input_len}, output {workload.output_len}",
+        "single": f"{workload.single_repeats} single streams of {lengths} tokens",
     }
-    return "; ".join(parts[name] for name in load.workloads)
+    return "; ".join(parts[name] for name in workload.workloads)
 
 
-def table(peer: str, entry: Measured) -> Table:
-    """Median and spread of both, and the ratios."""
+def table(peer: str, entry: MeasuredSetting) -> Table:
+    """Create a table with the median and the range of both engines, and the ratios."""
     shown = Table(
         title=f"Chairlift and {peer}, {entry.setting.label}",
         caption=_caption(entry),
@@ -91,7 +97,7 @@ def table(peer: str, entry: Measured) -> Table:
     return shown
 
 
-def _cells(comparison: Comparison) -> list[str]:
+def _cells(comparison: FigureComparison) -> list[str]:
     figure, ratios = comparison.figure, comparison.ratios
     sides = [
         cell
@@ -108,7 +114,7 @@ def _spread(values: Sequence[float]) -> list[str]:
     return [number(statistic(values)) for statistic in statistics]
 
 
-def _caption(entry: Measured) -> str:
+def _caption(entry: MeasuredSetting) -> str:
     variables = "".join(f"{name}={value} " for name, value in entry.setting.variables.items())
     versions = ", ".join(f"{name} {value}" for name, value in entry.engines[1].items())
     flags = " ".join(f"{name}={value}" for name, value in entry.setting.options.items() if name != "command")
@@ -116,19 +122,21 @@ def _caption(entry: Measured) -> str:
     return f"ratio: Chairlift / peer, median of the rounds\n{versions}: {variables}{command}{flags}"
 
 
-def record(peer: str, machine: MachineFacts, load: Load, ours: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
+def record(
+    peer: str, machine: MachineFacts, workload: PeerWorkload, ours: EngineSetting, measured: Sequence[MeasuredSetting]
+) -> dict[str, Any]:
     """The comparison for JSON, in seconds, bytes and rates."""
     return {
         "benchmark": "peers",
         "peer": peer,
         "machine": machine.to_dict(),
-        "workload": load.to_dict(),
+        "workload": workload.to_dict(),
         "chairlift": ours.to_dict(),
         "settings": [_setting_record(entry) for entry in measured],
     }
 
 
-def _setting_record(entry: Measured) -> dict[str, Any]:
+def _setting_record(entry: MeasuredSetting) -> dict[str, Any]:
     return {
         **entry.setting.to_dict(),
         "engines": {"chairlift": entry.engines[0], "peer": entry.engines[1]},
@@ -137,8 +145,10 @@ def _setting_record(entry: Measured) -> dict[str, Any]:
     }
 
 
-def print_perplexities(peer: str, text: Path, measured: Sequence[tuple[Setting, Perplexity]], console: Console) -> None:
-    """A table, then the JSON line as the last line."""
+def print_perplexities(
+    peer: str, text: Path, measured: Sequence[tuple[EngineSetting, Perplexity]], console: Console
+) -> None:
+    """Print a table, then the JSON line."""
     shown = Table(title=f"{peer}: perplexity of {text.name}", title_justify="left")
     for column in ("", "perplexity", "float32", "which tokens are scored"):
         shown.add_column(column, justify="right" if column in ("perplexity", "float32") else "left")

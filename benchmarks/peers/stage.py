@@ -1,4 +1,4 @@
-"""One engine through one job, in a process of its own."""
+"""Runs one job on one engine in a separate process."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers.figures import check_lengths
-from benchmarks.peers.records import Job, Run
+from benchmarks.peers.records import EngineRun, Job
 
 from chairlift.errors import ChairliftError
 
 ROOT: Final = Path(__file__).parents[2]
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Not handed on: --num-threads alone decides, for every engine."""
+"""Environment variables that engines do not inherit, so that only --num-threads determines their threads."""
 
 
 class RunFailedError(ChairliftError):
-    """An engine's process failed."""
+    """Raised if the process of an engine failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EngineSetting:
     """An engine with its settings.
 
     Attributes:
-        label: what the tables call it.
-        worker: module below `benchmarks.peers.workers`.
-        python: of the engine's environment.
-        options: as the worker reads them.
-        variables: of its environment.
+        label: name in tables.
+        worker: module in `benchmarks.peers.workers`.
+        python: the Python of the environment of the engine.
+        options: options that the worker reads.
+        variables: environment variables of the process.
     """
 
     label: str
@@ -47,43 +47,43 @@ class Setting:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The setting for JSON."""
         return {"label": self.label, "options": self.options, "variables": dict(self.variables)}
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """How the processes of a comparison are run.
+class StageRunner:
+    """Runs the processes of a comparison.
 
     Attributes:
-        prefix: a command in front of each measured process, such as `taskset -c 0,1`.
-        state: finished runs are kept here and not made again; None: nothing is kept.
+        prefix: a command before each measured process, such as `taskset -c 0,1`.
+        state: folder in which finished runs are kept, and not repeated; None keeps none.
     """
 
     prefix: Sequence[str] = ()
     state: Path | None = None
 
-    def run(self, setting: Setting, job: Job, beside: str) -> Run:
-        """The run of the job, out of the folder or made now.
+    def run(self, setting: EngineSetting, job: Job, opponent: str) -> EngineRun:
+        """Read the run of the job from the folder, or make it.
 
         Args:
-            beside: what it is compared with: every comparison has runs of its own, made next to one another.
+            opponent: label of the other engine. Each comparison has its own runs, which are neighbours in time.
 
         Raises:
-            RunFailedError: the process failed; it has said why on standard error.
-            WrongLengthError: a forced length was missed.
+            RunFailedError: the process failed. Its message is on standard error.
+            WrongLengthError: an output does not have its forced length.
         """
         with tempfile.TemporaryDirectory() as temporary:
             folder = self.state or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            out = folder / f"{setting.worker}-{_digest(setting, job, beside)}.json"
+            out = folder / f"{setting.worker}-{_digest(setting, job, opponent)}.json"
             if not out.exists():
                 self._make(setting, job, Path(temporary), out)
-            run = Run.read(out)
+            run = EngineRun.read(out)
         check_lengths(setting.label, job, run)
         return run
 
-    def _make(self, setting: Setting, job: Job, temporary: Path, out: Path) -> None:
+    def _make(self, setting: EngineSetting, job: Job, temporary: Path, out: Path) -> None:
         job_file = temporary / "job.json"
         job.write(job_file)
         module = f"benchmarks.peers.workers.{setting.worker}"
@@ -94,11 +94,11 @@ class Stage:
             raise RunFailedError(f"{setting.label}: `{shlex.join(command)}` failed with exit code {code}")
 
 
-def _environment(setting: Setting) -> dict[str, str]:
+def _environment(setting: EngineSetting) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
     return {**kept, **setting.variables}
 
 
-def _digest(setting: Setting, job: Job, beside: str) -> str:
-    text = json.dumps([setting.to_dict(), asdict(job), beside], sort_keys=True)
+def _digest(setting: EngineSetting, job: Job, opponent: str) -> str:
+    text = json.dumps([setting.to_dict(), asdict(job), opponent], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

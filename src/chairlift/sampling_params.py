@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from chairlift.errors import RequestError
@@ -258,7 +258,3 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
-
-    def for_single_answer(self) -> SamplingParams:
-        """The parameters of one of the `n` answers."""
-        return replace(self, n=1)

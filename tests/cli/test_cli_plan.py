@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_native_kernels_keep_the_formats_of_a_quantized_file(smollm2_gguf: Path)
 
 def test_a_calibrated_device_predicts_the_speed(tmp_path: Path, tiny_model_dir: Callable[..., Path]) -> None:
     file = tmp_path / "cpu.json"
-    file.write_text(json.dumps({**DEVICES["H200"].to_dict(), "name": "a CPU", "bytes_per_value": 4}))
+    file.write_text(json.dumps({**asdict(DEVICES["H200"]), "name": "a CPU", "bytes_per_value": 4}))
     record = record_of(
         str(tiny_model_dir("llama")), "--device", str(file), "--num-kv-blocks", "60", "--request-rate", "inf"
     )

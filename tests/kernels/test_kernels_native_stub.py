@@ -42,7 +42,8 @@ def generated_stub(module: Any) -> str:
 
 
 def public_names(thing: object) -> set[str]:
-    return {name for name in vars(thing) if not name.startswith("_")}
+    names = {*vars(thing), *inspect.get_annotations(thing)} if isinstance(thing, type) else vars(thing)
+    return {name for name in names if not name.startswith("_")}
 
 
 def test_the_stub_is_generated_from_the_compiled_module() -> None:

@@ -1,4 +1,4 @@
-"""Chairlift: its engine in this process, driven by step()."""
+"""Runs Chairlift's engine in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from dataclasses import asdict, replace
 
 import torch
 from benchmarks.peers.engine_options import parse_engine_options
-from benchmarks.peers.records import Request, Run, Timing, Timings, peak_rss_bytes, run_job, worker_arguments
+from benchmarks.peers.records import (
+    EngineRun,
+    PeerRequest,
+    RequestTiming,
+    RequestTimings,
+    peak_rss_bytes,
+    run_job,
+    worker_arguments,
+)
 
 from chairlift import __version__
 from chairlift.config import EngineConfig
@@ -23,18 +31,18 @@ def engine_config(flags: list[str]) -> EngineConfig:
     return replace(config, enable_prefix_caching=False, skip_tokenizer_init=True)
 
 
-def drive(engine: Engine, log: EventList, requests: list[Request]) -> Timings:
-    """The burst, with the times of its events."""
+def drive(engine: Engine, log: EventList, requests: list[PeerRequest]) -> RequestTimings:
+    """Run the requests as one burst; the times are those of the events."""
     del log.events[1:]
     drive_all_at_once(engine, [WorkloadRequest(r.request_id, 0.0, r.prompt_token_ids, r.output_len) for r in requests])
-    return timings_of(log.events)
+    return request_timings(log.events)
 
 
-def timings_of(events: list[Event]) -> Timings:
-    timings: Timings = {}
+def request_timings(events: list[Event]) -> RequestTimings:
+    timings: RequestTimings = {}
 
     def add(_: int, metrics: RequestMetrics) -> None:
-        timings[metrics.request_id] = Timing(metrics.arrival, metrics.token_times, metrics.is_streamed)
+        timings[metrics.request_id] = RequestTiming(metrics.arrival, metrics.token_times, metrics.is_streamed)
 
     tally = RequestTally(add)
     for event in events:
@@ -53,7 +61,7 @@ def main() -> None:
     finally:
         engine.close()
     facts = {"chairlift": __version__, "torch": torch.__version__}
-    Run(burst, single, peak_rss_bytes(), {**facts, **asdict(started)}).write(out)
+    EngineRun(burst, single, peak_rss_bytes(), {**facts, **asdict(started)}).write(out)
 
 
 if __name__ == "__main__":

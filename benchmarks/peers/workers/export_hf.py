@@ -1,4 +1,4 @@
-"""A GGUF file as a folder with float32 safetensors, configuration and tokenizer."""
+"""Converts a GGUF file to a folder with float32 safetensors, configuration and tokenizer."""
 
 from __future__ import annotations
 

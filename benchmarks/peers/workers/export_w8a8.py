@@ -1,8 +1,9 @@
-"""A folder with float32 safetensors as W8A8: linear layers in int8 by output channel, activations in int8 by token.
+"""Quantizes float32 safetensors to W8A8: linear layers to int8 by output channel, activations to int8 by token.
 
     python -m benchmarks.peers.workers.export_w8a8 FLOAT32_FOLDER TARGET
 
-Rounded to nearest, symmetric; embedding and LM head stay as they are. The format is compressed-tensors' int-quantized.
+Values are rounded to nearest, symmetrically. Embedding and LM head are not quantized. The format is int-quantized of
+compressed-tensors.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ QUANTIZATION = {
 }
 
 
-def quantized(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensor as it is or, if it is a linear layer's weight [N, K], as int8 [N, K] and scales [N, 1]."""
+def quantize(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Quantize the weight [N, K] of a linear layer to int8 [N, K] and scales [N, 1]; other tensors are not changed."""
     if not name.endswith("_proj.weight"):
         return {name: tensor}
     scale = tensor.abs().amax(dim=1, keepdim=True) / 127
@@ -51,7 +52,7 @@ def main() -> None:
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(source.glob("*.safetensors")):
         for name, tensor in safetensors.load_file(shard).items():
-            tensors |= quantized(name, tensor)
+            tensors |= quantize(name, tensor)
     safetensors.save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = QUANTIZATION

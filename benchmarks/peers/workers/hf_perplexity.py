@@ -1,4 +1,4 @@
-"""Perplexity of a folder with float32 safetensors, by transformers, over windows of tokens.
+"""Measures the perplexity of float32 safetensors with transformers, over windows of tokens.
 
 python -m benchmarks.peers.workers.hf_perplexity WINDOWS.json MODEL OUT.json
 """

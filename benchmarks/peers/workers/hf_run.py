@@ -1,4 +1,4 @@
-"""transformers: `generate` over static batches, or its ContinuousBatchingManager."""
+"""Runs transformers: `generate` on static batches, or its ContinuousBatchingManager."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from benchmarks.peers.records import (
     Drive,
-    Request,
-    Run,
-    Timing,
-    Timings,
+    EngineRun,
+    PeerRequest,
+    RequestTiming,
+    RequestTimings,
     clock,
     peak_rss_bytes,
     run_job,
@@ -23,8 +23,8 @@ from benchmarks.peers.records import (
 transformers: Any = import_module("transformers")
 
 
-def load(options: dict[str, Any]) -> Any:
-    """Options: model (a folder with safetensors), num_threads."""
+def load_model(options: dict[str, Any]) -> Any:
+    """Load the model. The options are model (a folder with safetensors) and num_threads."""
     if options["num_threads"] is not None:
         torch.set_num_threads(options["num_threads"])
     model = transformers.AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32)
@@ -33,7 +33,7 @@ def load(options: dict[str, Any]) -> Any:
 
 
 class TokenClock:
-    """Notes when `generate` gives each token of one sequence; the first call brings the prompt."""
+    """Records the time at which `generate` streams each token of one sequence. The first call has the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -47,12 +47,12 @@ class TokenClock:
 
 @contextmanager
 def static_driver(model: Any, options: dict[str, Any]) -> Iterator[Drive]:
-    """Batches of options["seats"] in order of arrival, padded on the left, each run to its own longest output."""
+    """Run batches of options["seats"] requests in order of arrival, padded on the left, each to its longest output."""
 
     @torch.inference_mode()
-    def drive(requests: list[Request]) -> Timings:
+    def drive(requests: list[PeerRequest]) -> RequestTimings:
         start, size = clock(), options["seats"]
-        timings: Timings = {}
+        timings: RequestTimings = {}
         for first in range(0, len(requests), size):
             timings |= generate_batch(model, requests[first : first + size], start)
         return timings
@@ -60,7 +60,7 @@ def static_driver(model: Any, options: dict[str, Any]) -> Iterator[Drive]:
     yield drive
 
 
-def generate_batch(model: Any, batch: Sequence[Request], sent: float) -> Timings:
+def generate_batch(model: Any, batch: Sequence[PeerRequest], sent: float) -> RequestTimings:
     width = max(len(request.prompt_token_ids) for request in batch)
     longest = max(request.output_len for request in batch)
     ids = torch.zeros((len(batch), width), dtype=torch.int64)
@@ -72,13 +72,13 @@ def generate_batch(model: Any, batch: Sequence[Request], sent: float) -> Timings
     out = model.generate(ids, attention_mask=mask, max_new_tokens=longest, streamer=streamer)
     now, num_new = clock(), out.shape[1] - width
     if streamer is not None:
-        return {batch[0].request_id: Timing(sent, streamer.times[1:])}
-    return {r.request_id: Timing(sent, [now] * min(r.output_len, num_new), is_streamed=False) for r in batch}
+        return {batch[0].request_id: RequestTiming(sent, streamer.times[1:])}
+    return {r.request_id: RequestTiming(sent, [now] * min(r.output_len, num_new), is_streamed=False) for r in batch}
 
 
 @contextmanager
 def continuous_driver(model: Any, options: dict[str, Any]) -> Iterator[Drive]:
-    """One manager; the generation thread is its own, and this one takes the tokens as they come."""
+    """Run one manager, which generates on its own thread. The calling thread reads the tokens."""
     config = transformers.ContinuousBatchingConfig(
         max_requests_per_batch=options["seats"],
         max_batch_tokens=options["token_budget"],
@@ -89,16 +89,16 @@ def continuous_driver(model: Any, options: dict[str, Any]) -> Iterator[Drive]:
     manager = model.init_continuous_batching(continuous_batching_config=config)
     manager.start()
 
-    def drive(requests: list[Request]) -> Timings:
+    def drive(requests: list[PeerRequest]) -> RequestTimings:
         start = clock()
-        timings = {request.request_id: Timing(start) for request in requests}
+        timings = {request.request_id: RequestTiming(start) for request in requests}
         for r in requests:
             manager.add_request(r.prompt_token_ids, r.request_id, r.output_len, streaming=True, eos_token_id=-1)
         num_open = len(requests)
         while num_open:
             output = manager.get_result(timeout=600)
             if output is None or output.error is not None:
-                raise SystemExit(f"transformers gave up: {'no result' if output is None else output.error}")
+                raise SystemExit(f"transformers failed: {'no result' if output is None else output.error}")
             times = timings[output.request_id].token_times
             times += [clock()] * (len(output.generated_tokens) - len(times))
             num_open -= output.is_finished()
@@ -112,12 +112,12 @@ def continuous_driver(model: Any, options: dict[str, Any]) -> Iterator[Drive]:
 
 def main() -> None:
     job, out = worker_arguments()
-    model = load(job.options)
+    model = load_model(job.options)
     driver = {"static": static_driver, "continuous": continuous_driver}[job.options["batching"]]
     with driver(model, job.options) as drive:
         burst, single = run_job(job, drive)
     engine = {"transformers": transformers.__version__, "torch": torch.__version__}
-    Run(burst, single, peak_rss_bytes(), engine).write(out)
+    EngineRun(burst, single, peak_rss_bytes(), engine).write(out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""llama.cpp: llama-server as a child, asked over HTTP with streaming."""
+"""Runs llama-server of llama.cpp as a child process, and sends requests over HTTP with streaming."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
 
-from benchmarks.peers.records import Request, Run, Timing, Timings, clock, run_job, worker_arguments
+from benchmarks.peers.records import (
+    EngineRun,
+    PeerRequest,
+    RequestTiming,
+    RequestTimings,
+    clock,
+    run_job,
+    worker_arguments,
+)
 
 START_SECONDS: Final = 120.0
 ANSWER_SECONDS: Final = 1800.0
@@ -24,7 +32,7 @@ ANSWER_SECONDS: Final = 1800.0
 
 @contextmanager
 def running_server(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The server, once it is healthy."""
+    """Start the server and yield it when it is healthy."""
     with TemporaryFile("w+b") as log:
         server = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log)
         try:
@@ -53,7 +61,7 @@ def wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> bool:
     return False
 
 
-def send_request(port: int, request: Request, start: threading.Event) -> Timing:
+def send_request(port: int, request: PeerRequest, start: threading.Event) -> RequestTiming:
     """Send one streamed request. A chunk has the number of tokens so far, which includes tokens that the server held
     back until their character was complete."""
     body = {
@@ -70,7 +78,7 @@ def send_request(port: int, request: Request, start: threading.Event) -> Timing:
     try:
         connection.connect()
         start.wait()
-        timing = Timing(clock())
+        timing = RequestTiming(clock())
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
@@ -84,8 +92,8 @@ def send_request(port: int, request: Request, start: threading.Event) -> Timing:
         connection.close()
 
 
-def drive(port: int, requests: list[Request]) -> Timings:
-    """A thread a request: all are connected before the first one is sent."""
+def drive(port: int, requests: list[PeerRequest]) -> RequestTimings:
+    """Send each request on its own thread. All threads connect before the first request is sent."""
     start = threading.Event()
     with ThreadPoolExecutor(len(requests)) as pool:
         futures = {request.request_id: pool.submit(send_request, port, request, start) for request in requests}
@@ -93,7 +101,7 @@ def drive(port: int, requests: list[Request]) -> Timings:
         return {request_id: future.result() for request_id, future in futures.items()}
 
 
-def peak_of(process_id: int) -> int:
+def peak_rss_of(process_id: int) -> int:
     """Peak RSS of a running process in bytes (Linux)."""
     status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
@@ -118,8 +126,8 @@ def main() -> None:
     port = free_port()
     with running_server(command, port) as server:
         burst, single = run_job(job, lambda requests: drive(port, requests))
-        peak = peak_of(server.pid)
-    Run(burst, single, peak, {"llama.cpp": version_of(command[0])}).write(out)
+        peak = peak_rss_of(server.pid)
+    EngineRun(burst, single, peak, {"llama.cpp": version_of(command[0])}).write(out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Perplexity of an OpenVINO IR, or of a GGUF file as OpenVINO GenAI reads it, over windows of tokens.
+"""Measures the perplexity of an OpenVINO IR or of a GGUF file with OpenVINO GenAI, over windows of tokens.
 
 python -m benchmarks.peers.workers.openvino_perplexity WINDOWS.json MODEL OUT.json
 """
@@ -20,7 +20,7 @@ openvino_genai: Any = import_module("openvino_genai")
 
 
 def read_as_ir(gguf: Path, folder: Path) -> Path:
-    """OpenVINO GenAI writes what it made of the file beside it: here, beside a link to it."""
+    """Convert a GGUF file to an IR. OpenVINO GenAI writes the IR beside the file: here, beside a link to it."""
     link = folder / gguf.name
     link.symlink_to(gguf)
     openvino_genai.ContinuousBatchingPipeline(
@@ -30,7 +30,7 @@ def read_as_ir(gguf: Path, folder: Path) -> Path:
 
 
 def negative_log_likelihoods(request: Any, window: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """[N - 1] for N tokens, in nats: of each token but the first, after all before it."""
+    """Compute [N - 1] negative log-likelihoods in nats for N tokens: of each token after all tokens before it."""
     request.reset_state()
     ids = np.array([window], dtype=np.int64)
     positions = np.arange(len(window), dtype=np.int64)[None]

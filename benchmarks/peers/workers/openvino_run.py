@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: ContinuousBatchingPipeline, driven by step() on this thread."""
+"""Runs ContinuousBatchingPipeline of OpenVINO GenAI on this thread."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from benchmarks.peers.records import Request, Run, Timing, Timings, clock, peak_rss_bytes, run_job, worker_arguments
+from benchmarks.peers.records import (
+    EngineRun,
+    PeerRequest,
+    RequestTiming,
+    RequestTimings,
+    clock,
+    peak_rss_bytes,
+    run_job,
+    worker_arguments,
+)
 
 openvino: Any = import_module("openvino")
 openvino_genai: Any = import_module("openvino_genai")
 
 
 def build(options: dict[str, Any]) -> Any:
-    """Options: model (a folder with an IR, or a .gguf file), seats, token_budget, cache_gb, num_threads."""
+    """Create the pipeline.
+
+    The options are model (a folder with an IR, or a .gguf file), seats, token_budget, cache_gb and num_threads.
+    """
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs = options["seats"]
     scheduler.max_num_batched_tokens = options["token_budget"]
@@ -24,7 +36,7 @@ def build(options: dict[str, Any]) -> Any:
     return openvino_genai.ContinuousBatchingPipeline(options["model"], scheduler, "CPU", properties)
 
 
-def generation(output_len: int) -> Any:
+def generation_config(output_len: int) -> Any:
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = output_len
     config.ignore_eos = True
@@ -34,32 +46,32 @@ def generation(output_len: int) -> Any:
 
 @dataclass(slots=True)
 class Driver:
-    """Sends requests to the pipeline and notes when each token came out of a step."""
+    """Sends requests to the pipeline, and records the time of each token."""
 
     pipeline: Any
     num_sent: int = 0
 
-    def drive(self, requests: list[Request]) -> Timings:
-        timings: Timings = {}
+    def drive(self, requests: list[PeerRequest]) -> RequestTimings:
+        timings: RequestTimings = {}
         handles: dict[str, Any] = {}
         start = clock()
         for request in requests:
             tensor = openvino.Tensor(np.array([request.prompt_token_ids], dtype=np.int64))
             handles[request.request_id] = self.pipeline.add_request(
-                self.num_sent, tensor, generation(request.output_len)
+                self.num_sent, tensor, generation_config(request.output_len)
             )
-            timings[request.request_id] = Timing(start)
+            timings[request.request_id] = RequestTiming(start)
             self.num_sent += 1
         while self.pipeline.has_non_finished_requests():
             self.pipeline.step()
             now = clock()
             for request_id, handle in handles.items():
-                timings[request_id].token_times += [now] * num_read(handle)
+                timings[request_id].token_times += [now] * count_new_tokens(handle)
         return timings
 
 
-def num_read(handle: Any) -> int:
-    """Tokens that the last step gave to a request."""
+def count_new_tokens(handle: Any) -> int:
+    """The number of tokens that the last step generated for a request."""
     if not handle.can_read():
         return 0
     return sum(len(output.generated_ids) for output in handle.read().values())
@@ -70,7 +82,7 @@ def main() -> None:
     driver = Driver(build(job.options))
     burst, single = run_job(job, driver.drive)
     version = openvino_genai.__version__
-    Run(burst, single, peak_rss_bytes(), {"openvino_genai": version}).write(out)
+    EngineRun(burst, single, peak_rss_bytes(), {"openvino_genai": version}).write(out)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,26 @@
-"""vLLM: its engine in this process, driven by step()."""
+"""Runs vLLM's engine in this process."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-from benchmarks.peers.records import Request, Run, Timing, Timings, clock, peak_rss_bytes, run_job, worker_arguments
+from benchmarks.peers.records import (
+    EngineRun,
+    PeerRequest,
+    RequestTiming,
+    RequestTimings,
+    clock,
+    peak_rss_bytes,
+    run_job,
+    worker_arguments,
+)
 
 vllm: Any = import_module("vllm")
 
 
 def build(options: dict[str, Any]) -> Any:
-    """Options: model (a folder), dtype, seats, token_budget, max_model_len."""
+    """Create the engine. The options are model (a folder), dtype, seats, token_budget and max_model_len."""
     arguments = vllm.EngineArgs(
         model=options["model"],
         dtype=options["dtype"],
@@ -26,15 +35,15 @@ def build(options: dict[str, Any]) -> Any:
 
 
 def make_driver(engine: Any) -> Any:
-    def drive(requests: list[Request]) -> Timings:
-        timings: Timings = {}
+    def drive(requests: list[PeerRequest]) -> RequestTimings:
+        timings: RequestTimings = {}
         start = clock()
         for request in requests:
             params = vllm.SamplingParams(
                 temperature=0, max_tokens=request.output_len, ignore_eos=True, detokenize=False
             )
             engine.add_request(request.request_id, {"prompt_token_ids": request.prompt_token_ids}, params)
-            timings[request.request_id] = Timing(start)
+            timings[request.request_id] = RequestTiming(start)
         while engine.has_unfinished_requests():
             outputs = engine.step()
             now = clock()
@@ -49,7 +58,7 @@ def make_driver(engine: Any) -> Any:
 def main() -> None:
     job, out = worker_arguments()
     burst, single = run_job(job, make_driver(build(job.options)))
-    Run(burst, single, peak_rss_bytes(with_children=True), {"vllm": vllm.__version__}).write(out)
+    EngineRun(burst, single, peak_rss_bytes(with_children=True), {"vllm": vllm.__version__}).write(out)
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ class InputProcessor:
         first = EngineRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,
-            sampling_params=params.for_single_answer(),
+            sampling_params=replace(params, n=1),
             max_tokens=max_tokens,
             stop_token_ids=sorted(stop_token_ids),
             seed=self._default_seed() if params.seed is None else params.seed % (1 << SEED_BITS),

@@ -11,10 +11,9 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from typing import BinaryIO, Final
 
-from chairlift.system.child_process import START_SECONDS, ChildProcess, limit_memory, read_frames, write_frame
+from chairlift.system.child_process import START_SECONDS, ChildProcess, limit_memory, read_frame, write_frame
 
 MEMORY_BYTES: Final = 1 << 30
 
@@ -40,9 +39,8 @@ class GrammarChecker(ChildProcess):
         """
         try:
             if not self.is_running:
-                self.start()
-                self.receive(time.monotonic() + START_SECONDS)  # No grammar's time includes the start.
-            self.exchange(grammar.encode(), time.monotonic() + self._seconds)
+                self.start(START_SECONDS)  # No grammar's time includes the start.
+            self.exchange(grammar.encode(), seconds=self._seconds)
         except (EOFError, TimeoutError):
             self.close()
             return False
@@ -56,7 +54,7 @@ def main(requests: BinaryIO, replies: BinaryIO, limits: dict[str, int]) -> None:
     limit_memory(MEMORY_BYTES)
     parser_limits = LLParserLimits(**limits, verbose_errors=False)  # type: ignore[arg-type]
     write_frame(replies, b"")
-    for text in read_frames(requests):
+    while (text := read_frame(requests)) is not None:
         LLMatcher.validate_grammar(text.decode(), limits=parser_limits)
         write_frame(replies, b"")
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -135,10 +136,8 @@ def _largest_file_bytes(folder: Path) -> int:
     sizes = [0]
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 sizes.append(os.stat(os.path.join(parent, name)).st_size)
-            except FileNotFoundError:
-                continue
     return max(sizes)
 
 

@@ -186,23 +186,14 @@ def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[s
     default = DTYPE_FORMATS[config.dtype]
     if files is None:
         return lambda name: default
-    if files.kind == "gguf":
-        return _gguf_formats(open_gguf(files.path), config, default)
+    architecture = get_architecture(config)
     found: dict[str, str] = {}
+    if files.kind == "gguf":
+        found = {name: tensor.type.name.lower() for name, tensor in open_gguf(files.path).tensors.items()}
+        return lambda name: found.get(architecture.gguf_name(name) or "", default)
     for file in sorted(files.path.glob("*.safetensors")):
-        found.update(_safetensors_formats(file))
-    hf_names = get_architecture(config).hf_names
-    return lambda name: next((found[each] for each in hf_names(name) if each in found), default)
-
-
-def _gguf_formats(file: GGUFFile, config: ModelConfig, default: str) -> Callable[[str], str]:
-    gguf_name = get_architecture(config).gguf_name
-
-    def find(name: str) -> str:
-        tensor = file.tensors.get(gguf_name(name) or "")
-        return default if tensor is None else tensor.type.name.lower()
-
-    return find
+        found |= _safetensors_formats(file)
+    return lambda name: next((found[each] for each in architecture.hf_names(name) if each in found), default)
 
 
 def _safetensors_formats(file: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import zip_longest
 from typing import NamedTuple
 
 from chairlift.events import RequestArrived, RequestWaiting, Step
@@ -100,14 +100,12 @@ class QueueTimeline:
         """(first step, end, interval) for the recorded steps from `first` to `end` - 1."""
         end = min(end, self.next_step)
         at = max(0, bisect_right(self._intervals, first, key=lambda interval: interval.first_step) - 1)
-        intervals = list(islice(self._intervals, at, None))
-        for index, interval in enumerate(intervals):
-            if interval.first_step >= end:
-                return
-            until = intervals[index + 1].first_step if index + 1 < len(intervals) else self.next_step
+        intervals = self._intervals[at:]
+        for interval, following in zip_longest(intervals, intervals[1:]):
             begin = max(first, interval.first_step)
-            if begin < min(until, end):
-                yield begin, min(until, end), interval
+            until = end if following is None else min(following.first_step, end)
+            if begin < until:
+                yield begin, until, interval
 
     def remove_before(self, step: int) -> None:
         """Remove the steps before `step`. An interval that also contains later steps is kept."""

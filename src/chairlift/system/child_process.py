@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import IO, Any, Final
 
 from chairlift.system.cpu_account import charge_process
@@ -25,7 +24,7 @@ START_SECONDS: Final = 60.0
 
 
 class ChildProcess:
-    """A process that runs a Python module, which must read its requests with `read_frames`.
+    """A process that runs a Python module, which must read its requests with `read_frame`.
 
     Only one thread at a time may use it, except for `kill`. After an error the caller must close it.
 
@@ -54,59 +53,51 @@ class ChildProcess:
         process = self._process
         return process is not None and not self._is_killed and process.poll() is None
 
-    def start(self) -> None:
-        """Start the process, instead of the previous one if there is one."""
+    def start(self, ready_seconds: float | None = None) -> None:
+        """Start the process, instead of the previous one if there is one.
+
+        Args:
+            ready_seconds: Maximum seconds until the process reports with a frame that it is ready; None if it does not.
+
+        Raises:
+            TimeoutError, EOFError: As for `exchange`.
+        """
         self.close()
         self._is_killed = False
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **self._options)
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
+        if ready_seconds is not None:
+            self._read_reply(self._process, (), ready_seconds)
 
-    def exchange(self, request: bytes, deadline: float) -> bytes:
-        """Send a request and return its reply. The CPU time is charged to the account of the calling thread.
-
-        Args:
-            deadline: The time on `time.monotonic` until which the reply must have arrived.
+    def exchange(self, *requests: bytes, seconds: float) -> bytes:
+        """Send frames and return the reply. The CPU time is charged to the account of the calling thread.
 
         Raises:
-            TimeoutError: There is no reply at the deadline.
+            TimeoutError: There was no reply within `seconds`. The process has been killed.
             EOFError: The process has ended.
         """
         assert self._process is not None
         with charge_process(self._process.pid):
-            self.send(request, deadline)
-            return self.receive(deadline)
+            return self._read_reply(self._process, requests, seconds)
 
-    def send(self, content: bytes, deadline: float) -> None:
-        """Write a frame. It raises the errors of `exchange`."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        descriptor = self._process.stdin.fileno()
-        left = memoryview(HEADER.pack(len(content)) + content)
-        while left:
-            _wait_for(descriptor, select.POLLOUT, deadline)
-            try:
-                left = left[os.write(descriptor, left[: 1 << 20]) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise EOFError from None
-
-    def receive(self, deadline: float) -> bytes:
-        """Read a frame. It raises the errors of `exchange`."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        received, length = bytearray(), HEADER.size
-        while len(received) < length:
-            _wait_for(descriptor, select.POLLIN, deadline)
-            chunk = os.read(descriptor, 1 << 20)
-            if not chunk:
-                raise EOFError
-            received += chunk
-            if length == HEADER.size and len(received) >= HEADER.size:
-                length += HEADER.unpack_from(received)[0]
-        return bytes(memoryview(received)[HEADER.size :])
+    def _read_reply(self, process: subprocess.Popen[bytes], requests: Iterable[bytes], seconds: float) -> bytes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        deadline = time.monotonic() + seconds
+        killer = threading.Timer(seconds, self.kill)
+        killer.start()
+        reply = None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                for request in requests:
+                    write_frame(process.stdin, request)
+                reply = read_frame(process.stdout)
+        finally:
+            killer.cancel()
+            if reply is None:  # Also after an interrupt: the next request must not get the reply to this one.
+                self.kill()
+        if reply is None:
+            raise TimeoutError if time.monotonic() >= deadline else EOFError
+        return reply
 
     def kill(self) -> None:
         """Kill the process, and its child processes if it leads a session. A waiting `exchange` raises EOFError."""
@@ -133,17 +124,14 @@ class ChildProcess:
                 pipe.close()
 
 
-def _wait_for(descriptor: int, event: int, deadline: float) -> None:
-    poll = select.poll()  # `select.select` supports no descriptor beyond 1023.
-    poll.register(descriptor, event)
-    if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
-        raise TimeoutError
-
-
-def read_frames(file: IO[bytes]) -> Iterator[bytes]:
-    """The contents of the frames of a buffered file, until its end."""
-    while len(header := file.read(HEADER.size)) == HEADER.size:
-        yield file.read(HEADER.unpack(header)[0])
+def read_frame(file: IO[bytes]) -> bytes | None:
+    """The content of the next frame of a buffered file; None at its end."""
+    header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    (length,) = HEADER.unpack(header)
+    content = file.read(length)
+    return content if len(content) == length else None
 
 
 def write_frame(file: IO[bytes], content: bytes) -> None:

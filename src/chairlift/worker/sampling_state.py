@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 import numpy.typing as npt
@@ -140,19 +142,14 @@ class SamplingState:
         self.bad_words.pop(row, None)
 
     def _features(self, row: int, params: SamplingParams) -> SamplingFeature:
-        features = SamplingFeature.NONE
-        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-            features |= SamplingFeature.PENALTIES
-        if params.logit_bias:
-            features |= SamplingFeature.LOGIT_BIAS
-        if row in self.stop_ids and len(self.stop_ids[row]):
-            features |= SamplingFeature.MIN_TOKENS
-        if params.logprobs is not None:
-            features |= SamplingFeature.LOGPROBS
-        if params.prompt_logprobs is not None:
-            features |= SamplingFeature.PROMPT_LOGPROBS
-        if params.structured_outputs is not None or params.allowed_token_ids is not None:
-            features |= SamplingFeature.MASK
-        if params.bad_words:
-            features |= SamplingFeature.BAD_WORDS
-        return features
+        has_penalties = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        is_needed = {
+            SamplingFeature.PENALTIES: has_penalties,
+            SamplingFeature.LOGIT_BIAS: params.logit_bias,
+            SamplingFeature.MIN_TOKENS: len(self.stop_ids.get(row, ())),
+            SamplingFeature.LOGPROBS: params.logprobs is not None,
+            SamplingFeature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+            SamplingFeature.MASK: params.structured_outputs is not None or params.allowed_token_ids is not None,
+            SamplingFeature.BAD_WORDS: params.bad_words,
+        }
+        return reduce(or_, (feature for feature, needed in is_needed.items() if needed), SamplingFeature.NONE)

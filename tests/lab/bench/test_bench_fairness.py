@@ -1,4 +1,4 @@
-"""benchmarks/fairness.py on a tiny model: the loads are what it says, and its claims are computed from its calls."""
+"""benchmarks/fairness.py on a tiny model: its workload, and the claims that it computes from the requests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def fairness() -> ModuleType:
         return importlib.import_module("fairness")
 
 
-def test_the_flood_is_twenty_times_as_much_and_the_other_key_sends_the_same(fairness: ModuleType) -> None:
-    load = fairness.Load(rate=5.0, seconds=60.0, input_len=8, output_len=4)
-    light, flood = load.arrivals("light", 1), load.arrivals("heavy", 20)
-    assert light == load.arrivals("light", 1) == sorted(light)
+def test_a_flood_has_twenty_times_as_many_requests_of_one_key(fairness: ModuleType) -> None:
+    workload = fairness.TwoKeyWorkload(rate=5.0, seconds=60.0, input_len=8, output_len=4)
+    light, flood = workload.arrivals("light", 1), workload.arrivals("heavy", 20)
+    assert light == workload.arrivals("light", 1) == sorted(light)
     assert 15 < len(flood) / len(light) < 27
     assert max(flood) < 60
 
@@ -31,19 +31,21 @@ def test_the_flood_is_twenty_times_as_much_and_the_other_key_sends_the_same(fair
 def test_runs_are_measured_on_a_server_and_drawn(
     fairness: ModuleType, tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = fairness.Load(rate=6.0, seconds=0.8, input_len=8, output_len=4)
+    workload = fairness.TwoKeyWorkload(rate=6.0, seconds=0.8, input_len=8, output_len=4)
     monkeypatch.setattr(fairness, "VOCABULARY", 90)
     monkeypatch.setattr(fairness, "POLICIES", ("fair",))
-    runs = fairness.run_all(load, [str(tiny_model_dir("llama")), "--skip-tokenizer-init", "--max-model-len", "64"])
+    runs = fairness.run_policies(
+        workload, [str(tiny_model_dir("llama")), "--skip-tokenizer-init", "--max-model-len", "64"]
+    )
     assert [(run.policy, run.times_as_much) for run in runs] == [("fair", 1), ("fair", 20)]
     for run in runs:
-        assert run.num_sent["light"] == len(run.calls["light"]) == len(load.arrivals("light", 1))
-        assert run.num_sent["heavy"] == len(load.arrivals("heavy", run.times_as_much))
+        assert run.num_sent["light"] == len(run.calls["light"]) == len(workload.arrivals("light", 1))
+        assert run.num_sent["heavy"] == len(workload.arrivals("heavy", run.times_as_much))
     runs += [replace(run, policy="fcfs") for run in runs]
-    flooded = fairness.find(runs, "fair", 20).ttft("light", 50)
+    flooded = fairness.find_run(runs, "fair", 20).ttft("light", 50)
     assert fairness.claims(runs) == {
-        "fair_flood_over_equal": flooded / fairness.find(runs, "fair", 1).ttft("light", 50),
+        "fair_flood_over_equal": flooded / fairness.find_run(runs, "fair", 1).ttft("light", 50),
         "fair_flood_over_fcfs_flood": 1.0,
     }
-    fairness.draw(runs, load, tmp_path / "fairness.png")
+    fairness.draw(runs, workload, tmp_path / "fairness.png")
     assert (tmp_path / "fairness.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/ on a tiny random model: that they measure what they say."""
+"""The scripts in benchmarks/ on a tiny random model."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_profile_step(tiny_model_dir: TinyModel) -> None:
     config = profile.engine_config(str(tiny_model_dir("llama")), [1, 3], 20, 5, 1)
     engine = profile.timed_engine(config, timer)
     for batch_size in (1, 3):
-        taken = profile.decode_steps(engine, timer, batch_size, 20, 5)
-        assert len(taken) == 5
-        assert all(seconds > 0 for step in taken for seconds in step.values()), "every section is met"
-    rows = profile.milliseconds(taken)
+        measured = profile.decode_steps(engine, timer, batch_size, 20, 5)
+        assert len(measured) == 5
+        assert all(seconds > 0 for step in measured for seconds in step.values()), "every section has a time"
+    rows = profile.milliseconds(measured)
     assert 0 < rows["outside the model"] < rows["step"]
     assert vars(decoder)["get_kernels"] is get_kernels
     assert vars(model_runner)["gather_input_batch"] is gather
@@ -57,12 +57,12 @@ def test_profiles_of_two_kernel_sets(tiny_model_dir: TinyModel, capsys: pytest.C
         profile.main()
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(record["milliseconds"]) == ["reference", "torch"]
-    for of_set in record["milliseconds"].values():
-        assert list(of_set) == ["1", "2"]
-        assert all(milliseconds > 0 for of_size in of_set.values() for milliseconds in of_size.values())
+    for by_batch_size in record["milliseconds"].values():
+        assert list(by_batch_size) == ["1", "2"]
+        assert all(milliseconds > 0 for sections in by_batch_size.values() for milliseconds in sections.values())
 
 
-def test_a_timer_counts_every_second_once() -> None:
+def test_each_second_belongs_to_one_section() -> None:
     profile = script("profile_step")
     timer = profile.SectionTimer()
     now = [0.0]
@@ -78,12 +78,12 @@ def test_a_timer_counts_every_second_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile.time, "perf_counter", lambda: now[0])
         timer.wrap("step: rest", lambda: work(outer, whole))()
-    taken = timer.take()
-    met = {name: seconds for name, seconds in taken.items() if seconds}
-    assert met == {"qkv": 2.0, "attention": 1.0, "LM head": 2.0, "step: rest": 1.0}
+    measured = timer.take()
+    nonzero = {name: seconds for name, seconds in measured.items() if seconds}
+    assert nonzero == {"qkv": 2.0, "attention": 1.0, "LM head": 2.0, "step: rest": 1.0}
 
 
-def test_both_engines_give_the_same_tokens(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_engines_generate_the_same_tokens(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
     versus = script("vs_transformers")
     settings = versus.Settings(
         model=str(tiny_model_dir("llama")),
@@ -99,7 +99,7 @@ def test_both_engines_give_the_same_tokens(tiny_model_dir: TinyModel, capsys: py
         num_threads=1,
     )
     pair = versus.run_stage("chairlift", 0, settings), versus.run_stage("transformers", 0, settings)
-    assert versus.identical([pair]) == (5, 5)
+    assert versus.count_identical([pair]) == (5, 5)
     assert pair[0].useful_tokens == pair[1].useful_tokens == sum(map(len, pair[1].tokens.values()))
     versus.report(settings, [pair])
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -107,7 +107,7 @@ def test_both_engines_give_the_same_tokens(tiny_model_dir: TinyModel, capsys: py
     assert record["baseline_is_extrapolated"] is False
 
 
-def test_a_share_of_the_baseline_moves_on_with_the_repeats() -> None:
+def test_each_repeat_times_other_batches_of_the_baseline() -> None:
     versus = script("vs_transformers")
     batches = [[name] for name in "abcd"]
     assert versus.timed_batches(batches, 1.0, 2) == batches
@@ -119,12 +119,12 @@ def test_a_share_of_the_baseline_moves_on_with_the_repeats() -> None:
 def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
     versus = script("vs_transformers")
     settings = versus.Settings(None, 4, 0, "fixed:4", "fixed:4", 2, 1.0, 4, 64, "1MiB", 1)
-    run = versus.Run(2.0, 16, None, {"r0-0": [1, 2]})
+    run = versus.EngineRun(2.0, 16, None, {"r0-0": [1, 2]})
     record = {"settings": asdict(settings), "run": asdict(run)}
     (tmp_path / "chairlift-0.json").write_text(json.dumps(record))
-    assert versus.stage("chairlift", 0, settings, tmp_path) == run
+    assert versus.load_or_make_run("chairlift", 0, settings, tmp_path) == run
     with pytest.raises(SystemExit, match="other settings"):
-        versus.stage("chairlift", 0, replace(settings, num_prompts=8), tmp_path)
+        versus.load_or_make_run("chairlift", 0, replace(settings, num_prompts=8), tmp_path)
 
 
 def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,22 @@ def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture
     (start,) = json.loads(capsys.readouterr().out.splitlines()[-1])["starts"]
     assert 0 < start["ready"] < start["first_token"]
     assert start["peak_bytes"] >= start["idle_bytes"] > 50 << 20
-    assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 4, "float32, and one block besides"
+    assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 4, "float32, with one more block"
+
+
+def test_http_cost(
+    tiny_model_dir: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    http_cost = script("http_cost")
+    folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
+    sizes = ["--streams", "2", "--input-len", "8", "--output-len", "5", "--repeats", "1", "--num-threads", "1"]
+    monkeypatch.setattr(http_cost, "VOCABULARY", range(3, 200))
+    monkeypatch.setattr(http_cost, "NUM_TTFTS", 2)
+    monkeypatch.setattr(sys, "argv", ["http_cost.py", str(folder), *sizes])
+    http_cost.main()
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])["http_cost"]
+    assert 0 < record["chunks_per_output_token"] <= 1.5
+    assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in record["ttft_seconds"].values())
 
 
 def test_concurrency(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,8 +170,8 @@ def test_concurrency(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.C
     ]
     concurrency.main(["--model", str(tiny_model_dir("llama")), "--output", str(picture), *sizes])
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [load["concurrency"] for load in record["concurrency"]] == [1, 3]
-    assert [load["num_requests"] for load in record["concurrency"]] == [4, 6]
+    assert [figures["concurrency"] for figures in record["concurrency"]] == [1, 3]
+    assert [figures["num_requests"] for figures in record["concurrency"]] == [4, 6]
     assert record["concurrency"][0]["mean_batch_size"] == 1
     assert 1 < record["concurrency"][1]["mean_batch_size"] <= 3
     assert [(each["context"], each["batch_size"]) for each in record["contexts"]] == [
@@ -164,17 +179,17 @@ def test_concurrency(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.C
         (40, 1),
         (249, 2),
         (249, 1),
-    ], "the longest context leaves room for 3 steps, 2 before them, and 2 for requests that begin apart"
+    ], "the longest context leaves room for 3 steps, 2 steps before them, and 2 for later starts"
     assert all(each["num_steps"] == 3 and each["itl_min"] > 0 for each in record["contexts"])
     assert "ITL by context" in picture.read_text()
 
 
 def test_contexts_of_a_model() -> None:
     concurrency = script("concurrency")
-    assert concurrency.contexts_of(None, 1024) == [128, 256, 512, 1024]
-    assert concurrency.contexts_of("7,300", 300) == [7, 300]
+    assert concurrency.parse_contexts(None, 1024) == [128, 256, 512, 1024]
+    assert concurrency.parse_contexts("7,300", 300) == [7, 300]
     with pytest.raises(ConfigError, match="contexts must be at most 300 for this model, got 301"):
-        concurrency.contexts_of("301", 300)
+        concurrency.parse_contexts("301", 300)
 
 
 def test_structured_cost(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

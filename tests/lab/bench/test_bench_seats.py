@@ -1,4 +1,4 @@
-"""benchmarks/seats.py on a tiny model: the claims hold, and each one fails where the events say otherwise."""
+"""benchmarks/seats.py on a tiny model: the claims hold, and each claim fails if the events contradict it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def events(seats: ModuleType, tiny_model_dir: Callable[..., Path]) -> list[Event
 
 
 def changed(events: list[Event], index: int, **fields: Any) -> list[Event]:
-    """The events, with other values in one step."""
+    """The events with other values in one step."""
     return [replace(e, **fields) if isinstance(e, Step) and e.step == index else e for e in events]
 
 
@@ -52,8 +52,8 @@ def steps(events: list[Event]) -> list[Step]:
     return [event for event in events if isinstance(event, Step)]
 
 
-def test_every_claim_holds_on_a_real_run(seats: ModuleType, events: list[Event]) -> None:
-    report = seats.Log(events).report()
+def test_all_claims_hold_for_an_engine(seats: ModuleType, events: list[Event]) -> None:
+    report = seats.SeatLog(events).report()
     assert list(report.claims.values()) == [True] * 3
     assert report.num_finished == 49
     assert report.seats_freed == report.seats_taken_next_step == 49 - 8
@@ -61,17 +61,17 @@ def test_every_claim_holds_on_a_real_run(seats: ModuleType, events: list[Event])
     assert report.decodes_beside >= 7 * (report.chunk_steps - 1)
 
 
-def test_a_seat_that_stays_empty_is_noticed(seats: ModuleType, events: list[Event]) -> None:
+def test_a_seat_that_stays_empty_fails_the_first_claim(seats: ModuleType, events: list[Event]) -> None:
     late = next(s for s in steps(events) if s.step > 50 and len(s.admitted) == 1)
     after = steps(events)[late.step + 1]
     moved = changed(events, late.step, admitted=[])
     moved = changed(moved, after.step, admitted=[*late.admitted, *after.admitted])
-    report = seats.Log(moved).report()
+    report = seats.SeatLog(moved).report()
     assert report.seats_taken_next_step == report.seats_freed - 1
     assert list(report.claims.values()) == [False, True, True]
 
 
-def test_jumping_the_queue_is_noticed(seats: ModuleType, events: list[Event]) -> None:
+def test_admission_out_of_order_fails_the_first_claim(seats: ModuleType, events: list[Event]) -> None:
     first, second = [s for s in steps(events) if s.step > 50 and len(s.admitted) == 1][:2]
     swap = {first.admitted[0]: second.admitted[0], second.admitted[0]: first.admitted[0]}
     swapped: list[Event] = [
@@ -85,28 +85,28 @@ def test_jumping_the_queue_is_noticed(seats: ModuleType, events: list[Event]) ->
         else event
         for event in events
     ]
-    report = seats.Log(swapped).report()
+    report = seats.SeatLog(swapped).report()
     assert report.out_of_order > 0
     assert not next(iter(report.claims.values()))
 
 
-def test_a_decode_left_out_is_noticed(seats: ModuleType, events: list[Event]) -> None:
+def test_a_skipped_decode_fails_the_second_claim(seats: ModuleType, events: list[Event]) -> None:
     step = next(s for s in steps(events) if s.step > 20 and not s.finished and not s.admitted)
     columns = ("request_ids", "num_scheduled", "num_computed", "num_new")
-    report = seats.Log(changed(events, step.step, **{name: getattr(step, name)[1:] for name in columns})).report()
+    report = seats.SeatLog(changed(events, step.step, **{name: getattr(step, name)[1:] for name in columns})).report()
     assert report.decodes_left_out == 1
     assert list(report.claims.values()) == [True, False, True]
 
 
-def test_a_lost_block_is_noticed(seats: ModuleType, events: list[Event]) -> None:
+def test_a_lost_block_fails_the_third_claim(seats: ModuleType, events: list[Event]) -> None:
     probe = steps(events)[-1]
-    report = seats.Log(changed(events, probe.step, free_blocks=probe.free_blocks - 1)).report()
+    report = seats.SeatLog(changed(events, probe.step, free_blocks=probe.free_blocks - 1)).report()
     assert (report.free_blocks, report.num_blocks) == (199, 200)
     assert list(report.claims.values()) == [True, True, False]
 
 
-def test_the_picture_shows_every_step_of_every_stay(seats: ModuleType, events: list[Event]) -> None:
-    log = seats.Log(events)
+def test_the_picture_shows_every_step_of_every_interval(seats: ModuleType, events: list[Event]) -> None:
+    log = seats.SeatLog(events)
     cells = list(log.cells())
     drawn = [(cell.seat, cell.step + i) for cell in cells for i in range(cell.length)]
     assert len(drawn) == len(set(drawn)) == sum(len(step.request_ids) for step in log.steps)

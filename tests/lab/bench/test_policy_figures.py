@@ -1,4 +1,4 @@
-"""benchmarks/policy_figures.py: the numbers in docs/policies are still what the policies do."""
+"""benchmarks/policy_figures.py: the numbers in docs/policies are those of the policies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES = ROOT / "docs" / "policies"
 
 
 class NoTime:
-    """Steps take nothing, as under the benchmark's clock."""
+    """A cost model whose steps take no time, as under the clock of the benchmark."""
 
     def seconds(self, shape: StepShape) -> float:
         return 0.0
@@ -58,17 +58,17 @@ def simulated(figures: ModuleType, label: str) -> RecordedRun:
 
 def test_the_page_has_the_numbers_of_these_runs(figures: ModuleType, runs: dict[str, RecordedRun]) -> None:
     page = (PAGES / "README.md").read_text(encoding="utf-8")
-    for table in figures.markdown_tables([figures.numbers(run) for run in runs.values()]):
+    for table in figures.markdown_tables([figures.policy_numbers(run) for run in runs.values()]):
         assert table in page
 
 
 @pytest.mark.parametrize("label", ["continuous/paged", "static(4)/paged"])
-def test_a_model_gives_the_numbers_of_the_simulator(
+def test_an_engine_has_the_numbers_of_the_simulator(
     figures: ModuleType, runs: dict[str, RecordedRun], label: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     model = str(tiny_model_dir("llama", max_position_embeddings=256))
     run, tokens = figures.run_policy(label, load_model(EngineConfig(model, skip_tokenizer_init=True, num_threads=1)))
-    assert figures.numbers(run) == figures.numbers(runs[label])
+    assert figures.policy_numbers(run) == figures.policy_numbers(runs[label])
     assert {name: len(output) for name, output in tokens.items()} == {
         request.request_id: request.output_len for request in figures.make_requests(256)
     }
@@ -82,8 +82,8 @@ def test_every_figure_is_drawn_and_shown_on_a_page(
         for page in PAGES.glob("*.md")
         for name in re.findall(r"images/policies/(.+?)\.png", page.read_text("utf-8"))
     }
-    assert shown == {plate.name for plate in figures.PLATES}
-    for plate in figures.PLATES[:2]:
-        path = figures.draw_plate(plate, runs, tmp_path)
+    assert shown == {figure.name for figure in figures.FIGURES}
+    for figure in figures.FIGURES[:2]:
+        path = figures.draw_figure(figure, runs, tmp_path)
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size < 150_000

@@ -21,9 +21,9 @@ from matplotlib.text import Text
 from chairlift.config import SchedulerConfig
 from chairlift.events import Event, EventList, Step
 from chairlift.lab.report.build import default_title, draw_all, render, svg_of, write_report
+from chairlift.lab.report.figures.batch import lane_cells
 from chairlift.lab.report.figures.drawing import KIND_FILLS, ROW_FILLS, STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.figures.memory_map import FREE, ROUNDING, SHARED, paint
-from chairlift.lab.report.lanes import lane_cells
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
 from chairlift.lab.report.trace import RowKind
 from chairlift.lab.sim.simulator import SimConfig, simulate

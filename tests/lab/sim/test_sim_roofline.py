@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def test_devices_by_name_and_from_a_file(tmp_path: Path) -> None:
     assert find_device("H200").bandwidth == 4.8e12
     assert DEVICES["A100-40GB"].peak_flops == 312e12
     path = tmp_path / "device.json"
-    path.write_text(json.dumps(PLAIN.to_dict()))
+    path.write_text(json.dumps(asdict(PLAIN)))
     assert find_device(str(path)) == PLAIN
 
 
@@ -153,7 +153,7 @@ def test_devices_by_name_and_from_a_file(tmp_path: Path) -> None:
 )
 def test_wrong_fields_of_device_files_are_rejected(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "device.json"
-    path.write_text(json.dumps({**PLAIN.to_dict(), **change}))
+    path.write_text(json.dumps({**asdict(PLAIN), **change}))
     with pytest.raises(ConfigError, match=message):
         find_device(str(path))
 

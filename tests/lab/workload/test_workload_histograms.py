@@ -17,7 +17,6 @@ from chairlift.lab.workload.lengths import (
     HistogramLengths,
     LengthRange,
     UniformLengths,
-    load_histogram,
     paired_lengths,
     parse_lengths,
 )
@@ -77,7 +76,7 @@ def write(folder: Path, content: Any) -> str:
 
 def test_histogram_of_a_file(tmp_path: Path) -> None:
     name = write(tmp_path, {"source": "mine", "input": {"lo": 10, "hi": 30, "bins": 2, "counts": [0, 3]}})
-    assert load_histogram(f"{name}-input") == (10.0, 30.0, (0, 3))
+    assert HistogramLengths.load(f"{name}-input") == HistogramLengths(f"{name}-input", 10.0, 30.0, (0, 3))
     lengths = parse_lengths(f"hist:{name}-input").sample(rng(), 500)
     assert set(lengths) == set(range(20, 31))
 
@@ -96,7 +95,7 @@ def test_histogram_of_a_file(tmp_path: Path) -> None:
 )
 def test_invalid_files_are_rejected(tmp_path: Path, content: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        load_histogram(write(tmp_path, content) + "-input")
+        HistogramLengths.load(write(tmp_path, content) + "-input")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from chairlift.core.continuous_batching import BatchingPolicy
 from chairlift.core.kv.kv_cache_manager import MemoryDemand
@@ -11,15 +10,6 @@ from chairlift.core.running_batch import RunningBatch, StepPlan
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason, Request, WaitReason
-
-
-@dataclass(frozen=True, slots=True)
-class _BlockedHead:
-    """The head of the queue when the batch was closed, and why it is not a member."""
-
-    request: Request
-    reason: WaitReason
-    demand: MemoryDemand
 
 
 class BufferedOutputs:
@@ -76,7 +66,8 @@ class StaticBatching(BatchingPolicy):
         self._runs_to_global = batch.config.static_run_to == "global"
         self._longest_output = 0
         self._num_output_columns = 0
-        self._blocked_head: _BlockedHead | None = None
+        # The head of the queue when the batch was closed, and why it is not a member.
+        self._blocked_head: tuple[Request, WaitReason, MemoryDemand] | None = None
 
     def check(self, request: Request) -> None:
         """Raise RequestError if `static_run_to="global"` and the length of the request's output is not forced."""
@@ -131,9 +122,9 @@ class StaticBatching(BatchingPolicy):
         if not self._batch.running:
             self._start_batch(plan)
         if (head := self._batch.waiting.peek()) is not None:
-            blocked = self._blocked_head
-            if blocked is not None and blocked.request is head:
-                self._batch.block_queue(head, blocked.reason, plan, blocked.demand)
+            first, reason, demand = self._blocked_head or (None, WaitReason.BATCH, None)
+            if first is head:
+                self._batch.block_queue(head, reason, plan, demand)
             else:
                 self._batch.block_queue(head, WaitReason.BATCH, plan)
         if self._batch.running:
@@ -153,7 +144,7 @@ class StaticBatching(BatchingPolicy):
             elif needed > num_available or not batch.allocate(request):
                 reason = WaitReason.MEMORY
             if reason is not None:
-                self._blocked_head = _BlockedHead(request, reason, self._demand(request, needed, num_available))
+                self._blocked_head = request, reason, self._demand(request, needed, num_available)
                 return
             num_available -= needed
             batch.admit(request, plan)

@@ -249,21 +249,21 @@ class ProcessClient(EngineClient):
     def _handle_failure(self, reason: str) -> None:
         """End the requests that are lost, and waiting ones if the policy does not let them wait; schedule a restart."""
         was_unavailable = self.unavailable is not None
-        restart = self._policy.record_failure(self.now())
+        delay, can_wait = self._policy.record_failure(self.now())
         self.last_failure = reason
-        self._next_start = self.now() + restart.delay
-        self.state = "restarting" if restart.can_wait else "cannot_restart"
+        self._next_start = self.now() + delay
+        self.state = "restarting" if can_wait else "cannot_restart"
         lost = self._in_flight.remove_lost()
         logger.error(
             f"the engine died ({reason}): {len(lost)} requests are lost, {len(self._in_flight)} requests wait; "
-            f"restarting it in {restart.delay:.1f} s"
+            f"restarting it in {delay:.1f} s"
         )
         message = f"the engine died ({reason}) and is being restarted: send the request again"
         self._on_failure(lost, EngineDeadError(message))
         if (error := self.unavailable) is not None and not was_unavailable:
             logger.error("%d waiting requests end with an error: %s", len(self._in_flight), error)
             self._on_failure(self._in_flight.clear(), error)
-        self._loop.call_later(restart.delay, self._restart)
+        self._loop.call_later(delay, self._restart)
 
     def _restart(self) -> None:
         if self._is_closed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 FIRST_BACKOFF: Final = 0.5
@@ -14,19 +13,6 @@ MAX_FAILURES: Final = 8
 """Number of failures in a row, each within STABLE_SECONDS of being ready, after which requests do not wait."""
 
 STABLE_SECONDS: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class RestartDecision:
-    """The next restart of an engine that has died or could not be started.
-
-    Attributes:
-        delay: seconds until the restart.
-        can_wait: requests wait for the restart; otherwise they are rejected until the engine is ready again.
-    """
-
-    delay: float
-    can_wait: bool
 
 
 class RestartPolicy:
@@ -47,8 +33,13 @@ class RestartPolicy:
         self._ready_time = now
         self._failure_time = None
 
-    def record_failure(self, now: float) -> RestartDecision:
-        """Record that the engine has died or could not be started; returns the next restart."""
+    def record_failure(self, now: float) -> tuple[float, bool]:
+        """Record that the engine has died or could not be started.
+
+        Returns:
+            The seconds until the next restart, and whether requests wait for it. Otherwise they are rejected until the
+            engine is ready again.
+        """
         if self._failure_time is None:
             self._failure_time = now
         if self._ready_time is not None and now - self._ready_time >= STABLE_SECONDS:
@@ -58,5 +49,5 @@ class RestartPolicy:
         if self._num_failures <= MAX_FAILURES:
             delay = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (self._num_failures - 1))
             if now + delay - self._failure_time <= MAX_WAIT_SECONDS:
-                return RestartDecision(delay, can_wait=True)
-        return RestartDecision(LONGEST_BACKOFF, can_wait=False)
+                return delay, True
+        return LONGEST_BACKOFF, False

@@ -153,9 +153,11 @@ def plan_activations(
     so no scores are stored. The memory of the process (interpreter, libraries, a CUDA context) is not included.
     """
     size = DTYPE_BYTES[dtype]
+    branches = [_attention(layer.attention, limits, size) for layer in config.layers]
+    branches += [_mlp(layer.feed_forward, limits, size) for layer in config.layers]
     return [
         _residual(config, limits, size),
-        _widest(config, limits, size),
+        max(branches, key=lambda item: item.num_bytes),
         _gathered(config, limits, block_size, size, device),
         _masks(config, limits, block_size, size),
         plan_logits(config, limits, LOGIT_BYTES + size, PROMPT_LOGIT_BYTES + size),
@@ -168,13 +170,6 @@ def _residual(config: ModelConfig, limits: SchedulerConfig, size: int) -> Memory
     copies = 4 if all(layer.is_fused for layer in config.layers) else 6
     formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
     return MemoryItem("residual stream", formula, copies * tokens * hidden * size)
-
-
-def _widest(config: ModelConfig, limits: SchedulerConfig, size: int) -> MemoryItem:
-    """The branch with the largest activations."""
-    found = [_attention(layer.attention, limits, size) for layer in config.layers]
-    found += [_mlp(layer.feed_forward, limits, size) for layer in config.layers]
-    return max(found, key=lambda item: item.num_bytes)
 
 
 def _attention(spec: AttentionSpec, limits: SchedulerConfig, size: int) -> MemoryItem:
@@ -197,25 +192,16 @@ def _mlp(spec: FeedForwardSpec, limits: SchedulerConfig, size: int) -> MemoryIte
 
 def _gathered(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int, device: str) -> MemoryItem:
     """The gathered K and V of all attention backends, each of which has its own tile."""
-    found = [_gathered_by(key_size, limits, block_size, size, device) for key_size in _backend_key_sizes(config)]
-    formula, count = join_terms(formula for formula, _ in found), sum(count for _, count in found)
-    return MemoryItem("gathered K and V of a layer", f"2 x {formula} bytes", 2 * count)
-
-
-def _backend_key_sizes(config: ModelConfig) -> list[int]:
-    specs = [layer.attention for layer in config.layers]
-    return [
-        keys
-        for *_, keys in dict.fromkeys((spec.scale, spec.query_size, spec.head_dim, spec.key_size) for spec in specs)
-    ]
-
-
-def _gathered_by(key_size: int, limits: SchedulerConfig, block_size: int, size: int, device: str) -> tuple[str, int]:
-    blocks = -(-limits.max_model_len // block_size)
-    sequence = blocks * block_size * 2 * key_size * size
-    batch = limits.max_num_seqs * sequence
-    formula = f"min(max({TILE_BYTES[device]:,} tile, {sequence:,} sequence), {batch:,} batch)"
-    return formula, min(max(TILE_BYTES[device], sequence), batch)
+    tile, length = TILE_BYTES[device], -(-limits.max_model_len // block_size) * block_size
+    specs = (layer.attention for layer in config.layers)
+    backends = dict.fromkeys((spec.scale, spec.query_size, spec.head_dim, spec.key_size) for spec in specs)
+    formulas, count = [], 0
+    for *_, key_size in backends:
+        sequence = length * 2 * key_size * size
+        batch = limits.max_num_seqs * sequence
+        formulas.append(f"min(max({tile:,} tile, {sequence:,} sequence), {batch:,} batch)")
+        count += min(max(tile, sequence), batch)
+    return MemoryItem("gathered K and V of a layer", f"2 x {join_terms(formulas)} bytes", 2 * count)
 
 
 def _masks(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int) -> MemoryItem:

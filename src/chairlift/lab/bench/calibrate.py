@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         """Write the device as JSON for the option `--device`."""
-        path.write_text(json.dumps(self.device.to_dict(), indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(asdict(self.device), indent=2) + "\n", encoding="utf-8")
 
 
 def calibrate(

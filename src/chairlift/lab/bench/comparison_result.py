@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from chairlift.events import Event
 from chairlift.lab.bench.distribution import MeasuredRange
-from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS, ReportedMetric
-from chairlift.lab.metrics.run import RunMetrics
+from chairlift.lab.metrics.run import REPORTED_METRICS, ReportedMetric, RunMetrics
 from chairlift.lab.report.compare import WasteShares, waste_shares
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.run_log import recorded_run

@@ -15,8 +15,7 @@ from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
 from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
-from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
-from chairlift.lab.metrics.run import RunMetrics, RunTally
+from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device

@@ -21,8 +21,7 @@ from chairlift.lab.bench.workload_options import (
     format_lengths,
     text_tokenizer,
 )
-from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS, ReportedMetric
-from chairlift.lab.metrics.run import RunMetrics, summarize
+from chairlift.lab.metrics.run import REPORTED_METRICS, ReportedMetric, RunMetrics, summarize
 from chairlift.lab.tables import make_table, number, print_report, row_label
 from chairlift.lab.workload.request import WorkloadRequest
 

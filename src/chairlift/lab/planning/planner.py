@@ -143,7 +143,7 @@ class DeploymentPlan:
             "max_model_len": memory.max_model_len,
             "fit": asdict(self.fit),
             "policies": [{**asdict(each.fit), "draws": each.draws} for each in self.policies],
-            "speed": None if self.speed is None else self.speed.to_dict(),
+            "speed": None if self.speed is None else asdict(self.speed),
             "serve": self.serve,
             "notes": self.notes,
         }
@@ -179,7 +179,9 @@ def make_plan(
     pool = planned_pool(config, context, num_blocks)
     limits = config.scheduler_config(pool.max_model_len)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
-    policies = [_policy_fit(other, context, num_blocks, limits, load) for other in every_policy(config)]
+    every_policy = [(kv, arena) for kv in KV_POLICIES for arena in (("buddy",) if kv == "paged" else KV_ARENAS)]
+    configs = [replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None) for kv, arena in every_policy]
+    policies = [_policy_fit(other, context, num_blocks, limits, load) for other in configs]
     speed = None
     if hardware is not None and fit.num_running:
         shape = _shape(model, memory)
@@ -241,15 +243,6 @@ def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_
             f"memory, choose a smaller dtype or model, or lower max_num_batched_tokens, max_num_seqs or max_model_len"
         )
     return left
-
-
-def every_policy(config: EngineConfig) -> list[EngineConfig]:
-    """The configuration with every KV policy, and every arena for reservations."""
-    return [
-        replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None)
-        for kv in KV_POLICIES
-        for arena in (("buddy",) if kv == "paged" else KV_ARENAS)
-    ]
 
 
 def _policy_fit(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -49,10 +49,6 @@ class PredictedSpeed:
     ttft_alone: float | None
     load: str
     run: RunMetrics
-
-    def to_dict(self) -> dict[str, Any]:
-        """The prediction for JSON."""
-        return asdict(self)
 
 
 def predict_speed(

@@ -31,10 +31,8 @@ class _Figure3Request:
 
     def request(self) -> WorkloadRequest:
         """Returns the request with one more output token than output slots, because the last token fills no slot."""
-        tokens = list(range(self.prompt))
-        return WorkloadRequest(
-            self.name, 0.0, tokens, self.output_slots + 1, max_tokens=self.reserved - self.prompt + 1
-        )
+        limit = self.reserved - self.prompt + 1
+        return WorkloadRequest(self.name, 0.0, list(range(self.prompt)), self.output_slots + 1, max_tokens=limit)
 
 
 EXAMPLES = (_Figure3Request("A", 7, 3, 2048, 2038), _Figure3Request("B", 3, 2, 512, 507))

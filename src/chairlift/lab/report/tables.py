@@ -58,10 +58,6 @@ def _pool(run: RecordedRun) -> str:
     return f"{run.trace.num_slots:,} slots ({started.num_blocks:,} blocks of {started.block_size})"
 
 
-def _recomputed(run: RecordedRun) -> str:
-    return _share_of_computed(run, sum(step.num_recomputed for step in run.trace.steps))
-
-
 SECTIONS: dict[str, dict[str, Callable[[RecordedRun], str]]] = {
     "engine": {
         "event log": lambda run: run.source or "none",
@@ -91,7 +87,7 @@ SECTIONS: dict[str, dict[str, Callable[[RecordedRun], str]]] = {
         "steps": lambda run: number(run.metrics.num_steps),
         "batch, mean / peak": lambda run: f"{run.metrics.mean_batch_size:.1f} / {run.metrics.peak_batch_size}",
         "padding tokens": lambda run: _share_of_computed(run, _padding(run)),
-        "recomputed tokens": _recomputed,
+        "recomputed tokens": lambda run: _share_of_computed(run, sum(s.num_recomputed for s in run.trace.steps)),
         "preemptions": lambda run: number(run.metrics.preemptions),
         "KV blocks held, mean": lambda run: _or_none(run.metrics.kv_use_mean, " %", 100),
         "KV blocks held, peak": lambda run: _or_none(run.metrics.kv_use_peak, " %", 100),

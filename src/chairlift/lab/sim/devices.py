@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from chairlift.errors import ConfigError
 
@@ -63,9 +63,6 @@ class Device:
         if not is_valid or not math.isfinite(value):
             raise ConfigError(f"device {self.name}: {name} must be {requirement}, got {value}")
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 _GB: Final = 10**9
 _TERA: Final = 1e12
@@ -82,25 +79,16 @@ DEVICES: Final = {device.name: device for device in _DEVICES}
 
 
 def find_device(name: str) -> Device:
-    """Returns a known device by name, or reads it from a file that `chairlift simulate --calibrate` wrote.
+    """Returns a known device by name, or reads it from a JSON file that `chairlift simulate --calibrate` wrote.
 
     Raises:
-        ConfigError: there is no such device or file, or a field of the file is wrong.
+        ConfigError: there is no such device or file, or a field of the file is missing, unknown or wrong.
     """
     if name in DEVICES:
         return DEVICES[name]
     path = Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(f"device {name!r}: no such device or file; the devices are {', '.join(DEVICES)}")
-    return read_device(path)
-
-
-def read_device(path: Path) -> Device:
-    """Reads a device from a JSON file, an object with the fields of `Device`.
-
-    Raises:
-        ConfigError: the file cannot be read, or a field is missing, unknown or wrong.
-    """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

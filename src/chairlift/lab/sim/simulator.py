@@ -175,11 +175,9 @@ class _SimulationRun:
 
     def _add_due(self) -> None:
         now = self._clock.now()
-        next_time = self._feed.next_time()
-        while next_time is not None and next_time <= now:
-            for item in self._feed.pop_due(now):
+        while due := self._feed.pop_due(now):
+            for item in due:
                 self._add(item, now)
-            next_time = self._feed.next_time()
 
     def _add(self, item: WorkloadRequest, now: float) -> None:
         self._result.num_requests += 1

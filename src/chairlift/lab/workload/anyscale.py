@@ -23,7 +23,6 @@ from chairlift.lab.workload.request import WorkloadRequest
 SEED: Final = 0xCADE
 NUM_REQUESTS: Final = 1000
 PROMPT_LEN: Final = 512
-OPT_VOCAB_SIZE: Final = 50272
 MEAN_OUTPUT_LEN: Final = 128
 CAPS: Final = (32, 128, 512, 1536)
 """The maximum output lengths of the four published workloads."""
@@ -35,18 +34,17 @@ TOKEN_BUDGETS: Final = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
 """By cap: the maximum number of tokens in a step of the continuous systems."""
 
 
-def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int = NUM_REQUESTS) -> list[WorkloadRequest]:
+def throughput_workload(cap: int, count: int = NUM_REQUESTS) -> list[WorkloadRequest]:
     """Returns the requests of the throughput benchmark. All arrive at once, and each has 512 prompt tokens.
 
     Args:
         cap: the maximum output length; one of CAPS for a published workload.
-        vocab_size: token ids are 10..50000, modulo this.
         count: 1000 for the published workload. Another count gives different requests, not a part of it.
 
     Raises:
-        ConfigError: cap, vocab_size or count is less than 1.
+        ConfigError: cap or count is less than 1.
     """
-    prompts, state = _prompts(count, PROMPT_LEN, PROMPT_LEN, vocab_size)
+    prompts, state = _prompts(count, PROMPT_LEN, PROMPT_LEN)
     return _requests(prompts, _output_lens(state, cap, count), [0.0] * count)
 
 
@@ -82,43 +80,36 @@ def _published_output_lens(cap: int) -> tuple[int, ...]:
     return tuple(item.output_len for item in throughput_workload(cap))
 
 
-def latency_workload(
-    request_rate: float,
-    vocab_size: int = OPT_VOCAB_SIZE,
-    count: int = 100,
-    prompt_len: tuple[int, int] = (1, 512),
-) -> list[WorkloadRequest]:
-    """Returns the requests of the latency figures, with Poisson arrivals and outputs of at most 1536 tokens.
+def latency_workload(request_rate: float, count: int = 100) -> list[WorkloadRequest]:
+    """Returns the requests of the latency figures: Poisson arrivals, and outputs of at most 1536 tokens.
+
+    Prompts have 1 to 512 tokens as in the text of the source; its scripts have 128 to 384.
 
     Args:
         request_rate: requests per second; the figures have 1 and 4.
         count: 100 for the published workload.
-        prompt_len: the minimum and the maximum of a uniform distribution; 1..512 in the text, 128..384 in the scripts.
 
     Raises:
-        ConfigError: request_rate is not positive, prompt_len is not a range, or as throughput_workload.
+        ConfigError: request_rate is not positive, or count is less than 1.
     """
     if not 0 < request_rate < float("inf"):
         raise ConfigError(f"request_rate must be a positive number, got {request_rate}")
-    prompts, state = _prompts(count, *prompt_len, vocab_size)
+    prompts, state = _prompts(count, 1, PROMPT_LEN)
     output_lens = _output_lens(state, max(CAPS), count)
     gaps = [0.0, *(state.exponential(1 / request_rate) for _ in range(count - 1))]
     return _requests(prompts, output_lens, np.cumsum(gaps).tolist())
 
 
-def _prompts(count: int, low: int, high: int, vocab_size: int) -> tuple[list[list[int]], np.random.RandomState]:
+def _prompts(count: int, low: int, high: int) -> tuple[list[list[int]], np.random.RandomState]:
     """Returns the prompts, and the generator for the output lengths, which is seeded by the draw after them.
 
     As in the published scripts, all lengths are drawn before the first token, even if `low` equals `high`.
     """
-    for name, value in (("count", count), ("shortest prompt_len", low), ("vocab_size", vocab_size)):
-        if value < 1:
-            raise ConfigError(f"Anyscale workload: {name} must be at least 1, got {value}")
-    if high < low:
-        raise ConfigError(f"Anyscale workload: prompt_len must be (shortest, longest), got ({low}, {high})")
+    if count < 1:
+        raise ConfigError(f"Anyscale workload: count must be at least 1, got {count}")
     source = random.Random(SEED)
     lens = [source.randint(low, high) for _ in range(count)]
-    prompts = [[source.randint(10, 50000) % vocab_size for _ in range(length)] for length in lens]
+    prompts = [[source.randint(10, 50000) for _ in range(length)] for length in lens]
     return prompts, np.random.RandomState(source.randint(0, 1_000_000))
 
 

@@ -5,7 +5,7 @@ uniform:32..512              uniform over 32..512, bounds included
 lognormal:96,0.7,16..512     median 96, sigma 0.7 of the logarithm; values outside 16..512 become the nearer bound
 exp:96,8..384                mean 96; values outside 8..384 become the nearer bound
 exp:128,1..32,reject         values outside 1..32 are drawn again
-hist:sharegpt-input          a bin of the histogram by its count, then uniform in the bin (see `load_histogram`)
+hist:sharegpt-input          a bin of the histogram by its count, then uniform in the bin (see `HistogramLengths`)
 anyscale:1536/4              a quarter of the published output lengths with the cap 1536 (see `anyscale`)
 """
 
@@ -168,7 +168,7 @@ class HistogramLengths:
     """A bin is drawn with a probability proportional to its count, then a length uniformly within the bin.
 
     Attributes:
-        name: as for `load_histogram`.
+        name: as for `load`.
         start, end: the lower bound of the first bin and the upper bound of the last; all bins are equally wide.
     """
 
@@ -181,8 +181,30 @@ class HistogramLengths:
 
     @classmethod
     def load(cls, name: str, within: LengthRange = LengthRange()) -> HistogramLengths:
-        """Reads a histogram with `load_histogram`, which raises its errors."""
-        return cls(name, *load_histogram(name), within)
+        """Reads a histogram.
+
+        A file is a JSON object {"source": TEXT, "input": SIDE, "output": SIDE}; a side is {"lo": 1.0, "hi": 2028.0,
+        "bins": 128, "counts": [128 integers]} with bins of equal width from lo to hi.
+
+        Args:
+            name: one of PUBLISHED_HISTOGRAMS or the path of a file, followed by -input or -output.
+
+        Raises:
+            ConfigError: there is no such file, or a field is missing or wrong.
+        """
+        base, _, side = name.rpartition("-")
+        if side not in HISTOGRAM_SIDES or not base:
+            raise ConfigError(f"a histogram must be NAME-input or NAME-output, got {name!r}; {_known_histograms()}")
+        text = _read_histogram(base)
+        try:
+            fields = json.loads(text)[side]
+            low, high, counts = float(fields["lo"]), float(fields["hi"]), tuple(fields["counts"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"histogram {base}: {side!r} must be an object with lo, hi, bins and counts ({error!r})"
+            ) from None
+        _check_histogram(base, side, low, high, counts, fields.get("bins", len(counts)))
+        return cls(name, low, high, counts, within)
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
         chances = np.array(self.counts) / sum(self.counts)
@@ -193,33 +215,6 @@ class HistogramLengths:
 
     def __str__(self) -> str:
         return f"hist:{self.name}{self.within.suffix()}"
-
-
-def load_histogram(name: str) -> tuple[float, float, tuple[int, ...]]:
-    """Reads a histogram; returns the start of the first bin, the end of the last one, and the counts.
-
-    A file is a JSON object {"source": TEXT, "input": SIDE, "output": SIDE}; a side is {"lo": 1.0, "hi": 2028.0, "bins":
-    128, "counts": [128 integers]} with bins of equal width from lo to hi.
-
-    Args:
-        name: one of PUBLISHED_HISTOGRAMS or the path of a file, followed by -input or -output.
-
-    Raises:
-        ConfigError: there is no such file, or a field is missing or wrong.
-    """
-    base, _, side = name.rpartition("-")
-    if side not in HISTOGRAM_SIDES or not base:
-        raise ConfigError(f"a histogram must be NAME-input or NAME-output, got {name!r}; {_known_histograms()}")
-    text = _read_histogram(base)
-    try:
-        fields = json.loads(text)[side]
-        low, high, counts = float(fields["lo"]), float(fields["hi"]), tuple(fields["counts"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"histogram {base}: {side!r} must be an object with lo, hi, bins and counts ({error!r})"
-        ) from None
-    _check_histogram(base, side, low, high, counts, fields.get("bins", len(counts)))
-    return low, high, counts
 
 
 def _read_histogram(base: str) -> str:

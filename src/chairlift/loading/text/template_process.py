@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import threading
-import time
 from typing import Any
 
 from chairlift.errors import RequestError
@@ -53,7 +52,7 @@ class TemplateProcess(ChildProcess):
                 self.start()
                 seconds = START_SECONDS
             try:
-                answer: dict[str, Any] = json.loads(self.exchange(content, time.monotonic() + seconds))
+                answer: dict[str, Any] = json.loads(self.exchange(content, seconds=seconds))
             except (OSError, EOFError):
                 self.close()
                 problem = f"was stopped: it gave no answer within {seconds:g} s, or exceeded a limit of time or memory"

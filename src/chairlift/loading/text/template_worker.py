@@ -17,7 +17,7 @@ import jinja2
 
 from chairlift.loading.text.marked_text import MarkedText, from_spans, template_spans, template_text
 from chairlift.loading.text.template_sandbox import compile_template, undeclared_variables
-from chairlift.system.child_process import read_frames, write_frame
+from chairlift.system.child_process import read_frame, write_frame
 
 CPU_SECONDS = 2.0
 MEMORY_BYTES = 1 << 30
@@ -139,7 +139,7 @@ def _error(kind: str, message: str) -> dict[str, Any]:
 def main() -> None:
     """Answer requests until the parent process closes the pipe."""
     limit_process()
-    for request in read_frames(sys.stdin.buffer):
+    while (request := read_frame(sys.stdin.buffer)) is not None:
         _limit_cpu_time(1.5 * CPU_SECONDS)
         write_frame(sys.stdout.buffer, json.dumps(answer(json.loads(request))).encode())
 

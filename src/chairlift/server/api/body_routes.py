@@ -15,7 +15,7 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.server.api.chat import ChatServing
 from chairlift.server.api.completions import CompletionServing
-from chairlift.server.api.messages import MessagesServing, with_messages_errors
+from chairlift.server.api.messages import MessagesServing
 from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.api.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from chairlift.server.api.protocol.completions import CompletionRequest, CompletionResponse
@@ -117,8 +117,8 @@ def _is_json(request: Request) -> bool:
 
 
 def body_routers(endpoints: Endpoints, route_class: type[APIRoute]) -> list[APIRouter]:
-    """The routes of endpoints with a request body. The error responses of /v1/messages have the form of Anthropic."""
-    return [_openai_router(endpoints, route_class), _anthropic_router(endpoints, with_messages_errors(route_class))]
+    """The routes of endpoints with a request body."""
+    return [_openai_router(endpoints, route_class), _anthropic_router(endpoints, route_class)]
 
 
 def _error_responses(model: type[BaseModel], statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:

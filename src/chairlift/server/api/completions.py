@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -89,11 +89,7 @@ class CompletionServing(Serving[CompletionRequest, RequestPlan]):
         return TextOffsets(tokenizer, start, hidden)
 
     def _choice(
-        self,
-        call: CompletionCall,
-        index: int,
-        output: RequestOutput,
-        answer: CompletionOutput,
+        self, call: CompletionCall, index: int, output: RequestOutput, answer: CompletionOutput
     ) -> CompletionResponseChoice:
         body = call.body
         if body.is_echo_only:
@@ -134,14 +130,6 @@ def _mean_logprob(answer: CompletionOutput) -> float:
     return sum(position.token.logprob for position in logprobs) / max(1, len(logprobs))
 
 
-@dataclass(slots=True)
-class _PromptEcho:
-    """The prompt of one generation, which is sent once for each of its answers."""
-
-    positions: list[TokenLogprobs | None]
-    is_sent: bool = False
-
-
 class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):
     """Writes the chunks of one completion."""
 
@@ -150,22 +138,19 @@ class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):
         super().__init__("text_completion", call, serving.logprob_writer(body.return_tokens_as_token_ids))
         self._serving = serving
         self._offsets: defaultdict[int, TextOffsets] = defaultdict(lambda: serving.answer_offsets(body, 0))
-        self._echoes = [_PromptEcho([], is_sent=not body.echo) for _ in call.generations]
-
-    def opening(self) -> bytes:
-        return b""
+        self._echoes: list[list[TokenLogprobs | None] | None] = [[] if body.echo else None for _ in call.generations]
+        """The logprobs of each prompt that are still to be sent with its text; None if the prompt has been sent."""
 
     def size(self, index: int, output: RequestOutput) -> int:
-        echo = self._echoes[index]
-        return output_size(output) + (0 if echo.is_sent else ENTRIES_PER_POSITION * len(echo.positions))
+        return output_size(output) + ENTRIES_PER_POSITION * len(self._echoes[index] or ())
 
     def delta(self, index: int, output: RequestOutput) -> bytes:
-        echo = self._echoes[index]
-        chunks = b""
-        if not echo.is_sent:
-            echo.positions += output.prompt_logprobs or []
-            if self.call.body.logprobs is None or len(echo.positions) == len(output.prompt_token_ids):
-                chunks = self._echo(index, output)
+        chunks, positions = b"", self._echoes[index]
+        if positions is not None:
+            positions += output.prompt_logprobs or []
+            if self.call.body.logprobs is None or len(positions) == len(output.prompt_token_ids):
+                self._echoes[index] = None
+                chunks = self._echo(index, output, positions)
         return chunks + super().delta(index, output)
 
     def closing(self) -> bytes:
@@ -173,15 +158,13 @@ class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):
             self.call.usage.completion_tokens = 0
         return super().closing()
 
-    def _echo(self, index: int, output: RequestOutput) -> bytes:
+    def _echo(self, index: int, output: RequestOutput, positions: list[TokenLogprobs | None]) -> bytes:
         body = self.call.body
-        self._echoes[index].is_sent = True
         text = self._serving.echo_text(body, output)
         chunks = []
         for choice in range(index * body.num_choices(), (index + 1) * body.num_choices()):
             logprobs = NULL
             if body.logprobs is not None:
-                positions = self._echoes[index].positions
                 logprobs = encode(self._serving.echo_logprobs(self.logprobs, body, output, positions))
                 self._offsets[choice] = self._serving.answer_offsets(body, len(text))
             chunks.append(self.chunk(choice, b'"text":%b' % encode(text), logprobs))

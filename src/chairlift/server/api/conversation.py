@@ -20,11 +20,7 @@ from chairlift.server.preparation.request_plan import RequestPlan, attribute_err
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_formats import FORCED_CALLS, CallFormat, tool_call_format
 from chairlift.server.tools.reasoning_parser import ReasoningParser, reasoning_format
-from chairlift.server.tools.tool_constraints import (
-    arguments_constraint,
-    calls_constraint,
-    lazy_calls_constraint,
-)
+from chairlift.server.tools.tool_constraints import arguments_constraint, calls_constraint, lazy_calls_constraint
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
@@ -51,16 +47,11 @@ class ChatPlan(RequestPlan):
 
 @dataclass(frozen=True, slots=True)
 class _ToolSelection:
-    """The tools of one request, and the mode of `select_tools`."""
+    """The tools of one request, and the mode of `select_tools`. `named` and `required` permit only calls."""
 
     tools: list[FunctionTool]
     mode: str
     is_parallel: bool
-
-    @property
-    def is_forced(self) -> bool:
-        """Whether the answer consists of tool calls alone."""
-        return self.mode in ("named", "required")
 
     @property
     def strict_tool(self) -> str | None:
@@ -167,7 +158,7 @@ class ConversationPlanner:
                 "keep only one of these constraints",
                 "tool_choice",
             )
-        if structure is not None or tools.is_forced:
+        if structure is not None or tools.mode in ("named", "required"):
             constraint = constraint or structure
             assert constraint is not None, "forced calls are constrained"
             constraint = replace(constraint, reasoning=reasoning)

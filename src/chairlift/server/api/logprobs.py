@@ -68,10 +68,7 @@ class LogprobWriter:
 
     def chat(self, position: TokenLogprobs) -> dict[str, Any]:
         """The form of chat completions and responses."""
-        return {
-            **self._chat_entry(position.token),
-            "top_logprobs": [self._chat_entry(entry) for entry in position.top],
-        }
+        return {**self._chat_entry(position.token), "top_logprobs": [self._chat_entry(entry) for entry in position.top]}
 
     def chat_json(self, positions: Sequence[TokenLogprobs]) -> bytes:
         """The entries of `chat` as a JSON list. Positions are encoded one by one, because the objects of an answer with

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -27,10 +23,12 @@ from chairlift.server.api.protocol.messages import (
 )
 from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
 from chairlift.server.api.stream_chunks import encode, to_named_event
-from chairlift.server.http.error_responses import describe_error, error_body
+from chairlift.server.http.error_responses import error_body
 from chairlift.server.tools.answer_parser import DeltaToolCall
 
 MessagesCall = ApiCall[MessagesRequest, ChatPlan]
+
+PATHS: Final = ("/v1/messages", "/v1/messages/count_tokens")
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -182,22 +180,7 @@ def _error_info(status: int, message: str) -> MessagesErrorInfo:
     return MessagesErrorInfo(type=ERROR_TYPES.get(status, "api_error"), message=message)
 
 
-def with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
-    """A route class whose error responses have the form of Anthropic."""
-
-    class MessagesRoute(base):  # type: ignore[misc, valid-type]
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def handle_with_errors(request: Request) -> Response:
-                try:
-                    response: Response = await handle(request)
-                except (RequestValidationError, ChairliftError, HTTPException) as error:
-                    status, info, headers = describe_error(request, error)
-                    body = MessagesError(error=_error_info(status, info.message))
-                    return JSONResponse(body.model_dump(), status_code=status, headers=headers)
-                return response
-
-            return handle_with_errors
-
-    return MessagesRoute
+def messages_error_response(status: int, message: str, headers: Mapping[str, str] | None) -> JSONResponse:
+    """A response with an error in the form of Anthropic."""
+    body = MessagesError(error=_error_info(status, message))
+    return JSONResponse(body.model_dump(), status_code=status, headers=headers)

@@ -23,7 +23,7 @@ from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.models import check_model
 from chairlift.server.api.protocol.base import RequestBody, UsageInfo
 from chairlift.server.api.protocol.sampling import EngineFields, SamplingFields
-from chairlift.server.api.stream_chunks import DONE, NULL, encode, to_event
+from chairlift.server.api.stream_chunks import DONE, NULL, encode
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.preparation.preparation import Preparation
@@ -84,9 +84,9 @@ class ApiCall(Generic[Fields, Plans]):
 class StreamWriter(ABC):
     """Writes the events of one call as bytes. What one method returns is sent as one chunk."""
 
-    @abstractmethod
     def opening(self) -> bytes:
-        """The events before the first token."""
+        """The events before the first token; may be empty."""
+        return b""
 
     def size(self, index: int, output: RequestOutput) -> int:
         """The size of an output that `delta` writes. Large outputs are written on a thread (see `output_size`)."""
@@ -102,7 +102,7 @@ class StreamWriter(ABC):
 
     def failure(self, error: ChairliftError) -> bytes:
         """The events that end a stream which has failed."""
-        return to_event(error_body(error)[1].model_dump_json().encode()) + DONE
+        return b"data: %b\n\n" % error_body(error)[1].model_dump_json().encode() + DONE
 
 
 class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):

@@ -18,11 +18,6 @@ DONE: Final = b"data: [DONE]\n\n"
 """The event that ends a stream of OpenAI's completions API."""
 
 
-def to_event(body: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: %b\n\n" % body
-
-
 def to_named_event(name: str, body: bytes) -> bytes:
     """One server-sent event with an event type."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), body)

@@ -20,7 +20,7 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api import engine, health, models, requests
+from chairlift.server.api import engine, health, messages, models, requests
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.body_routes import body_routers, make_endpoints, prepared_route_class
 from chairlift.server.api.conversation import ConversationPlanner
@@ -126,4 +126,7 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
 
 
 async def _respond_to_error(request: Request, error: Exception) -> JSONResponse:
-    return error_response(*describe_error(request, error))
+    status, info, headers = describe_error(request, error)
+    if request.method == "POST" and request.url.path in messages.PATHS:
+        return messages.messages_error_response(status, info.message, headers)
+    return error_response(status, info, headers)

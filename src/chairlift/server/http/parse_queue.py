@@ -8,7 +8,8 @@ packet --> one slice is parsed --> the rest waits, and its connection stops read
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -20,38 +21,29 @@ MAX_PIPELINED: Final = 16
 """The maximum number of parsed requests of one connection that wait for the responses to earlier requests."""
 
 
-class SlicedConnection(Protocol):
-    """A connection that parses in slices."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def parse_slice(self) -> None:
-        """Parse one slice of the bytes that have arrived."""
-
-
 class ParseQueue:
     """Lets the connections of one event loop parse in rotation, one slice in each iteration of the loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[SlicedConnection, None] = {}
+        self._waiting: dict[Callable[[], None], None] = {}
 
     @property
     def has_waiting(self) -> bool:
         """Whether any connection waits to parse its next slice."""
         return bool(self._waiting)
 
-    def add(self, connection: SlicedConnection) -> None:
-        """Schedule a call of `parse_slice` of a connection. A connection that already waits is not added again."""
+    def add(self, loop: asyncio.AbstractEventLoop, parse_slice: Callable[[], None]) -> None:
+        """Schedule a call of the function with which a connection parses a slice, unless it waits already."""
         if not self._waiting:
-            connection.loop.call_soon(self._run)
-        self._waiting[connection] = None
+            loop.call_soon(self._run, loop)
+        self._waiting[parse_slice] = None
 
-    def _run(self) -> None:
-        connection = next(iter(self._waiting))
-        del self._waiting[connection]
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        parse_slice = next(iter(self._waiting))
+        del self._waiting[parse_slice]
         if self._waiting:
-            connection.loop.call_soon(self._run)
-        connection.parse_slice()
+            loop.call_soon(self._run, loop)
+        parse_slice()
 
 
 class PausableFlowControl(FlowControl):

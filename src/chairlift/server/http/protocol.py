@@ -92,13 +92,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     Args:
         parse_queue: The queue of the event loop.
-        options: Those of uvicorn's protocol.
+        args, options: Those of uvicorn's protocol.
     """
 
     flow: PausableFlowControl
 
-    def __init__(self, limits: ServerLimits, parse_queue: ParseQueue, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, limits: ServerLimits, parse_queue: ParseQueue, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.limits = limits
         self.parse_queue = parse_queue
         self._head = FieldLines()
@@ -150,7 +150,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _parse_later(self) -> None:
         self.flow.hold()
         if self._can_parse:
-            self.parse_queue.add(self)
+            self.parse_queue.add(self.loop, self.parse_slice)
 
     @property
     def _can_parse(self) -> bool:

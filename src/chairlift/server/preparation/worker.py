@@ -33,7 +33,7 @@ from chairlift.server.preparation.worker_process import (
     WorkerSetup,
     tokenizer_fingerprint,
 )
-from chairlift.system.child_process import limit_memory, read_frames, write_frame
+from chairlift.system.child_process import limit_memory, read_frame, write_frame
 from chairlift.system.cpu_account import charge_cpu_time_to
 
 MEMORY_BYTES: Final = 4 << 30
@@ -76,15 +76,14 @@ def main() -> None:
     os.dup2(2, 1)
     limit_memory(MEMORY_BYTES)
     os.nice(NICENESS)
-    frames = read_frames(sys.stdin.buffer)
-    if (frame := next(frames, None)) is None:
+    if (frame := read_frame(sys.stdin.buffer)) is None:
         return
     setup: WorkerSetup = pickle.loads(frame)
     planners = _load_planners(setup)
     # The collector would repeatedly traverse the millions of objects that a body can consist of.
     gc.freeze()
     gc.disable()
-    for frame in frames:
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
         cpu_seconds: list[float] = []
         with charge_cpu_time_to(cpu_seconds.append, time.process_time):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -121,12 +120,13 @@ class PreparationProcess(ChildProcess):
         return outcome, reply.cpu_seconds
 
     def _exchange_body(self, endpoint: str, body: bytes, seconds: float) -> WorkerReply:
+        requests = [pickle.dumps((endpoint, body))]
         if not self.is_running:
             self.start()
-            self.send(pickle.dumps(self._setup), time.monotonic() + START_SECONDS)
+            requests.insert(0, pickle.dumps(self._setup))
             seconds += START_SECONDS
         self._cpu_seconds_before = self._total_cpu_seconds()
-        reply = pickle.loads(self.exchange(pickle.dumps((endpoint, body)), time.monotonic() + seconds))
+        reply = pickle.loads(self.exchange(*requests, seconds=seconds))
         assert isinstance(reply, WorkerReply)
         return reply
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import string
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +27,26 @@ class DeltaMessage:
     tool_calls: list[DeltaToolCall] = field(default_factory=list)
 
 
-class AnswerParser(Protocol):
+class AnswerParser(ABC):
     """Splits the text of one answer while it arrives. The sum of the deltas does not depend on how the text is cut."""
 
+    @abstractmethod
     def feed(self, text: str) -> DeltaMessage:
         """Return what is certain after this text. Text that may begin a marker is held back."""
-        ...
 
     def finish(self) -> DeltaMessage:
         """Return the text that was held back, at the end of the answer."""
-        ...
+        return DeltaMessage()
 
 
-class PlainTextParser:
+class PlainTextParser(AnswerParser):
     """Returns all text as content."""
 
     def feed(self, text: str) -> DeltaMessage:
         return DeltaMessage(content=text)
 
-    def finish(self) -> DeltaMessage:
-        return DeltaMessage()
 
-
-class NamedToolParser:
+class NamedToolParser(AnswerParser):
     """Returns all text as the arguments of one call of a known tool."""
 
     def __init__(self, name: str, id_length: int | None) -> None:
@@ -61,13 +58,9 @@ class NamedToolParser:
         if not text:
             return DeltaMessage()
         is_first, self._has_started = not self._has_started, True
-        call = DeltaToolCall(
-            0, new_call_id(self._id_length) if is_first else None, self._name if is_first else None, text
-        )
+        call_id = new_call_id(self._id_length) if is_first else None
+        call = DeltaToolCall(0, call_id, self._name if is_first else None, text)
         return DeltaMessage(tool_calls=[call])
-
-    def finish(self) -> DeltaMessage:
-        return DeltaMessage()
 
 
 def overlap(text: str, markers: tuple[str, ...]) -> int:

@@ -54,7 +54,7 @@ class _ReasoningState(enum.Enum):
     ANSWER = enum.auto()
 
 
-class ReasoningParser:
+class ReasoningParser(AnswerParser):
     """Returns the reasoning at the start of an answer, and parses the text after it with another parser.
 
     Args:

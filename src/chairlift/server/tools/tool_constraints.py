@@ -31,14 +31,8 @@ def calls_constraint(tools: list[FunctionTool], is_parallel: bool) -> Structured
         root = f"#/$defs/tool{index}"
         definitions[f"tool{index}"] = _rebase_references(tool.function.parameters or ANY_OBJECT, root)
         properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": root}}
-        items.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
+        call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        items.append(call)
     maximum = {} if is_parallel else {"maxItems": 1}
     schema = {"type": "array", "minItems": 1, **maximum, "items": {"anyOf": items}, "$defs": definitions}
     return StructuredOutputs(json=schema)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import re
+from collections.abc import Callable
 
-from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall, new_call_id, overlap
+from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall, new_call_id, overlap
 from chairlift.server.tools.call_formats import CallFormat
 from chairlift.server.tools.call_scanner import CallScanner
 
@@ -18,20 +18,11 @@ MAX_UNNAMED_CHARACTERS = 512
 """An object without a name in this many characters is not a call. The limit bounds the text that is scanned twice."""
 
 
-class _ParserState(enum.Enum):
-    """CONTENT -> CALLS (between two calls) -> CALL -> CALLS ... -> CONTENT."""
-
-    START = enum.auto()
-    CONTENT = enum.auto()
-    CALLS = enum.auto()
-    CALL = enum.auto()
-
-
-class ToolParser:
+class ToolParser(AnswerParser):
     """Splits one answer into content and tool calls.
 
     Text that is not a valid call of a known tool is returned unchanged, as content. White space around calls is
-    removed.
+    removed. The states are: content -> between calls -> in a call -> between calls ... -> content.
 
     Args:
         names: the names of the known tools.
@@ -42,7 +33,8 @@ class ToolParser:
         self._form = form
         self._names = names
         self._max_calls = max_calls
-        self._state = _ParserState.START
+        self._advance: Callable[[], bool] = self._start
+        """Processes one element of the held text in the current state; returns False if more text is needed."""
         self._held = ""
         self._raw = ""  # The text since the opening or the last call: content, if no call follows.
         self._space = ""
@@ -59,10 +51,10 @@ class ToolParser:
         return self._take()
 
     def finish(self) -> DeltaMessage:
-        if self._state is _ParserState.CALL and self._scanner.name is None:
+        if self._advance == self._in_call and self._scanner.name is None:
             self._raw += self._scanned_from
-        if self._state is not _ParserState.CALL or self._scanner.name is None:
-            is_between = self._state is _ParserState.CALLS and not (self._raw + self._held).strip(SEPARATORS)
+        if self._advance != self._in_call or self._scanner.name is None:
+            is_between = self._advance == self._between_calls and not (self._raw + self._held).strip(SEPARATORS)
             if not (is_between and self._num_calls):
                 self._add_content(self._raw + self._held)
         if not self._num_calls:
@@ -81,34 +73,19 @@ class ToolParser:
         self._space = text[len(shown) :]
         self._piece.content += shown
 
-    def _advance(self) -> bool:
-        """Process one element of the held text; return False if more text is needed."""
-        match self._state:
-            case _ParserState.START:
-                return self._start()
-            case _ParserState.CONTENT:
-                return self._look_for_opening()
-            case _ParserState.CALLS:
-                return self._between_calls()
-            case _ParserState.CALL:
-                return self._in_call()
-
     def _start(self) -> bool:
         text = self._held.lstrip()
         if not text:
             return False
-        self._state = _ParserState.CONTENT
+        self._advance = self._look_for_opening
         is_opening = any(m.startswith(text) or text.startswith(m) for m in self._form.openings)
         if self._form.is_bare and text[0] in "{[" and not is_opening:
             self._raw, self._held = self._held[: -len(text)], text
-            self._state = _ParserState.CALLS
+            self._advance = self._between_calls
         return True
 
     def _look_for_opening(self) -> bool:
-        found = min(
-            ((at, -len(m), m) for m in self._form.openings if (at := self._held.find(m)) >= 0),
-            default=None,
-        )
+        found = min(((at, -len(m), m) for m in self._form.openings if (at := self._held.find(m)) >= 0), default=None)
         if found is None:
             keep = overlap(self._held, self._form.openings)
             self._add_content(self._held[: len(self._held) - keep])
@@ -117,7 +94,7 @@ class ToolParser:
         at, _, opening = found
         self._add_content(self._held[:at])
         self._raw, self._held = opening, self._held[at + len(opening) :]
-        self._state = _ParserState.CALLS
+        self._advance = self._between_calls
         return True
 
     def _between_calls(self) -> bool:
@@ -134,7 +111,7 @@ class ToolParser:
         elif self._held[0] == "{":
             self._scanner, self._scanned_from, self._has_call_started = CallScanner(), "{", False
             self._held = self._held[1:]
-            self._state = _ParserState.CALL
+            self._advance = self._in_call
         else:
             return self._parse_name_first()
         return True
@@ -147,14 +124,14 @@ class ToolParser:
             if self._raw.strip(SEPARATORS):  # There was no call between the markers.
                 self._add_content(self._raw + marker)
             self._raw = ""
-            self._state = _ParserState.CONTENT
+            self._advance = self._look_for_opening
 
     def _parse_name_first(self) -> bool:
         found = NAMED_CALL.match(self._held) if self._form.names_first else None
         if found is not None and found[1] in self._names:
             self._held = f'"name": "{found[1]}", "arguments": {self._held[found.end() :]}'
             self._scanner, self._scanned_from, self._has_call_started = CallScanner(), found[0], False
-            self._state = _ParserState.CALL
+            self._advance = self._in_call
             return True
         might_be = self._form.names_first and re.fullmatch(r"[\w.:-]+(?:\[\w*\]?\w*){0,2}\s*", self._held)
         if found is None and might_be and len(self._held) < MAX_NAMED_CALL_CHARACTERS:
@@ -183,7 +160,7 @@ class ToolParser:
             return bool(self._held)
         self._num_calls += 1
         self._raw = ""
-        self._state = _ParserState.CALLS
+        self._advance = self._between_calls
         return True
 
     def _add_call_delta(self, name: str) -> None:
@@ -200,4 +177,4 @@ class ToolParser:
         """Return the text since the opening, and the next character, as content."""
         self._add_content(self._raw + self._held[0])
         self._raw, self._held = "", self._held[1:]
-        self._state = _ParserState.CONTENT
+        self._advance = self._look_for_opening

@@ -46,20 +46,18 @@ TOKEN_IDS, TEXT, MESSAGES = "ids", "text", "messages"
 class ServeOptions(WorkloadOptions):
     """The workload and the server that it is sent to. Decoding is greedy.
 
+    `chairlift bench serve --help` describes the fields that are not listed here.
+
     Attributes:
         base_url: URL of the server, with or without /v1.
         backend: "openai" sends completions with token ids, or with text if the server rejects them; "openai-chat" sends
             conversations.
-        model: name of the model; None takes the only model of the server.
-        vocab_size: limit of the token ids in prompts.
         tokenizer: model (see `EngineConfig.model`) whose tokenizer measures the texts of a trace.
         ignore_eos: forces the output lengths, with an extension of OpenAI's API that vLLM has too. Otherwise a length
             is the `max_tokens` of its request.
         num_warmups: number of unmeasured requests before the workload, after a first one that tests the server.
         goodput: objectives (see `Objectives.parse`).
         percentile_metrics: latencies to report, names of LATENCIES.
-        metric_percentiles: percentiles to report of each latency.
-        timeout: seconds without data after which a request fails.
 
     Raises:
         ConfigError: a value is out of range. The message names the option, the value and the limit.

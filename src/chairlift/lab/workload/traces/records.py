@@ -129,19 +129,16 @@ def csv_records(path: Path) -> Iterator[TraceRecord]:
 
 
 def json_records(path: Path) -> Iterator[TraceRecord]:
-    """Yields the objects of a JSON lines file, without blank lines."""
+    """Yields the objects of a JSON lines file, without blank lines. A null field counts as missing."""
     with open_text_file(path) as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _json_record(f"{path}: line {number}", line)
-
-
-def _json_record(place: str, text: str) -> TraceRecord:
-    """Parses one JSON object; a null field counts as missing."""
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{place}: not valid JSON ({error})") from None
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{place}: must be a JSON object, got {text.strip():.80}")
-    return TraceRecord(place, {name: value for name, value in fields.items() if value is not None})
+            if not line.strip():
+                continue
+            place = f"{path}: line {number}"
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{place}: not valid JSON ({error})") from None
+            if not isinstance(fields, dict):
+                raise ConfigError(f"{place}: must be a JSON object, got {line.strip():.80}")
+            yield TraceRecord(place, {name: value for name, value in fields.items() if value is not None})

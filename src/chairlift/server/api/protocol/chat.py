@@ -95,14 +95,10 @@ class AssistantMessage(RequestBody):
         content = self.refusal if self.content is None else plain_text(self.content)
         if content is None and not self.tool_calls:
             raise RequestError("messages: a message of the assistant must have content or tool_calls", "messages")
-        message: dict[str, Any] = {"role": "assistant", "content": content or ""}
-        if self.name is not None:
-            message["name"] = self.name
-        if self.reasoning_content is not None:
-            message["reasoning_content"] = self.reasoning_content
-        if self.tool_calls:
-            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
-        return message
+        calls = [_call_for_template(call) for call in self.tool_calls or []] or None
+        others = {"name": self.name, "reasoning_content": self.reasoning_content, "tool_calls": calls}
+        given = {name: value for name, value in others.items() if value is not None}
+        return {"role": "assistant", "content": content or "", **given}
 
 
 def _call_for_template(call: ToolCallParam) -> dict[str, Any]:

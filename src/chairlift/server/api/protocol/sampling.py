@@ -15,8 +15,7 @@ from chairlift.server.api.protocol.item_limits import limit_entries
 from chairlift.structured_outputs import MAX_CHOICES, StructuredOutputs
 
 RequestId = Annotated[
-    str,
-    Field(min_length=1, max_length=128, pattern=r"^\.*[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*$"),
+    str, Field(min_length=1, max_length=128, pattern=r"^\.*[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*$")
 ]
 """An id that the client chooses. It is written to logs and is a segment of the path `/v1/requests/{id}`. It consists of
 characters that need no escapes there (RFC 3986, section 3.3), and not of dots alone, which clients remove (5.2.4)."""

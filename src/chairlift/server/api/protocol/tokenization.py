@@ -12,13 +12,7 @@ from chairlift.server.api.protocol.chat import ChatCompletionRequest, ChatMessag
 from chairlift.server.api.protocol.item_limits import MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.api.protocol.tools import FunctionTool
 
-CHAT_ONLY_FIELDS = (
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "chat_template_kwargs",
-    "tools",
-)
+CHAT_ONLY_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
 class TokenizeRequest(RequestBody):
