@@ -344,25 +344,20 @@ def logprobs(
         IndexError: A token id is out of range.
     """
 
-def measure_dot_u8s8(seconds: float) -> float:
+def measure_products(unit: str, seconds: float) -> float:
     """
-    Measure dot products of unsigned by signed bytes on all threads.
+    Measure the products of one unit on all threads.
 
     Args:
+        unit: "dot_u8s8" (unsigned by signed bytes), "dot_u4s8" (the same where the unsigned bytes are below 16), "fma"
+            (float32), "tile_s8" or "tile_bf16" (tile instructions).
         seconds: How long to repeat samples; the best one counts. 0 takes one sample, about ten milliseconds.
 
     Returns:
-        Additions and multiplications per second.
-    """
+        Additions and multiplications per second; 0 where the instruction set has no such products.
 
-def measure_dot_u4s8(seconds: float) -> float:
-    """
-    Measure the same as `measure_dot_u8s8` where the unsigned bytes are below 16.
-    """
-
-def measure_fma(seconds: float) -> float:
-    """
-    Measure fused multiply-adds of float32 on all threads: additions and multiplications per second.
+    Raises:
+        ValueError: The unit is unknown.
     """
 
 class ReadBuffer:

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
 #include "isa.h"
 #include "pool.h"
@@ -45,15 +46,11 @@ double loop_rate(Loop loop, int64_t operations, double seconds) {
 
 }  // namespace
 
-double measure_dot_u8s8(double seconds) {
-  return loop_rate(isa().ceilings.dot_u8s8, isa().ceilings.dot_operations, seconds);
+double measure_products(const std::string& unit, double seconds) {
+  for (const ProductLoop& loop : isa().ceilings.products)
+    if (unit == loop.unit) return loop.run ? loop_rate(loop.run, loop.operations, seconds) : 0;
+  throw std::invalid_argument("unit must be one of dot_u8s8, dot_u4s8, fma, tile_s8, tile_bf16, got '" + unit + "'");
 }
-
-double measure_dot_u4s8(double seconds) {
-  return loop_rate(isa().ceilings.dot_u4s8, isa().ceilings.dot_operations, seconds);
-}
-
-double measure_fma(double seconds) { return loop_rate(isa().ceilings.fma, isa().ceilings.fma_operations, seconds); }
 
 void ReadBuffer::Free::operator()(uint8_t* data) const { std::free(data); }
 

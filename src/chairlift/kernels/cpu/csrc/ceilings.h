@@ -4,26 +4,29 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace chairlift {
 
 // Compiled for each instruction set. A round is one step of every chain of a loop. The result only prevents the
 // compiler from removing the loop.
+struct ProductLoop {
+  const char* unit;
+  int64_t operations;              // additions and multiplications of one round
+  int32_t (*run)(int64_t rounds);  // null where the instruction set has no such products
+};
 struct CeilingLoops {
-  int64_t dot_operations;  // additions and multiplications of one round
-  int64_t fma_operations;
-  int32_t (*dot_u8s8)(int64_t rounds);
-  int32_t (*dot_u4s8)(int64_t rounds);
-  float (*fma)(int64_t rounds);
+  ProductLoop products[5];
   int32_t (*read)(const uint8_t* data, int64_t num_bytes);  // a multiple of kReadStride bytes, aligned to 64 bytes
 };
 constexpr int64_t kReadStride = 512;
 
 // Each runs for about `seconds` on all threads of the pool and returns the best sample, so that a thread that starts
 // late does not lower the result.
-double measure_dot_u8s8(double seconds);  // operations/s: products of bytes, and their sums
-double measure_dot_u4s8(double seconds);  // the same with unsigned bytes below 16
-double measure_fma(double seconds);       // operations/s in float32
+// unit: dot_u8s8 (products of bytes, and their sums), dot_u4s8 (the same with unsigned bytes below 16), fma (float32),
+// tile_s8 and tile_bf16 (the same with tiles). Returns operations/s, or 0 where the instruction set has no such products.
+// Throws std::invalid_argument for another unit.
+double measure_products(const std::string& unit, double seconds);
 
 // A buffer that is read to measure the bandwidth of memory.
 class ReadBuffer {

@@ -47,7 +47,7 @@ static int32_t dot_u4s8_rounds(int64_t rounds) {
 }
 
 // Converges to 2, far from infinities and denormals.
-static float fma_rounds(int64_t rounds) {
+static int32_t fma_rounds(int64_t rounds) {
   F sums[kChains];
   F half = set1(0.5f), one = set1(1.0f);
 #pragma GCC unroll 16
@@ -64,8 +64,37 @@ static float fma_rounds(int64_t rounds) {
   for (int i = 1; i < kChains; ++i) sums[0] = add(sums[0], sums[i]);
   float lanes[kLanes];
   store(lanes, sums[0]);
-  return lanes[0];
+  return static_cast<int32_t>(lanes[0]);
 }
+
+#if defined(CHAIRLIFT_TILES) && !defined(CHAIRLIFT_EMULATED_TILES)
+constexpr int64_t kTilePeriod = 16;  // rounds for each four products of tiles, so that they take about as long as others
+
+template <bool kIsBf16>
+static int32_t tile_rounds(int64_t rounds) {
+  alignas(64) uint8_t sums[kTileBytes] = {};
+  Tiles::configure();
+  zero_sums<true, true>();
+  Tiles::load<4>(sums);
+  Tiles::load<5>(sums);
+  Tiles::load<6>(sums);
+  Tiles::load<7>(sums);
+  for (int64_t round = 0; round < rounds; round += kTilePeriod) {
+    dot_tiles<kIsBf16, 0, 4, 6>();
+    dot_tiles<kIsBf16, 1, 5, 6>();
+    dot_tiles<kIsBf16, 2, 4, 7>();
+    dot_tiles<kIsBf16, 3, 5, 7>();
+  }
+  Tiles::store<0>(sums);
+  Tiles::release();
+  return sums[0];
+}
+#else
+constexpr int64_t kTilePeriod = 1;
+
+template <bool kIsBf16>
+constexpr int32_t (*tile_rounds)(int64_t) = nullptr;
+#endif
 
 static int32_t read_bytes(const uint8_t* data, int64_t num_bytes) {
   constexpr int kSums = 4, kVector = kLanes * 4;
@@ -81,7 +110,14 @@ static int32_t read_bytes(const uint8_t* data, int64_t num_bytes) {
 }
 
 static constexpr CeilingLoops ceiling_loops() {
-  return {kChains * kLanes * 4 * 2, kChains * kLanes * 2, dot_u8s8_rounds, dot_u4s8_rounds, fma_rounds, read_bytes};
+  constexpr int64_t kDot = kChains * kLanes * 4 * 2, kFma = kChains * kLanes * 2;
+  constexpr int64_t kTile = 4 * 16 * 16 * 64 * 2 / kTilePeriod;
+  return {{{"dot_u8s8", kDot, dot_u8s8_rounds},
+           {"dot_u4s8", kDot, dot_u4s8_rounds},
+           {"fma", kFma, fma_rounds},
+           {"tile_s8", kTile, tile_rounds<false>},
+           {"tile_bf16", kTile / 2, tile_rounds<true>}},
+          read_bytes};
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

@@ -1,4 +1,5 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include "ceilings.h"
 
@@ -8,18 +9,19 @@ namespace chairlift {
 
 void bind_ceilings(nb::module_& m) {
   using Release = nb::call_guard<nb::gil_scoped_release>;
-  m.def("measure_dot_u8s8", &measure_dot_u8s8, nb::arg("seconds"), Release(),
-        R"(Measure dot products of unsigned by signed bytes on all threads.
+  m.def("measure_products", &measure_products, nb::arg("unit"), nb::arg("seconds"), Release(),
+        R"(Measure the products of one unit on all threads.
 
 Args:
+    unit: "dot_u8s8" (unsigned by signed bytes), "dot_u4s8" (the same where the unsigned bytes are below 16), "fma"
+        (float32), "tile_s8" or "tile_bf16" (tile instructions).
     seconds: How long to repeat samples; the best one counts. 0 takes one sample, about ten milliseconds.
 
 Returns:
-    Additions and multiplications per second.)");
-  m.def("measure_dot_u4s8", &measure_dot_u4s8, nb::arg("seconds"), Release(),
-        "Measure the same as `measure_dot_u8s8` where the unsigned bytes are below 16.");
-  m.def("measure_fma", &measure_fma, nb::arg("seconds"), Release(),
-        "Measure fused multiply-adds of float32 on all threads: additions and multiplications per second.");
+    Additions and multiplications per second; 0 where the instruction set has no such products.
+
+Raises:
+    ValueError: The unit is unknown.)");
   nb::class_<ReadBuffer>(m, "ReadBuffer", R"(A buffer that all threads read, to measure the bandwidth of memory.
 
 Args:

@@ -1,8 +1,8 @@
 // Compiled for each instruction set, see isa_*.cpp.
 #include "attention_tiles.inl"
-#include "ceilings.inl"
 #include "isa_table.h"
 #include "linear_tiles.inl"
+#include "ceilings.inl"
 #include "sampling_rows.inl"
 
 namespace chairlift::CHAIRLIFT_ISA {

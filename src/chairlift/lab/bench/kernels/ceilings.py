@@ -16,9 +16,9 @@ READ_BYTES: Final = 256 << 20
 
 GEMM_SIZE: Final = 2048
 
-UNITS: Final = ("dot_u8s8", "dot_u4s8", "fma")
+UNITS: Final = ("dot_u8s8", "dot_u4s8", "fma", "tile_s8", "tile_bf16")
 """The operations of kernels, fields of `Ceilings`: sums of products of bytes, the same with one factor below 16 (which
-takes fewer instructions without VNNI), and float32 multiply-adds."""
+takes fewer instructions without VNNI), float32 multiply-adds, and products of bytes and of bfloat16 in tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class Ceilings:
     Attributes:
         isa: the instruction set of the kernels.
         dot_u8s8, dot_u4s8, fma: operations/s of a loop over one unit (see UNITS).
+        tile_s8, tile_bf16: the same; None if the kernels use no tile instructions.
         read: bytes/s of reading memory.
         onednn_int8, onednn_fp32: operations/s of torch's product of two matrices of size GEMM_SIZE; None if torch has
             no such product on this machine.
@@ -63,6 +64,8 @@ class Ceilings:
     dot_u4s8: float
     fma: float
     read: float
+    tile_s8: float | None = None
+    tile_bf16: float | None = None
     onednn_int8: float | None = None
     onednn_fp32: float | None = None
 
@@ -116,13 +119,12 @@ class CeilingMeter:
 
     def _measure_native(self, seconds: float) -> Ceilings:
         native = self._native
+        products = {unit: native.measure_products(unit, seconds) for unit in UNITS}
         return Ceilings(
             isa=native.isa(),
             num_threads=native.num_threads(),
-            dot_u8s8=native.measure_dot_u8s8(seconds),
-            dot_u4s8=native.measure_dot_u4s8(seconds),
-            fma=native.measure_fma(seconds),
             read=self._buffer.measure(seconds),
+            **{unit: speed for unit, speed in products.items() if speed},
         )
 
 

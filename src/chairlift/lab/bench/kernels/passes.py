@@ -43,6 +43,9 @@ KV_BYTES: Final = 256 << 20
 
 NORM_EPS: Final = 1e-5
 
+TILE_UNITS: Final = {"int8": "tile_s8", "bf16": "tile_bf16"}
+"""The operations of products with tile instructions, by the format of the weights."""
+
 LAYERS: Final = "layers"
 """Name of the linear layers of all decoder layers together."""
 
@@ -50,8 +53,10 @@ Seconds = dict[str, float]
 """The seconds of one pass by kernel."""
 
 
-def unit_of(weight_format: str) -> str:
+def unit_of(weight_format: str, isa: str) -> str:
     """The operation of products with matrices in this format, one of `ceilings.UNITS`."""
+    if isa == "amx" and weight_format in TILE_UNITS:
+        return TILE_UNITS[weight_format]
     if weight_format in FLOATS:
         return "fma"
     return "dot_u4s8" if weight_format.startswith("q4") else "dot_u8s8"
@@ -97,7 +102,8 @@ class LinearPass:
             matrix.pack_floats(first, values[: spec.out_features - first].numpy())
         linear = self._kernels.make_linear(NativeMatrix(matrix, spec.kernel), None, _prologue(product))
         self._calls.append((product, linear))
-        self._row_work[spec.kernel] += KernelWork({unit_of(weight_format): 2.0 * spec.num_weights}, matrix.num_bytes)
+        unit = unit_of(weight_format, self._native.isa())
+        self._row_work[spec.kernel] += KernelWork({unit: 2.0 * spec.num_weights}, matrix.num_bytes)
         self._formats[spec.kernel].add(weight_format)
         if width not in self._inputs:
             self._inputs[width] = torch.randn((self._max_rows, width), generator=self._generator)

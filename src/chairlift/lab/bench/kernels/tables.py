@@ -54,6 +54,8 @@ def ceilings_table(result: KernelResult) -> Table:
         ("8-bit dot products, GOP/s", "dot_u8s8"),
         ("8-bit by 4-bit dot products, GOP/s", "dot_u4s8"),
         ("float32 multiply-adds, GFLOP/s", "fma"),
+        ("8-bit products in tiles, GOP/s", "tile_s8"),
+        ("bfloat16 products in tiles, GFLOP/s", "tile_bf16"),
         ("reading memory, GB/s", "read"),
         (f"oneDNN int8, {GEMM_SIZE} cubed, GOP/s", "onednn_int8"),
         (f"oneDNN float32, {GEMM_SIZE} cubed, GFLOP/s", "onednn_fp32"),
