@@ -11,10 +11,11 @@ and VNNI, one iteration needs, by format:
 | unpack | 12 S: two ands and a shift for 4 loads | 8 S loads | 8 S loads | 32 S loads; bf16: 48 S |
 | epilogue | R S of first values, converted, scaled, fma | the same | once for all inputs: not counted | none |
 
-bf16 has a load, a shift and an and for each pair of inputs. The epilogue loads S scales of weights and R scales of activations. It also loads R first values; q4_1 has S minimums, R
-sums and R S fma instead. A dot product is one instruction with VNNI and three without (maddubs, madd, add). Without
-VNNI weights of eight bits need six, because they are split in two, and three to split them. Moves between registers and
-spills, which depend on the compiler, and the fma of each outlier are not counted.
+bf16 has a load, a shift and an and for each pair of inputs. The epilogue loads S scales of weights and R scales of
+activations. It also loads R first values; q4_1 has S minimums, R sums and R S fma instead. A dot product is one
+instruction with VNNI and three without (maddubs, madd, add). Without VNNI weights of eight bits need six, because they
+are split in two, and three to split them. Moves between registers and spills, which depend on the compiler, and the
+fma of each outlier are not counted.
 """
 
 from __future__ import annotations
