@@ -62,6 +62,9 @@ struct Linear::Activations {
             scale + 2 * scales_bytes, outliers, outliers + 16, outliers + 16 + max_outliers};
   }
 
+  // Whether blocks have more rows than a thread prepares at a time.
+  bool merges_apart() const { return kernel.layout == ActivationLayout::byte_tiles; }
+
   // The number of outliers of a row, their entries and their values.
   int32_t* row_outliers(int64_t row) const {
     return reinterpret_cast<int32_t*>(data + num_blocks * (block_bytes + outlier_bytes) + row * list_bytes);
@@ -176,18 +179,24 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
     *list = outliers.count;
     if (kernel.layout == ActivationLayout::byte_tiles) tile_steps(steps, padded, target.row, kernel.block_rows, values);
   }
-  if (kernel.layout == ActivationLayout::bytes) tiles.interleave_steps(scratch.steps, padded, values);
+  if (kernel.layout != ActivationLayout::bytes) return;
+  tiles.interleave_steps(scratch.steps, padded, values);
+  merge_outliers(call, activations, first / kernel.block_rows, memory);
 }
 
-// Merges the outliers of the rows of a block.
+// Merges the outliers of the rows of a block, after all of them have been prepared.
 void Linear::merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
-  const bool is_tiled = activations.kernel.layout == ActivationLayout::byte_tiles;
+  const bool is_tiled = activations.merges_apart();
   const int64_t block_rows = activations.kernel.block_rows, first = block * block_rows;
   const int64_t last = std::min(first + block_rows, call.rows), num_words = divide_up(activations.num_entries, 64);
   const PrepareScratch scratch(memory, activations.padded_inputs);
   const ActivationBlock to = activations.block(block);
   auto* const entries = const_cast<int32_t*>(to.outliers);
   auto* const values = static_cast<uint32_t*>(const_cast<void*>(to.outlier_values));
+  *const_cast<int32_t*>(to.num_outliers) = 0;
+  int32_t total = 0;
+  for (int64_t r = first; r < last; ++r) total += *activations.row_outliers(r);
+  if (total == 0) return;
   std::memset(scratch.has_outlier, 0, static_cast<size_t>(num_words * 8));
   for (int64_t r = first; r < last; ++r) {
     const int32_t* const list = activations.row_outliers(r);
@@ -324,7 +333,7 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   const size_t scratch_bytes = prepare_bytes + (is_shared ? 0 : layout.num_bytes());
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
-  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), merges(layout.is_integer ? layout.num_blocks : 0);
+  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), merges(layout.merges_apart() ? layout.num_blocks : 0);
   pool.run(tiles.count(), [&](int64_t range, int worker) {
     // Allocation may throw, so it precedes the wait for other threads.
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));
@@ -337,7 +346,7 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
       merges.run(merge_block);
     } else {
       prepare_rows(0);
-      if (layout.is_integer) merge_block(0);
+      if (layout.merges_apart()) merge_block(0);
     }
     tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
       Weights ahead = is_last ? Weights{} : tiling.weights_after(*matrix_, tile);
