@@ -33,11 +33,11 @@ OUTLIER_AFTER: Final[dict[NativePrologueKind, float]] = {
 by the prologue that computed them."""
 
 OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = {
-    "none": 6,
-    "rms_norm": 4,
-    "layer_norm": 4,
-    "silu_and_mul": 8,
-    "relu": 8,
+    "none": 5,
+    "rms_norm": 3.5,
+    "layer_norm": 3.5,
+    "silu_and_mul": 6,
+    "relu": 6,
 }
 """The same in multiples of the mean magnitude of the row, where a row has one scale."""
 

@@ -104,9 +104,9 @@ namespace {
 float outlier_after(Prologue prologue, bool has_row_scale) {
   switch (prologue) {
     case Prologue::rms_norm:
-    case Prologue::layer_norm: return has_row_scale ? 4 : 5;
-    case Prologue::none: return has_row_scale ? 6 : 8;
-    default: return has_row_scale ? 8 : 12;
+    case Prologue::layer_norm: return has_row_scale ? 3.5f : 5;
+    case Prologue::none: return has_row_scale ? 5 : 8;
+    default: return has_row_scale ? 6 : 12;
   }
 }
 

@@ -56,7 +56,7 @@ struct ActivationBlock {
   const void* outlier_values;
 };
 // Fewer than n / kMinOutlier of n values can exceed kMinOutlier times their mean.
-constexpr int kMinOutlier = 4;
+constexpr int kMinOutlier = 3;
 // The largest activation / scale of int8: 127 * 128 plus a rest that rounds down.
 constexpr int kLargestStep = 127 * 128 + 63;
 
