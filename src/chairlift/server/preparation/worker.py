@@ -75,7 +75,8 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     limit_memory(MEMORY_BYTES)
-    os.nice(NICENESS)
+    with contextlib.suppress(AttributeError, OSError):  # Not every system supports it.
+        os.nice(NICENESS)
     if (frame := read_frame(sys.stdin.buffer)) is None:
         return
     setup: WorkerSetup = pickle.loads(frame)
