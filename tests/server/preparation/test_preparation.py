@@ -37,6 +37,7 @@ from chairlift.server.preparation.preparation import (
     TenantQueues,
 )
 from chairlift.server.preparation.request_plan import RequestPlanner
+from chairlift.server.preparation.worker import prepare
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
     WorkerSetup,
@@ -158,6 +159,13 @@ def test_large_bodies_that_are_not_json_are_reported(server: RunningServer, cont
     answer = post(server, "/v1/completions", content)
     assert answer.status_code == 400
     assert problem in answer.json()["error"]["message"]
+
+
+def test_the_error_of_a_body_does_not_keep_the_body_in_memory() -> None:
+    outcome = prepare(RequestPlanner(DetokenizeRequest, lambda _body: None), b'{"tokens": ', 64)
+    assert isinstance(outcome, RequestError)
+    assert "not valid JSON" in str(outcome)
+    assert (outcome.__traceback__, outcome.__context__) == (None, None)
 
 
 def test_a_worker_that_is_killed_is_started_again(server: RunningServer, workers: PreparationWorkers) -> None:

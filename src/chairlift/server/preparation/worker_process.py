@@ -57,7 +57,8 @@ class WorkerReply:
     """The reply of a worker to one body.
 
     Attributes:
-        outcome: The prepared request; the error in the body; or the reason why the worker failed, which is not in it.
+        outcome: The prepared request; the error if the body is invalid; a string if the worker failed for a reason that
+            is not in the body, with this reason.
         cpu_seconds: CPU time of the worker and its template process for the body.
         memory: Resident memory of the worker after the body, in bytes.
     """
