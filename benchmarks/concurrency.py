@@ -311,10 +311,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
-    users, batch_sizes = (
-        _parse_integers("concurrency", args.concurrency),
-        _parse_integers("batch_sizes", args.batch_sizes),
-    )
+    users = _parse_integers("concurrency", args.concurrency)
+    batch_sizes = _parse_integers("batch_sizes", args.batch_sizes)
     check_minimums(args, steps=1)
     config = EngineConfig(
         model=args.model,

@@ -255,9 +255,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.load_or_make_run is not None:
+    if arguments.stage is not None:
         settings = Settings(**json.loads(arguments.settings))
-        run = run_stage(arguments.load_or_make_run, int(arguments.repeat), settings)
+        run = run_stage(arguments.stage, int(arguments.repeat), settings)
         record = {"settings": asdict(settings), "run": asdict(run)}
         write_atomically(Path(arguments.out), json.dumps(record))
         return

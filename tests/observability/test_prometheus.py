@@ -15,7 +15,7 @@ from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
 from tracked_engine import TrackedEngine
 
 
-def busy_crowd(**options: object) -> TrackedEngine:
+def busy_engine(**options: object) -> TrackedEngine:
     engine = TrackedEngine(**{"num_blocks": 8, "block_size": 2, "max_num_seqs": 3, **options})
     for index in range(6):
         engine.add([1, 2, 3, index % 2, *range(index % 3)], 6, late=0.01)
@@ -44,7 +44,7 @@ def exposed(events: EventList, engine: TrackedEngine) -> dict[tuple[str, str], f
 
 
 def test_counters_are_sums_over_the_events() -> None:
-    engine = busy_crowd()
+    engine = busy_engine()
     found = exposed(engine.log, engine)
     steps = [event for event in engine.log.events if isinstance(event, Step)]
     ended = [event for event in engine.log.events if isinstance(event, RequestFinished)]
@@ -65,7 +65,7 @@ def test_counters_are_sums_over_the_events() -> None:
 
 
 def test_latencies_are_those_of_the_request_metrics() -> None:
-    engine = busy_crowd()
+    engine = busy_engine()
     found = exposed(engine.log, engine)
     requests = request_metrics(engine.log.events)
     itls = [gap for request in requests for gap in request.itls]
@@ -78,7 +78,7 @@ def test_latencies_are_those_of_the_request_metrics() -> None:
 
 
 def test_waits_in_seconds_are_the_queue_times_and_those_after_preemptions() -> None:
-    engine = busy_crowd()
+    engine = busy_engine()
     found = exposed(engine.log, engine)
     total = sum(value for (name, _), value in found.items() if name == "chairlift:wait_seconds_total")
     waits = [w for r in engine.tracker.requests() for w in r.waits]
@@ -87,6 +87,15 @@ def test_waits_in_seconds_are_the_queue_times_and_those_after_preemptions() -> N
     after = sum(w.end - w.start for w in again if w.end is not None)
     assert found["chairlift:preempted_seconds_total", ""] == pytest.approx(after)
     assert after > 0
+
+
+def test_prompts_are_counted_once_if_a_preemption_was_dropped() -> None:
+    engine = busy_engine()
+    dropped = [event for event in engine.log.events if isinstance(event, Step) and event.preempted]
+    assert not any(event.admitted for event in dropped)
+    kept = EventList([event for event in engine.log.events if event not in dropped])
+    sample = ("vllm:prompt_tokens_total", "")
+    assert exposed(kept, engine)[sample] == exposed(engine.log, engine)[sample] > 0
 
 
 def test_gauges_show_the_current_state() -> None:
@@ -107,7 +116,7 @@ def test_gauges_show_the_current_state() -> None:
 
 
 def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:
-    engine = busy_crowd(batching="static", num_blocks=32)
+    engine = busy_engine(batching="static", num_blocks=32)
     found = exposed(engine.log, engine)
     assert found["vllm:inter_token_latency_seconds_count", ""] == 0
     assert found["vllm:time_to_first_token_seconds_count", ""] == 5

@@ -226,9 +226,9 @@ def main() -> None:
 
 def _measure_all(cases: list[Case], largest: int, repeats: int, found: list[Measurement]) -> None:
     """Measure the cases on one server; `found` receives them one by one, and their lines are printed."""
-    from chairlift.loading.fetch import fetch_default_model
+    from chairlift.loading.fetch import fetch_model
 
-    with serve({"model": fetch_default_model(), **OPTIONS}) as served, victim_beside(served.url) as victim:
+    with serve({"model": fetch_model(), **OPTIONS}) as served, victim_beside(served.url) as victim:
         _report_after_calls(victim)
         for case in {case.endpoint: case for case in cases}.values():
             measure(case, served.url, victim, largest, 1)  # what is imported and cached at first use is not measured

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -49,3 +52,62 @@ def test_fork_does_not_use_the_process_of_its_parent(process: GrammarChecker) ->
         os._exit(int(process.is_running))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert process.is_running
+
+
+def test_closing_in_a_fork_does_not_kill_the_process_of_its_parent(process: GrammarChecker) -> None:
+    child = os.fork()
+    if child == 0:
+        process.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert process.exchange(b"", seconds=SECONDS) == b""
+
+
+def test_kill_during_the_start_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = GrammarChecker({}, SECONDS)
+    popen = subprocess.Popen
+
+    def start_and_kill(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started = popen(*arguments, **options)
+        checker.kill()
+        return started
+
+    monkeypatch.setattr(child_process.subprocess, "Popen", start_and_kill)
+    with pytest.raises(EOFError):
+        checker.start(ready_seconds=SECONDS)
+    assert not checker.is_running
+    checker.close()
+
+
+def test_timer_that_expires_with_the_reply_does_not_kill_the_process(
+    process: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[threading.Timer] = []
+
+    class RecordedTimer(threading.Timer):
+        def start(self) -> None:
+            timers.append(self)
+            super().start()
+
+    monkeypatch.setattr(child_process.threading, "Timer", RecordedTimer)
+    process.exchange(b"", seconds=SECONDS)
+    (timer,) = timers
+    timer.function()  # As a timer that had expired before it was cancelled.
+    assert process.is_running
+    timer.join(SECONDS)
+    assert not timer.is_alive()
+
+
+def test_process_that_is_too_slow_is_reaped_and_its_pipes_are_closed(process: GrammarChecker) -> None:
+    started = process._process
+    assert started is not None
+    assert started.stdin is not None
+    assert started.stdout is not None
+    with pytest.raises(TimeoutError):
+        process.exchange(b"", seconds=0.0)
+    process.close()
+    assert started.returncode is not None
+    assert started.stdin.closed
+    assert started.stdout.closed
+    with pytest.raises(EOFError):
+        process.exchange(b"", seconds=SECONDS)

@@ -118,9 +118,9 @@ app.command()(top)
 @app.command()
 def fetch() -> None:
     """Download the default model to the model cache."""
-    from chairlift.loading.fetch import fetch_default_model
+    from chairlift.loading.fetch import fetch_model
 
-    typer.echo(fetch_default_model())
+    typer.echo(fetch_model())
 
 
 @app.command()

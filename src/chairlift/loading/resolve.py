@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.fetch import DEFAULT_MODEL, fetch_default_model
+from chairlift.loading.fetch import DEFAULT_MODEL, fetch_model
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
 
@@ -60,7 +60,7 @@ def resolve_model(model: str | None) -> ModelFiles:
         ModelLoadError: There is no such model, or it cannot be downloaded; the message names the reason.
     """
     if model is None or model == DEFAULT_MODEL:
-        return ModelFiles("gguf", fetch_default_model(), DEFAULT_MODEL)
+        return ModelFiles("gguf", fetch_model(), DEFAULT_MODEL)
     path = Path(model).expanduser()
     try:
         if path.is_dir():

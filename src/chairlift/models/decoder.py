@@ -55,9 +55,10 @@ class DecoderModel:
         self.project_out: LinearKernel | None = None
         if config.project_out is not None:
             self.project_out, norm = builder.linear(config.project_out, norm), NO_PROLOGUE
+        head = table
         if not config.tie_word_embeddings:
-            table = kernels.load_matrix(weights, config.head.parts, config.head.in_features)
-        self.lm_head = kernels.make_linear(table, None, norm)
+            head = kernels.load_matrix(weights, config.head.parts, config.head.in_features)
+        self.lm_head = kernels.make_linear(head, None, norm)
         self._run_layers = run_in_order if torch_operations(config) else kernels.run_layers
 
     @property

@@ -150,7 +150,7 @@ class PrometheusMetrics(Collector):
         has_cache = started is not None and started.enable_prefix_caching
         for request_id in step.admitted:
             request = self._tracker.get(request_id)
-            if request is None or request.num_preemptions:
+            if request is None or request.first_scheduled != step.scheduled_time:
                 continue
             self._count("vllm:prompt_tokens", request.arrived.num_prompt_tokens)
             if has_cache:

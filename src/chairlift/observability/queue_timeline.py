@@ -11,7 +11,7 @@ A request that joined before step 3 and was admitted in step 6 waited for the re
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -100,7 +100,7 @@ class QueueTimeline:
         """(first step, end, interval) for the recorded steps from `first` to `end` - 1."""
         end = min(end, self.next_step)
         at = max(0, bisect_right(self._intervals, first, key=lambda interval: interval.first_step) - 1)
-        intervals = self._intervals[at:]
+        intervals = self._intervals[at : bisect_left(self._intervals, end, key=lambda interval: interval.first_step)]
         for interval, following in zip_longest(intervals, intervals[1:]):
             begin = max(first, interval.first_step)
             until = end if following is None else min(following.first_step, end)

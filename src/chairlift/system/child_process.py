@@ -38,6 +38,7 @@ class ChildProcess:
         self._command = [sys.executable, "-m", module, *arguments]
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._parent: int | None = None
         self._is_killed = False
         self._lock = threading.Lock()
 
@@ -64,35 +65,50 @@ class ChildProcess:
         """
         self.close()
         self._is_killed = False
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **self._options)
+        self._parent = os.getpid()
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **self._options)
+        with self._lock:
+            self._process = process
+        if self._is_killed:  # By a call of `kill` that came before this process could be found.
+            self.kill()
         if ready_seconds is not None:
-            self._read_reply(self._process, (), ready_seconds)
+            self._read_reply(process, (), ready_seconds)
 
     def exchange(self, *requests: bytes, seconds: float) -> bytes:
         """Send frames and return the reply. The CPU time is charged to the account of the calling thread.
 
         Raises:
             TimeoutError: There was no reply within `seconds`. The process has been killed.
-            EOFError: The process has ended.
+            EOFError: The process has ended, or another thread has closed it.
         """
-        assert self._process is not None
-        with charge_process(self._process.pid):
-            return self._read_reply(self._process, requests, seconds)
+        process = self._process
+        if process is None:
+            raise EOFError
+        with charge_process(process.pid):
+            return self._read_reply(process, requests, seconds)
 
     def _read_reply(self, process: subprocess.Popen[bytes], requests: Iterable[bytes], seconds: float) -> bytes:
         assert process.stdin is not None
         assert process.stdout is not None
         deadline = time.monotonic() + seconds
-        killer = threading.Timer(seconds, self.kill)
+
+        def kill_late_process() -> None:
+            with self._lock:  # A timer that expires when the reply arrives must not kill the process afterwards.
+                if not killer.finished.is_set():
+                    self.kill()
+
+        killer = threading.Timer(seconds, kill_late_process)
+        killer.daemon = True
         killer.start()
         reply = None
         try:
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(OSError, ValueError):  # A pipe is broken, or another thread has closed it.
                 for request in requests:
                     write_frame(process.stdin, request)
                 reply = read_frame(process.stdout)
         finally:
-            killer.cancel()
+            with self._lock:
+                killer.cancel()
             if reply is None:  # Also after an interrupt: the next request must not get the reply to this one.
                 self.kill()
         if reply is None:
@@ -100,15 +116,21 @@ class ChildProcess:
         return reply
 
     def kill(self) -> None:
-        """Kill the process, and its child processes if it leads a session. A waiting `exchange` raises EOFError."""
+        """Kill the process, and its child processes if it leads a session. A waiting `exchange` raises EOFError.
+
+        A process that another thread is starting is killed when it has started. A fork of the parent process kills
+        nothing.
+        """
+        self._is_killed = True
         process = self._process
-        if process is not None and process.returncode is None:
-            self._is_killed = True
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if self._options.get("start_new_session"):
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    process.kill()
+        # The process is not polled, because its id is also that of its session until it has been reaped.
+        if process is None or process.returncode is not None or self._parent != os.getpid():
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if sys.platform != "win32" and self._options.get("start_new_session"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
 
     def close(self) -> None:
         """Kill the process if it runs, and wait until it has ended."""

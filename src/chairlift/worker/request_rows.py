@@ -30,6 +30,8 @@ class RequestRows:
 
     Args:
         max_num_seqs: number of rows.
+        max_model_len: maximum number of prompt and output tokens in a row.
+        block_size: slots in each block.
         device: the device of the token ids.
     """
 

@@ -83,7 +83,9 @@ def test_each_second_belongs_to_one_section() -> None:
     assert nonzero == {"qkv": 2.0, "attention": 1.0, "LM head": 2.0, "step: rest": 1.0}
 
 
-def test_both_engines_generate_the_same_tokens(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_engines_generate_the_same_tokens(
+    tiny_model_dir: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     versus = script("vs_transformers")
     settings = versus.Settings(
         model=str(tiny_model_dir("llama")),
@@ -98,7 +100,11 @@ def test_both_engines_generate_the_same_tokens(tiny_model_dir: TinyModel, capsys
         kv_cache_memory_bytes="1MiB",
         num_threads=1,
     )
-    pair = versus.run_stage("chairlift", 0, settings), versus.run_stage("transformers", 0, settings)
+    for engine in versus.ENGINES:
+        stage = ["--stage", engine, "--repeat", "0", "--settings", json.dumps(asdict(settings))]
+        monkeypatch.setattr(sys, "argv", ["vs_transformers.py", *stage, "--out", str(tmp_path / f"{engine}-0.json")])
+        versus.main()
+    pair = tuple(versus.load_or_make_run(engine, 0, settings, tmp_path) for engine in versus.ENGINES)
     assert versus.count_identical([pair]) == (5, 5)
     assert pair[0].useful_tokens == pair[1].useful_tokens == sum(map(len, pair[1].tokens.values()))
     versus.report(settings, [pair])

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from chairlift.server.preparation.preparation import (
     TenantQueues,
 )
 from chairlift.server.preparation.request_plan import RequestPlanner
+from chairlift.server.preparation.worker import prepare
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
     WorkerSetup,
@@ -157,6 +159,13 @@ def test_large_bodies_that_are_not_json_are_reported(server: RunningServer, cont
     answer = post(server, "/v1/completions", content)
     assert answer.status_code == 400
     assert problem in answer.json()["error"]["message"]
+
+
+def test_the_error_of_a_body_does_not_keep_the_body_in_memory() -> None:
+    outcome = prepare(RequestPlanner(DetokenizeRequest, lambda _body: None), b'{"tokens": ', 64)
+    assert isinstance(outcome, RequestError)
+    assert "not valid JSON" in str(outcome)
+    assert (outcome.__traceback__, outcome.__context__) == (None, None)
 
 
 def test_a_worker_that_is_killed_is_started_again(server: RunningServer, workers: PreparationWorkers) -> None:
@@ -316,6 +325,54 @@ def test_stopping_the_pool_ends_waiting_and_running_calls(setup: Any) -> None:
     run_alone(setup[1], scenario)
 
 
+@pytest.mark.parametrize("moment", ["before the start", "during the start"])
+def test_stopping_the_pool_ends_a_call_whose_worker_is_not_running_yet(
+    setup: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    popen = subprocess.Popen
+
+    async def scenario(workers: PreparationWorkers) -> None:
+        loop = asyncio.get_running_loop()
+        process = workers.processes[0]
+        run = process.run
+
+        async def stop() -> None:
+            workers.stop(EngineDeadError("stopped"))
+
+        def stop_and_run(endpoint: str, body: bytes, seconds: float) -> Any:
+            if moment == "before the start":
+                asyncio.run_coroutine_threadsafe(stop(), loop).result()
+            return run(endpoint, body, seconds)
+
+        def start_suspended(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+            started = popen(*arguments, **options)
+            started.send_signal(signal.SIGSTOP)  # It never replies.
+            if moment == "during the start":
+                asyncio.run_coroutine_threadsafe(stop(), loop).result()
+            return started
+
+        monkeypatch.setattr(process, "run", stop_and_run)
+        monkeypatch.setattr("chairlift.system.child_process.subprocess.Popen", start_suspended)
+        with pytest.raises(EngineDeadError, match="stopped"):
+            await asyncio.wait_for(workers.run("a", "/detokenize", b'{"tokens": [3]}'), 10)
+
+    run_alone(setup[1], scenario)
+
+
+def test_a_call_that_is_cancelled_after_the_pool_was_stopped_stays_cancelled(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        running, waiting = (asyncio.ensure_future(workers.run("a", "/detokenize", b"{}")) for _ in range(2))
+        await asyncio.sleep(0)
+        workers.stop(EngineDeadError("stopped"))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(EngineDeadError, match="stopped"):
+            await running
+
+    run_alone(setup[1], scenario)
+
+
 def test_disconnecting_ends_the_work_for_a_request(server: RunningServer, workers: PreparationWorkers) -> None:
     body = json.dumps({"tokens": [3]}).encode() + PADDING
     assert post(server, "/detokenize", body).status_code == 200
@@ -418,12 +475,61 @@ def test_cpu_time_of_a_chat_template_is_charged_to_the_request(setup: Any) -> No
     assert sum(charged) > 0.05
 
 
+def test_cpu_time_of_an_earlier_call_is_not_charged_to_a_cancelled_call(setup: Any) -> None:
+    charged: dict[str, float] = {}
+
+    async def scenario(workers: PreparationWorkers) -> None:
+        workers.on_cpu_seconds = charged.__setitem__
+        await workers.run("a", "/detokenize", b'{"tokens": [' + b"3," * 5_000 + b"3]}")
+        process = workers.processes[0]
+        run, may_run = process.run, threading.Event()
+
+        def run_late(endpoint: str, body: bytes, seconds: float) -> Any:
+            may_run.wait(20)
+            return run(endpoint, body, seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(process, "run", run_late)
+            call = asyncio.ensure_future(workers.run("b", "/detokenize", b'{"tokens": [3]}'))
+            await asyncio.sleep(0.01)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            may_run.set()
+        assert isinstance(await workers.run("c", "/detokenize", b'{"tokens": [3]}'), PreparedRequest)
+
+    run_alone(setup[1], scenario)
+    assert charged["a"] > 0
+    assert charged["b"] == 0
+
+
 def has_ended(process: psutil.Process) -> bool:
     """Also a zombie has ended: the system's first process may collect orphans late."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def test_cpu_time_of_a_chat_template_is_charged_after_a_timeout(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[float] = []
+
+    killpg = os.killpg
+
+    def kill_and_wait(group: int, number: int) -> None:
+        killpg(group, number)
+        while not has_ended(psutil.Process(group)):  # Its child processes then have another parent.
+            time.sleep(0.001)
+
+    async def scenario(workers: PreparationWorkers) -> None:
+        await workers.run("a", "/v1/chat/completions", with_template("prompt"))
+        monkeypatch.setattr("chairlift.system.child_process.os.killpg", kill_and_wait)
+        workers.on_cpu_seconds = lambda _tenant, seconds: charged.append(seconds)
+        with pytest.raises(RequestError, match=r"took more than 1 s"):
+            await workers.run("a", "/v1/chat/completions", with_template(ENDLESS_TEMPLATE))
+
+    run_alone(replace(setup[1], api=ApiOptions(trust_request_chat_template=True)), scenario, max_seconds=1.0)
+    assert sum(charged) > 0.1
 
 
 def test_cancelling_a_call_ends_its_template_and_charges_its_cpu_time(setup: Any) -> None:

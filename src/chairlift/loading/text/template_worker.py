@@ -1,4 +1,4 @@
-"""The program of the process that renders chat templates. Its requests and answers are JSON.
+"""The program of the process that renders chat templates. Its requests and answers are frames of JSON.
 
 A timer of CPU seconds stops a template that loops. A single operation that does not return is stopped by the limit on
 the CPU time of this process or by the parent process, and one that allocates too much by the limit on memory. If a

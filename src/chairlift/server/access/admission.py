@@ -197,7 +197,7 @@ class AdmissionController:
                 raise self._queue_full_error(f"max_queued_{unit}={limit}", (waiting + more - limit) / waiting)
 
     def _queue_full_error(self, bound: str, share: float) -> OverloadedError:
-        """The error for a full queue, with a retry after the time that the fraction `share` of the queue needs."""
+        """The error for a full queue. It suggests a retry when the fraction `share` of the queue has been served."""
         queue = self.queue
         seconds = self.service_rate.seconds_until_first_token(
             math.ceil(queue.num_requests * share), math.ceil(queue.num_tokens * share)

@@ -198,7 +198,8 @@ class _ChatStream(ChunkStreamWriter[ChatCompletionRequest, ChatPlan]):
             deltas.append(parser.finish())
         fields: dict[str, Any] = {"content": "".join(delta.content for delta in deltas)}
         reasoning = "".join(delta.reasoning for delta in deltas)
-        self._reasoning.append(reasoning)
+        if reasoning:
+            self._reasoning.append(reasoning)
         if self.call.body.include_reasoning is not False:
             fields["reasoning_content"] = reasoning
         if calls := [_call_delta(call) for delta in deltas for call in delta.tool_calls]:

@@ -131,19 +131,22 @@ class _BodyReservation:
         Raises:
             RejectedHttpRequestError: With status 503.
         """
+        if self._num_bytes + num_bytes >= LARGE_BODY:
+            self._check_limits(num_bytes)
+        self._num_bytes += num_bytes
+        self._num_buffered[self._owner] += num_bytes
+
+    def _check_limits(self, num_bytes: int) -> None:
         limit = self._limits.max_buffered_body_bytes
         owner_limit = max(limit // 2, self._limits.max_body_bytes)
-        is_large = self._num_bytes + num_bytes >= LARGE_BODY
         for count, bound in ((self._num_buffered.total(), limit), (self._num_buffered[self._owner], owner_limit)):
-            if is_large and count + num_bytes > bound:
+            if count + num_bytes > bound:
                 problem = f"the request bodies that are being received or prepared have {count} bytes"
                 advice = f"(max_buffered_body_bytes={limit}, half of it for one key or address): retry in 1 second"
                 message = f"{problem}, and at most {bound} are allowed {advice}"
                 headers = {"Retry-After": "1"}
                 kind, code = "service_unavailable_error", "too_many_bodies"
                 raise RejectedHttpRequestError(503, message, kind=kind, code=code, headers=headers)
-        self._num_bytes += num_bytes
-        self._num_buffered[self._owner] += num_bytes
 
     def release(self) -> None:
         """End the accounting of the body. Further calls have no effect."""

@@ -100,17 +100,19 @@ class PreparationWorkers:
             OverloadedError: The worker failed for a reason that is not in the body.
         """
         process = await self._wait_for_turn(tenant)
+        process.prepare_call(is_cancelled=self._stop_error is not None)
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._threads, process.run, endpoint, body, self._max_seconds)
         work.add_done_callback(partial(self._release, process))
         try:
             await asyncio.wait({work})
         finally:
-            if not work.done():  # This call has been cancelled.
+            if work.done():
+                self.on_cpu_seconds(tenant, work.result()[1])
+            else:  # This call has been cancelled.
                 self.on_cpu_seconds(tenant, process.cpu_seconds())
-                process.kill()
-        outcome, cpu_seconds = work.result()
-        self.on_cpu_seconds(tenant, cpu_seconds)
+                process.cancel()
+        outcome, _ = work.result()
         if isinstance(outcome, PreparedRequest):
             return outcome
         raise self._stop_error or outcome
@@ -121,14 +123,14 @@ class PreparationWorkers:
         for turn in iter(self._queues.pop, None):
             turn.set_exception(error)
         for process in self.processes:
-            process.kill()
+            process.cancel()
 
     def close(self) -> None:
         """End all worker processes."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for process in self.processes:
-            process.kill()
+            process.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self.processes:
             process.close()
@@ -140,7 +142,7 @@ class PreparationWorkers:
         try:
             return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # The call was cancelled after it had got its turn.
+            if not turn.cancelled() and turn.exception() is None:  # The call was cancelled after it had got its turn.
                 self._release(turn.result())
             raise
 

@@ -55,7 +55,7 @@ def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Pr
     except ValidationError as error:
         return RequestError(*describe_validation_errors(error.errors(), given))
     except RequestError as error:
-        return error
+        return RequestError(str(error), error.param)  # The traceback of the first one would keep the body in memory.
     except MemoryError:
         return RequestError(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it")
 
@@ -75,7 +75,8 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     limit_memory(MEMORY_BYTES)
-    os.nice(NICENESS)
+    with contextlib.suppress(AttributeError, OSError):  # Not every system supports it.
+        os.nice(NICENESS)
     if (frame := read_frame(sys.stdin.buffer)) is None:
         return
     setup: WorkerSetup = pickle.loads(frame)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,8 @@ class WorkerReply:
     """The reply of a worker to one body.
 
     Attributes:
-        outcome: The prepared request; the error in the body; or the reason why the worker failed, which is not in it.
+        outcome: The prepared request; the error if the body is invalid; a string if the worker failed for a reason that
+            is not in the body, with this reason.
         cpu_seconds: CPU time of the worker and its template process for the body.
         memory: Resident memory of the worker after the body, in bytes.
     """
@@ -95,7 +97,17 @@ class PreparationProcess(ChildProcess):
         # Ctrl-C at a terminal must reach only the server, which ends its workers.
         super().__init__("chairlift.server.preparation.worker", start_new_session=True)
         self._setup = setup
-        self._cpu_seconds_before = 0.0
+        self.prepare_call(is_cancelled=False)
+
+    def prepare_call(self, *, is_cancelled: bool) -> None:
+        """Reset the state of the previous call. The caller must do this before each `run`, on the thread of `cancel`.
+
+        Args:
+            is_cancelled: Whether `run` must not process the body.
+        """
+        self._is_cancelled = is_cancelled
+        self._cpu_seconds_before = math.inf
+        self._cpu_seconds = 0.0
 
     def run(self, endpoint: str, body: bytes, seconds: float) -> tuple[PreparedRequest | ChairliftError, float]:
         """Prepare a body. Return the prepared request or the error of the call, and the seconds of CPU time.
@@ -125,14 +137,27 @@ class PreparationProcess(ChildProcess):
             self.start()
             requests.insert(0, pickle.dumps(self._setup))
             seconds += START_SECONDS
+        if self._is_cancelled:  # Perhaps before the process was started, so that `kill` had no effect.
+            raise EOFError
         self._cpu_seconds_before = self._total_cpu_seconds()
         reply = pickle.loads(self.exchange(*requests, seconds=seconds))
         assert isinstance(reply, WorkerReply)
         return reply
 
+    def cancel(self) -> None:
+        """End the call that uses the process, also before it has started the process."""
+        self._is_cancelled = True
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the worker and its template process."""
+        self.cpu_seconds()  # That of the template process cannot be read after its end.
+        super().kill()
+
     def cpu_seconds(self) -> float:
-        """Seconds of CPU time of the worker and its template process since the last body was sent."""
-        return max(0.0, self._total_cpu_seconds() - self._cpu_seconds_before)
+        """Seconds of CPU time of the worker and its template process for the body of this call, until `kill`."""
+        self._cpu_seconds = max(self._cpu_seconds, self._total_cpu_seconds() - self._cpu_seconds_before)
+        return self._cpu_seconds
 
     def _total_cpu_seconds(self) -> float:
         if (pid := self.pid) is None:

@@ -54,7 +54,10 @@ def _entries(path: Path) -> Iterator[TraceRecord]:
 
 
 def _first_turn(name: str, record: TraceRecord, tokenize: Callable[[str], Sequence[int]]) -> WorkloadRequest | None:
-    """Returns the first message of a user that is directly followed by an answer; None if there is none or too long."""
+    """Returns the first message of a user that is directly followed by an answer.
+
+    None if there is no such message, or if a length is outside the limits.
+    """
     messages = [_message(record, i, item) for i, item in enumerate(record.items("conversations", dict))]
     for (role, text), (next_role, answer) in pairwise(messages):
         if role in USERS and next_role in MODELS:
