@@ -11,6 +11,7 @@ from typing import Any, Final, TextIO
 
 from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 FILE_WIDTH: Final = 200
 """Width in columns where the output is not a terminal. A table uses only what it needs."""
@@ -59,12 +60,15 @@ def constants_table(constants: Iterable[tuple[str, str]]) -> Table:
 
 
 def print_parts(parts: Iterable[RenderableType], file: TextIO | None = None) -> None:
-    """Write tables and lines of text to `file` (standard output if None)."""
+    """Write tables and lines of text to `file` (standard output if None).
+
+    A terminal wraps strings between words. Commands are `Text` and never wrapped, so that they can be copied.
+    """
     console = Console(file=file or sys.stdout, markup=False, highlight=False)
     if not console.is_terminal:
         console.width = FILE_WIDTH
     for part in parts:
-        console.print(part, soft_wrap=not isinstance(part, Table))
+        console.print(part, soft_wrap=isinstance(part, Text) or (isinstance(part, str) and not console.is_terminal))
 
 
 def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], file: TextIO | None = None) -> None:

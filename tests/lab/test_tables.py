@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.text import Text
+
+from chairlift.lab.tables import FILE_WIDTH, print_parts
+
+NOTE, COMMAND = "word " * 60, "--option=value " * 30
+
+
+class TerminalFile(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_wraps_notes_between_words_and_keeps_commands_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "48")
+    monkeypatch.setenv("TERM", "xterm")
+    file = TerminalFile()
+    print_parts([NOTE, Text(COMMAND)], file)
+    *notes, command = file.getvalue().splitlines()
+    assert len(notes) > 1
+    assert all(set(line.split()) == {"word"} for line in notes)
+    assert command.split() == COMMAND.split()
+
+
+def test_a_file_gets_each_note_on_one_line() -> None:
+    file = io.StringIO()
+    print_parts([NOTE], file)
+    assert len(NOTE) > FILE_WIDTH
+    assert file.getvalue().splitlines() == [NOTE]
