@@ -270,7 +270,7 @@ static void merge(const AttentionShape& shape, const QueryBlock& block, const fl
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-static AttentionTiles attention_tiles() {
+static constexpr AttentionTiles attention_tiles() {
   return {&attention::prepare, &attention::attend, &attention::prefetch, &attention::merge};
 }
 

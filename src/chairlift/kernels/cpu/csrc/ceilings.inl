@@ -67,35 +67,6 @@ static int32_t fma_rounds(int64_t rounds) {
   return static_cast<int32_t>(lanes[0]);
 }
 
-#if defined(CHAIRLIFT_TILES) && !defined(CHAIRLIFT_EMULATED_TILES)
-constexpr int64_t kTilePeriod = 16;  // rounds for each four products of tiles, so that they take about as long as others
-
-template <bool kIsBf16>
-static int32_t tile_rounds(int64_t rounds) {
-  alignas(64) uint8_t sums[kTileBytes] = {};
-  Tiles::configure();
-  zero_sums<true, true>();
-  Tiles::load<4>(sums);
-  Tiles::load<5>(sums);
-  Tiles::load<6>(sums);
-  Tiles::load<7>(sums);
-  for (int64_t round = 0; round < rounds; round += kTilePeriod) {
-    dot_tiles<kIsBf16, 0, 4, 6>();
-    dot_tiles<kIsBf16, 1, 5, 6>();
-    dot_tiles<kIsBf16, 2, 4, 7>();
-    dot_tiles<kIsBf16, 3, 5, 7>();
-  }
-  Tiles::store<0>(sums);
-  Tiles::release();
-  return sums[0];
-}
-#else
-constexpr int64_t kTilePeriod = 1;
-
-template <bool kIsBf16>
-constexpr int32_t (*tile_rounds)(int64_t) = nullptr;
-#endif
-
 static int32_t read_bytes(const uint8_t* data, int64_t num_bytes) {
   constexpr int kSums = 4, kVector = kLanes * 4;
   I sums[kSums];
@@ -111,12 +82,11 @@ static int32_t read_bytes(const uint8_t* data, int64_t num_bytes) {
 
 static constexpr CeilingLoops ceiling_loops() {
   constexpr int64_t kDot = kChains * kLanes * 4 * 2, kFma = kChains * kLanes * 2;
-  constexpr int64_t kTile = 4 * 16 * 16 * 64 * 2 / kTilePeriod;
   return {{{"dot_u8s8", kDot, dot_u8s8_rounds},
            {"dot_u4s8", kDot, dot_u4s8_rounds},
            {"fma", kFma, fma_rounds},
-           {"tile_s8", kTile, tile_rounds<false>},
-           {"tile_bf16", kTile / 2, tile_rounds<true>}},
+           {"tile_s8", 0, nullptr},
+           {"tile_bf16", 0, nullptr}},
           read_bytes};
 }
 

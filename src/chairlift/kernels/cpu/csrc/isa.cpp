@@ -17,8 +17,8 @@ namespace avx2 { extern const IsaTable kTable; }
 namespace avx_vnni { extern const IsaTable kTable; }
 namespace avx512 { extern const IsaTable kTable; }
 namespace avx512_vnni { extern const IsaTable kTable; }
-namespace amx { extern const IsaTable kTable; }
-namespace amx_emulated { extern const IsaTable kTable; }
+namespace amx { const IsaTable& table(); }
+namespace amx_emulated { const IsaTable& table(); }
 #endif
 
 namespace {
@@ -54,7 +54,7 @@ std::vector<const IsaTable*> tables() {
   const bool has_avx_vnni = has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
   static const bool has_tiles = has_vnni && can_use_tiles();
-  if (has_tiles) found.push_back(&amx::kTable);
+  if (has_tiles) found.push_back(&amx::table());
   if (has_vnni) found.push_back(&avx512_vnni::kTable);
   if (has_avx512) found.push_back(&avx512::kTable);
   if (has_avx_vnni) found.push_back(&avx_vnni::kTable);
@@ -62,7 +62,7 @@ std::vector<const IsaTable*> tables() {
 #endif
   found.push_back(&portable::kTable);
 #if defined(CHAIRLIFT_X86)
-  if (has_vnni) found.push_back(&amx_emulated::kTable);
+  if (has_vnni) found.push_back(&amx_emulated::table());
 #endif
   return found;
 }

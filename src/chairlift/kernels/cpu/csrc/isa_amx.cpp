@@ -1,6 +1,5 @@
 #define CHAIRLIFT_ISA amx
 #define CHAIRLIFT_ISA_NAME "amx"
 #define CHAIRLIFT_VNNI
-#define CHAIRLIFT_TILES
 #include "simd/avx512.h"
-#include "isa_table.inl"
+#include "isa_tiles.inl"

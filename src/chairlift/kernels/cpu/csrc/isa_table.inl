@@ -7,8 +7,9 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
+// A constant of the compiler, because an initialization at load would use instructions that the CPU may not have.
 extern const IsaTable kTable;
-const IsaTable kTable = {CHAIRLIFT_ISA_NAME, linear_tiles(), attention_tiles(), sampling_rows(),
+constexpr IsaTable kTable = {CHAIRLIFT_ISA_NAME, linear_tiles(), attention_tiles(), sampling_rows(),
                          ceiling_loops()};
 
 }  // namespace chairlift::CHAIRLIFT_ISA

@@ -1,20 +1,11 @@
 // Compiled for each instruction set: the functions of linear layers.
 #include "linear_products.inl"
 #include "linear_prepare.inl"
-#ifdef CHAIRLIFT_TILES
-#include "linear_amx.inl"
-#endif
 
 namespace chairlift::CHAIRLIFT_ISA {
 
 template <WeightFormat kFormat>
 static constexpr ProductKernel product_kernel() {
-#ifdef CHAIRLIFT_TILES
-  if (kFormat == WeightFormat::int8)
-    return {kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_int8, nullptr};
-  if (kFormat == WeightFormat::bf16)
-    return {kTiledBlockRows, kTiledStripes, ActivationLayout::bf16_tiles, multiply_tiled_bf16, interleave_bf16};
-#endif
   if (is_integer(kFormat)) return {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply<kFormat>, nullptr};
   return {kBlockRows, kTileStripes, ActivationLayout::floats, multiply<kFormat>, interleave};
 }
