@@ -2,7 +2,7 @@
 //
 // A stripe of int8 or bfloat16 weights is a sequence of tiles, and so are the activations. Rows are independent of each
 // other, and their inputs are added in ascending order, so a row has the same bits in any batch. int8 sums are exact and
-// converted as in linear_products.inl: fewer than kMinTiledRows rows are multiplied there, at the speed of memory.
+// converted as in linear_products.inl: fewer than kMinTiledRows rows are multiplied there.
 #include <type_traits>
 
 #include "simd/tiles.h"
