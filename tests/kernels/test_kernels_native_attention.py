@@ -89,8 +89,11 @@ def assert_within_bf16(
     shape: AttentionShape,
     window: int | None,
 ) -> None:
-    """Compare with the reference for rounded queries. Rounding changes a weight by at most 2**-8 of its value, and so an
-    output by at most 2**-8 of the weighted mean of the magnitudes of values."""
+    """Compare with the reference for rounded queries.
+
+    Rounding changes a weight by at most 2**-8 of its value, and so an output by at most 2**-8 of the weighted mean of
+    the magnitudes of values.
+    """
     rounded = (query * shape.scale).bfloat16().float() / shape.scale
     expected = reference.paged_attention(rounded, cache, metadata, shape.scale, window).flatten(1)
     magnitudes = cache._replace(value=cache.value.abs())
