@@ -14,6 +14,7 @@ from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
+from chairlift.step_time import StepTime
 
 
 def prefix_key(token_ids: Iterable[int]) -> bytes:
@@ -127,6 +128,7 @@ def make_engine(
     batching: str = "continuous",
     static_batch_size: int = 4,
     static_run_to: str = "batch",
+    step_time: StepTime | None = None,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine with a CheckingExecutor, and its parts."""
     config = SchedulerConfig(
@@ -137,6 +139,7 @@ def make_engine(
         batching=batching,
         static_batch_size=min(static_batch_size, max_num_seqs),
         static_run_to=static_run_to,
+        step_time=step_time,
     )
     manager = make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena), enable_prefix_caching)
     executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
+from chairlift.step_time import StepTime
 from chairlift.system.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
@@ -63,7 +64,11 @@ def parse_weights(text: str, rule: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The limits and policies of a scheduler: the fields of `EngineConfig` with these names, without open choices."""
+    """The limits and policies of a scheduler: the fields of `EngineConfig` with these names, without open choices.
+
+    Attributes:
+        step_time: limits chunks of prompts by the estimated time of a step; None limits them by the token budget only.
+    """
 
     max_model_len: int
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -73,6 +78,7 @@ class SchedulerConfig:
     static_batch_size: int = DEFAULT_STATIC_BATCH_SIZE
     static_run_to: str = "batch"
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    step_time: StepTime | None = None
 
     def __post_init__(self) -> None:
         _at_least("max_model_len", self.max_model_len, 2)
@@ -120,7 +126,8 @@ class EngineConfig:
             the model and the size of the pool.
         max_num_seqs: maximum number of running requests (seats).
         max_num_batched_tokens: the token budget of a step, at least max_num_seqs. None is
-            DEFAULT_MAX_NUM_BATCHED_TOKENS, or less if native kernels with continuous batching need too long for it.
+            DEFAULT_MAX_NUM_BATCHED_TOKENS, of which native kernels with continuous batching compute as many as their
+            measured speed allows in the time of a step.
         scheduling_policy: "fcfs", "priority" (smallest number first) or "fair" (the tenant with the least service
             first).
         tenant_weights: relative shares of tenants (API keys) under the fair policy, as "name=weight,name=weight"; 1 for
@@ -239,7 +246,7 @@ class EngineConfig:
 
     @property
     def largest_token_budget(self) -> int:
-        """The maximum of the token budget: `max_num_batched_tokens`, or the largest value that an engine chooses."""
+        """The token budget: `max_num_batched_tokens`, or its default."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, self.max_num_seqs)
@@ -250,12 +257,17 @@ class EngineConfig:
             if path is not None:
                 check_writable(name, path)
 
-    def scheduler_config(self, max_model_len: int, token_budget: int | None = None) -> SchedulerConfig:
+    def scheduler_config(
+        self, max_model_len: int, token_budget: int | None = None, step_time: StepTime | None = None
+    ) -> SchedulerConfig:
         """The configuration of the scheduler.
 
         Args:
-            token_budget: the token budget if `max_num_batched_tokens` is None; None is the largest one.
+            token_budget: the token budget if `max_num_batched_tokens` is None; None is the default.
+            step_time: the measured time of steps, used if `max_num_batched_tokens` is None.
         """
+        if self.max_num_batched_tokens is not None:
+            step_time = None
         if self.max_num_batched_tokens is not None or token_budget is None:
             token_budget = self.largest_token_budget
         rule = "tenant_weights must be name=weight pairs such as a=1,b=2.5 with weights above 0"
@@ -268,4 +280,5 @@ class EngineConfig:
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
             tenant_weights=parse_weights(self.tenant_weights, rule) if self.tenant_weights else {},
+            step_time=step_time,
         )

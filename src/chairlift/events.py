@@ -9,7 +9,7 @@ import json
 import logging
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
@@ -34,6 +34,7 @@ class EngineStarted:
         quantization: the configured format of the weights; None leaves them as in the file.
         weight_bytes: bytes of weights that each step reads from memory; 0 in a simulation.
         kv_bytes_per_slot: bytes of K and V of one token in all layers; 0 in a simulation.
+        step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
     """
 
     type: ClassVar[str] = "engine_started"
@@ -56,6 +57,7 @@ class EngineStarted:
     quantization: str | None = None
     weight_bytes: int = 0
     kv_bytes_per_slot: int = 0
+    step_time: Mapping[str, float] | None = None
     schema_version: int = SCHEMA_VERSION
 
 

@@ -36,8 +36,8 @@ HELP = {
     "max_model_len": "Maximum number of prompt and output tokens of a request. Default: the smaller of the model's "
     "context and the pool.",
     "max_num_seqs": "Maximum number of running requests (seats).",
-    "max_num_batched_tokens": "Maximum number of tokens in one step (the token budget). Default: 512, or fewer with "
-    "native kernels if such a step takes too long.",
+    "max_num_batched_tokens": "Maximum number of tokens in one step (the token budget). Default: 512, of which "
+    "native kernels compute as many as their speed allows.",
     "scheduling_policy": f"Order of the queue: {', '.join(SCHEDULING_POLICIES)}.",
     "tenant_weights": "Shares of tenants under --scheduling-policy fair, as a=1,b=2. Other tenants have 1.",
     "batching": f"Batching policy: {', '.join(BATCHINGS)}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
+from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.running_batch import RunningBatch, StepPlan
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import Request, WaitReason
@@ -54,16 +55,17 @@ class ContinuousBatching(BatchingPolicy):
     name = "continuous"
 
     def fill(self, plan: StepPlan) -> None:
-        budget, has_preempted = self._schedule_running(plan)
-        self._schedule_waiting(plan, budget, may_admit=not has_preempted)
+        chunks = ChunkAllowance(self._batch.config.step_time, self._batch.running)
+        budget, has_preempted = self._schedule_running(plan, chunks)
+        self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)
 
-    def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
+    def _schedule_running(self, plan: StepPlan, chunks: ChunkAllowance) -> tuple[int, bool]:
         """Schedule the uncomputed tokens of every running request; returns the rest of the token budget, and whether a
         request was preempted.
 
         A chunk leaves one token of the budget to every request behind it and to every waiting request that has a free
         seat, so a decode never stalls behind a prompt and a free seat is taken in the next step. There is always room
-        for that, because max_num_batched_tokens >= max_num_seqs.
+        for that, because max_num_batched_tokens >= max_num_seqs. The estimated time of the step may allow less.
         """
         batch = self._batch
         running = batch.running
@@ -76,7 +78,7 @@ class ContinuousBatching(BatchingPolicy):
             start = request.num_computed_tokens
             count = request.num_tokens - start
             if count > 1:
-                count = min(count, budget - num_admissible - (len(running) - index))
+                count = chunks.take(start, min(count, budget - num_admissible - (len(running) - index)))
             elif not count or request.num_tokens == request.end_total_tokens:
                 continue
             if start + count > request.num_slots and not self._grow(request, start + count, plan):
@@ -92,7 +94,7 @@ class ContinuousBatching(BatchingPolicy):
                 return False
         return True
 
-    def _schedule_waiting(self, plan: StepPlan, budget: int, may_admit: bool) -> None:
+    def _schedule_waiting(self, plan: StepPlan, budget: int, chunks: ChunkAllowance, may_admit: bool) -> None:
         """Admit from the head of the queue while there are seats, tokens and memory."""
         batch = self._batch
         while (request := batch.waiting.peek()) is not None:
@@ -102,7 +104,7 @@ class ContinuousBatching(BatchingPolicy):
                 return
             batch.admit(request, plan)
             start = request.num_computed_tokens
-            count = min(request.num_tokens - start, budget - batch.num_admissible)
+            count = chunks.take(start, min(request.num_tokens - start, budget - batch.num_admissible))
             batch.schedule_tokens(request, start, count, plan)
             budget -= count
 

@@ -1,9 +1,10 @@
-"""The default token budget, which is chosen by timing a few steps."""
+"""The time of steps that an engine measures at its start, and the chunks of prompts that it allows."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,76 +14,98 @@ from hypothesis import strategies as st
 
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.config import DEFAULT_MAX_NUM_BATCHED_TOKENS
-from chairlift.engine.startup import token_budget
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.token_budget import (
-    BUDGETS,
+    DECODE_TARGET_SECONDS,
     MEASURING_SECONDS,
+    PREFILL_TARGET_SECONDS,
     PROBES,
-    TARGET_STEP_SECONDS,
+    REPEATS,
     ChunkTimer,
-    StepTimes,
-    largest_budget,
+    MeasuredSteps,
+    SecondsOf,
+    describe_chunks,
     measure_steps,
 )
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventList
+from chairlift.events import EngineStarted, EventList, from_json, to_json
 from chairlift.lab.bench.simulation import sim_config_from_recording
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.step_time import StepTime
 from native import needs_native
 
 
-def linear(fixed: float, per_token: float) -> Callable[[int], float]:
-    return lambda num_tokens: fixed + per_token * num_tokens
+def linear(fixed: float, per_token: float, per_pair: float = 0.0) -> SecondsOf:
+    return lambda n, context: fixed + n * (per_token + per_pair * context)
 
 
-@given(st.floats(0, 0.1), st.floats(1e-6, 0.01), st.integers(1, 600))
-def test_the_budget_is_the_largest_whose_steps_are_short(fixed: float, per_token: float, seats: int) -> None:
-    seconds_of = linear(fixed, per_token)
-    times = measure_steps(seconds_of, 10_000)
-    assert times is not None
-    budget = largest_budget(times, seats)
-    allowed = [b for b in BUDGETS if b >= seats] or [seats]
-    assert budget in allowed
-    if len(times.seconds) > 1 or not fixed:
-        short = [b for b in allowed if seconds_of(b) <= TARGET_STEP_SECONDS * (1 + 1e-9)]
-        almost = [b for b in allowed if seconds_of(b) <= TARGET_STEP_SECONDS * (1 - 1e-9)]
-        assert max(almost, default=allowed[0]) <= budget <= max(short, default=allowed[0])
+@given(st.floats(1e-4, 0.02), st.floats(1e-5, 1e-3), st.floats(0, 1e-6))
+def test_the_measured_time_has_parts_for_tokens_and_for_their_context(
+    fixed: float, per_token: float, per_pair: float
+) -> None:
+    measured = measure_steps(linear(fixed, per_token, per_pair), 10_000)
+    assert measured is not None
+    assert len(measured.seconds) > 1
+    step_time = measured.step_time()
+    assert step_time.fixed == pytest.approx(fixed, rel=1e-6, abs=1e-9)
+    assert step_time.per_token == pytest.approx(per_token, rel=1e-6, abs=1e-9)
+    assert step_time.per_pair == pytest.approx(per_pair, rel=1e-6, abs=1e-12)
 
 
-@given(st.floats(0, 0.1), st.floats(1e-6, 0.01), st.integers(0, 300))
+@given(st.floats(0, 0.1), st.floats(1e-6, 0.01), st.integers(0, 10_000))
 def test_measuring_is_limited_in_time(fixed: float, per_token: float, longest: int) -> None:
     spent: list[float] = []
 
-    def seconds_of(num_tokens: int) -> float:
-        assert num_tokens <= longest
+    def seconds_of(num_tokens: int, context: int) -> float:
+        assert num_tokens + context <= longest
         spent.append(fixed + per_token * num_tokens)
         return spent[-1]
 
-    times = measure_steps(seconds_of, longest)
-    assert (times is None) == (longest < PROBES[0])
-    assert sum(spent[2:]) <= MEASURING_SECONDS
+    measured = measure_steps(seconds_of, longest)
+    assert (measured is None) == (longest < PROBES[0])
+    shortest, second = (REPEATS * (fixed + per_token * probe) for probe in PROBES[:2])
+    assert sum(spent) <= (max(MEASURING_SECONDS, shortest + second) + second) * (1 + 1e-9)
+
+
+@given(st.lists(st.floats(1e-6, 0.05), min_size=8, max_size=8))
+def test_a_disturbed_measurement_gives_no_negative_times(times: list[float]) -> None:
+    left = iter(times)
+    measured = measure_steps(lambda _n, _context: next(left), 10_000)
+    assert measured is not None
+    step_time = measured.step_time()
+    assert min(step_time.fixed, step_time.per_token, step_time.per_pair) >= 0
+    assert step_time.largest_chunk(0, 1.0) >= 0
 
 
 def test_the_faster_of_two_measurements_is_used() -> None:
-    slow_first = iter([0.09, 0.008, 0.03, 0.02])
-    assert measure_steps(lambda _: next(slow_first), PROBES[1]) == StepTimes({PROBES[0]: 0.008, PROBES[1]: 0.02})
+    slow_first = iter([0.09, 0.008, 0.03, 0.02, 0.1, 0.008])
+    measured = measure_steps(lambda _n, _context: next(slow_first), PROBES[1])
+    assert measured == MeasuredSteps({PROBES[0]: 0.008, PROBES[1]: 0.02}, context=0)
+
+
+def test_the_line_at_the_start_describes_chunks_at_the_begin_and_after_a_long_context() -> None:
+    step_time = StepTime(0.01, 0.002, 1e-6, DECODE_TARGET_SECONDS, PREFILL_TARGET_SECONDS)
+    assert describe_chunks(step_time, 512, 2048) == (
+        "max_num_batched_tokens=512: on this machine chunks of a prompt have up to 432 tokens (967 ms per step; "
+        "target: at most 1000 ms), and up to 80 (173 ms; target: 200 ms) while other requests decode"
+    )
+    assert describe_chunks(step_time, 512, 32768).endswith("; after 16384 tokens of context: 48 (894 ms) and 16")
 
 
 @pytest.fixture
-def probed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The chunks that were timed, on a simulated machine where 128 tokens take 0.17 s."""
-    chunks: list[int] = []
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The chunks that were timed and their contexts, on a simulated machine where 128 tokens take 0.17 s."""
+    chunks: list[tuple[int, int]] = []
     true_seconds_of = ChunkTimer.seconds_of
 
-    def seconds_of(self: ChunkTimer, num_tokens: int) -> float:
-        assert true_seconds_of(self, num_tokens) > 0
-        chunks.append(num_tokens)
-        return linear(0.01, 0.00125)(num_tokens)
+    def seconds_of(self: ChunkTimer, num_tokens: int, context: int) -> float:
+        assert true_seconds_of(self, num_tokens, context) > 0
+        chunks.append((num_tokens, context))
+        return linear(0.01, 0.00125)(num_tokens, context)
 
     monkeypatch.setattr(ChunkTimer, "seconds_of", seconds_of)
     return chunks
@@ -100,18 +123,19 @@ def started(folder: Path, **options: Any) -> EngineStarted:
 
 
 @needs_native
-def test_an_engine_logs_the_budget_that_it_chooses(
-    probed: list[int], tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
+def test_an_engine_measures_the_time_of_steps_and_logs_the_sizes_of_chunks(
+    probed: list[tuple[int, int]], tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="chairlift"):
-        assert started(tiny_model_dir("llama")).max_num_batched_tokens == 128
-    assert probed == [8, 8, 32, 32]
-    assert caplog.messages[-1] == (
-        "max_num_batched_tokens=128: about 170 ms per step on this machine (256 tokens: 330 ms; target: at most 200 ms)"
-    )
-    assert started(tiny_model_dir("llama"), max_num_seqs=200).max_num_batched_tokens == 256
-    assert started(tiny_model_dir("llama"), num_kv_blocks=1).max_num_batched_tokens == 64, "estimated from 8 tokens"
-    assert started(tiny_model_dir("llama"), num_kv_blocks=1, block_size=8).max_num_batched_tokens == 512, (
+        event = started(tiny_model_dir("llama"))
+    assert event.max_num_batched_tokens == DEFAULT_MAX_NUM_BATCHED_TOKENS
+    assert event.step_time is not None
+    assert event.step_time["per_token"] == pytest.approx(0.00125)
+    context = event.max_model_len - 1 - 128
+    assert probed == [(8, context)] * 2 + [(32, context)] * 2, "128 tokens would take too long"
+    assert caplog.messages[-1].startswith("max_num_batched_tokens=512: on this machine chunks of a prompt have up to ")
+    assert started(tiny_model_dir("llama"), max_num_seqs=600).max_num_batched_tokens == 600
+    assert started(tiny_model_dir("llama"), num_kv_blocks=1, block_size=8).step_time is None, (
         "the pool has no room for a chunk"
     )
 
@@ -127,19 +151,21 @@ def test_an_engine_logs_the_budget_that_it_chooses(
     ],
 )
 def test_a_configured_or_fixed_budget_is_not_measured(
-    options: dict[str, Any], expected: int, probed: list[int], tiny_model_dir: Callable[..., Path]
+    options: dict[str, Any], expected: int, probed: list[tuple[int, int]], tiny_model_dir: Callable[..., Path]
 ) -> None:
     assert started(tiny_model_dir("llama"), **options).max_num_batched_tokens == expected
     assert not probed
 
 
 @needs_native
-def test_engines_over_one_model_measure_once(probed: list[int], tiny_model_dir: Callable[..., Path]) -> None:
+def test_engines_over_one_model_measure_once(
+    probed: list[tuple[int, int]], tiny_model_dir: Callable[..., Path]
+) -> None:
     config = EngineConfig(model=str(tiny_model_dir("opt")), skip_tokenizer_init=True, num_kv_blocks=32)
     loaded = load_model(config)
-    budgets = {build_engine(config, loaded=loaded).facts.scheduler_config.max_num_batched_tokens for _ in range(3)}
-    assert budgets == {128}
-    assert probed == [8, 8, 32, 32]
+    times = {build_engine(config, loaded=loaded).facts.scheduler_config.step_time for _ in range(3)}
+    assert len(times) == 1
+    assert [num_tokens for num_tokens, _context in probed] == [8, 8, 32, 32]
 
 
 @needs_native
@@ -158,12 +184,15 @@ def test_a_budget_of_zero_is_rejected() -> None:
         EngineConfig(max_num_batched_tokens=0)
 
 
-def test_planners_use_the_largest_default_budget() -> None:
-    assert max(token_budget.BUDGETS) == EngineConfig().largest_token_budget == DEFAULT_MAX_NUM_BATCHED_TOKENS
-
-
-def test_a_simulation_of_a_recorded_engine_uses_its_budget() -> None:
-    recorded = EngineStarted(0.0, "tiny", 16, 64, 8, 128, 256, "fcfs", "paged", True)
+def test_a_simulation_of_a_recorded_engine_uses_its_budget_and_its_time_of_steps() -> None:
+    step_time = StepTime(0.01, 0.002, 1e-6, DECODE_TARGET_SECONDS, PREFILL_TARGET_SECONDS)
+    recorded = EngineStarted(0.0, "tiny", 16, 64, 8, 128, 256, "fcfs", "paged", True, step_time=asdict(step_time))
+    recorded = from_json(to_json(recorded))
+    assert isinstance(recorded, EngineStarted)
+    simulated = sim_config_from_recording(EngineConfig(), recorded)
+    assert simulated.scheduler.step_time == step_time
+    assert simulated.engine_started().step_time == recorded.step_time
+    assert sim_config_from_recording(EngineConfig(max_num_batched_tokens=77), recorded).scheduler.step_time is None
 
     def budget(**options: int) -> int:
         return sim_config_from_recording(EngineConfig(**options), recorded).scheduler.max_num_batched_tokens  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
@@ -17,16 +17,15 @@ from chairlift.engine.startup.memory_plan import DTYPE_BYTES, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, startup_summary
 from chairlift.engine.startup.token_budget import (
-    TARGET_STEP_SECONDS,
     ChunkTimer,
-    StepTimes,
-    largest_budget,
+    describe_chunks,
     measure_steps,
 )
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
 from chairlift.observability.trace_recorder import TraceRecorder
+from chairlift.step_time import StepTime
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.model_runner import ModelRunner
 
@@ -100,9 +99,8 @@ def build_engine(
     pool = planned_pool(config, context, plan.num_blocks)
     limits = RequestLimits(pool.max_model_len, pool.max_request_slots, config.scheduling_policy != "fcfs")
     loaded.provide_kv_cache(plan)
-    times = _step_times(config, loaded, limits.max_model_len, plan)
-    budget = None if times is None else largest_budget(times, config.max_num_seqs)
-    scheduler_config = config.scheduler_config(limits.max_model_len, budget)
+    step_time = _step_time(config, loaded, limits.max_model_len, plan)
+    scheduler_config = config.scheduler_config(limits.max_model_len, step_time=step_time)
     manager = make_kv_cache_manager(pool, config.has_prefix_cache)
     runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
     executor = runner if around_executor is None else around_executor(runner)
@@ -113,8 +111,9 @@ def build_engine(
         listeners.sink.emit(started)
     if logs_summary:
         _log_startup_summary(config, loaded, scheduler_config, plan)
-        if times is not None:
-            _log_token_budget(scheduler_config.max_num_batched_tokens, times)
+        if step_time is not None:
+            budget = scheduler_config.max_num_batched_tokens
+            logger.info("%s", describe_chunks(step_time, budget, limits.max_model_len))
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     on_add = None if listeners.recorder is None else listeners.recorder.on_add
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
@@ -122,18 +121,19 @@ def build_engine(
     return Engine(facts, core, loaded, config.seed, listeners)
 
 
-def _step_times(config: EngineConfig, loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> StepTimes | None:
-    """The step times for choosing the token budget; None if the budget is configured or has a fixed default.
+def _step_time(config: EngineConfig, loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> StepTime | None:
+    """The measured time of steps, which limits chunks; None if the token budget is configured or has a fixed default.
 
     Static batches do not stream tokens, so their steps need not be short.
     """
     is_chosen = config.max_num_batched_tokens is None and config.batching == "continuous"
     if not is_chosen or loaded.choice.kernels != "native":
         return None
-    if loaded.step_times is None:
-        timer = ChunkTimer(_runner(loaded, 1, max_model_len, plan), max_model_len, plan.block_size)
-        loaded.step_times = measure_steps(timer.seconds_of, timer.longest)
-    return loaded.step_times
+    if loaded.step_time is None:
+        timer = ChunkTimer(_runner(loaded, 1, max_model_len, plan), max_model_len, plan.block_size, plan.num_blocks)
+        measured = measure_steps(timer.seconds_of, timer.longest)
+        loaded.step_time = None if measured is None else measured.step_time()
+    return loaded.step_time
 
 
 def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KVCachePlan) -> ModelRunner:
@@ -174,6 +174,7 @@ def _started(
         quantization=loaded.choice.quantization,
         weight_bytes=_read_bytes(loaded),
         kv_bytes_per_slot=plan.block_bytes // plan.block_size,
+        step_time=None if scheduler_config.step_time is None else asdict(scheduler_config.step_time),
     )
 
 
@@ -196,11 +197,3 @@ def _log_startup_summary(
         config, scheduler_config, plan, loaded.planned_weights, activations, parameter_bytes(loaded.model)
     ):
         logger.info(line)
-
-
-def _log_token_budget(budget: int, times: StepTimes) -> None:
-    logger.info(
-        f"max_num_batched_tokens={budget}: about {times.estimate(budget) * 1e3:.0f} ms per step on this machine "
-        f"({2 * budget} tokens: {times.estimate(2 * budget) * 1e3:.0f} ms; target: at most "
-        f"{TARGET_STEP_SECONDS * 1e3:.0f} ms)"
-    )

@@ -13,7 +13,6 @@ from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.startup.memory_plan import MemoryItem
 from chairlift.engine.startup.startup_plan import planned_weights
-from chairlift.engine.startup.token_budget import StepTimes
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
@@ -32,6 +31,7 @@ from chairlift.loading.resolve import (
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
+from chairlift.step_time import StepTime
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.memory_limits import is_out_of_memory
 from chairlift.worker.kv_cache_plan import KVCachePlan
@@ -71,7 +71,7 @@ class LoadedModel:
         choice: its kernels and data types.
         planned_weights: the planned memory of its weights.
         kv_cache_plan: the plan of its KV memory; None before the first engine.
-        step_times: the step times that the first engine has measured, for all engines.
+        step_time: the time of steps that the first engine has measured, for all engines.
     """
 
     engine_config: EngineConfig
@@ -82,7 +82,7 @@ class LoadedModel:
     choice: KernelChoice
     planned_weights: list[MemoryItem]
     kv_cache_plan: KVCachePlan | None = None
-    step_times: StepTimes | None = None
+    step_time: StepTime | None = None
     _tokenizer: Tokenizer | NoTokenizer | None = None
     _grammars: GrammarCompiler | None = None
 

@@ -1,4 +1,4 @@
-"""The default token budget: the largest one whose steps are short on this machine, found by timing a few steps."""
+"""Measures the time of a few steps at the start of an engine, from which the scheduler derives the sizes of chunks."""
 
 from __future__ import annotations
 
@@ -8,36 +8,52 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from chairlift.config import DEFAULT_MAX_NUM_BATCHED_TOKENS
 from chairlift.outputs import NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
+from chairlift.step_time import CHUNK_MULTIPLE, StepTime
 from chairlift.worker.model_runner import ModelRunner
 
-TARGET_STEP_SECONDS: Final = 0.2
+DECODE_TARGET_SECONDS: Final = 0.2
 """The limit of MLPerf Inference for Llama 2 70B (server scenario, 99th percentile of TPOT)."""
 
-BUDGETS: Final = (64, 128, 256, DEFAULT_MAX_NUM_BATCHED_TOKENS)
+PREFILL_TARGET_SECONDS: Final = 1.0
+"""The limit of a step in which no request decodes. Larger chunks compute prompts at the same speed."""
 
 PROBES: Final = (8, 32, 128)
 """Numbers of tokens of the chunks that are timed, within MEASURING_SECONDS."""
 
 PROBE_CONTEXT: Final = 512
-"""Number of tokens before such a chunk, if the model and the pool have room for them."""
+"""Number of tokens before such a chunk, if the maximum length has room for them."""
+
+LONG_CONTEXT: Final = 4096
+"""Number of tokens before the chunk whose additional time is that of attention, with the same condition."""
 
 REPEATS: Final = 2
 """Each chunk is timed this often, and the fastest time is used, because the first run touches new memory."""
 
 MEASURING_SECONDS: Final = 0.25
 
+SecondsOf = Callable[[int, int], float]
+"""Runs a chunk with a number of tokens after a number of tokens of context, and returns its time."""
+
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Measured seconds of a step with one chunk, by its number of tokens in ascending order; at least one entry."""
+class MeasuredSteps:
+    """Measured times of steps with one chunk.
+
+    Attributes:
+        seconds: by the number of tokens, in ascending order; at least one entry.
+        context: number of tokens before these chunks.
+        per_pair: seconds of attention for each token and each token of its context.
+    """
 
     seconds: dict[int, float]
+    context: int
+    per_pair: float = 0.0
 
     def estimate(self, num_tokens: int) -> float:
-        """Estimate the seconds of a step by linear interpolation or extrapolation, or in proportion to one entry."""
+        """Estimate the seconds of such a step by linear interpolation or extrapolation, or in proportion to one
+        entry."""
         points = list(self.seconds.items())
         if len(points) == 1:
             known, seconds = points[0]
@@ -46,34 +62,76 @@ class StepTimes:
         (low, below), (high, above) = next((s for s in segments if num_tokens <= s[1][0]), segments[-1])
         return below + (above - below) * (num_tokens - low) / (high - low)
 
+    def step_time(self) -> StepTime:
+        """The line through the two longest chunks, without the attention to their context."""
+        longest, seconds = list(self.seconds.items())[-1]
+        slope = seconds / longest if len(self.seconds) == 1 else self.estimate(longest + 1) - seconds
+        # A measurement that was disturbed may be slower than a longer one, so each part is at least 0.
+        per_token = max(slope, 0.0)
+        fixed = max(seconds - per_token * longest, 0.0)
+        per_pair = min(self.per_pair, per_token / self.context) if self.context else self.per_pair
+        return StepTime(
+            fixed=fixed,
+            per_token=per_token - per_pair * self.context,
+            per_pair=per_pair,
+            decode_target=DECODE_TARGET_SECONDS,
+            prefill_target=PREFILL_TARGET_SECONDS,
+        )
 
-def measure_steps(seconds_of: Callable[[int], float], longest: int) -> StepTimes | None:
-    """Time chunks of increasing length, the shortest one always. Stop before a chunk whose estimated time would exceed
-    MEASURING_SECONDS in total.
+
+def measure_steps(seconds_of: SecondsOf, longest: int) -> MeasuredSteps | None:
+    """Time chunks of increasing length, the two shortest ones always, because two points define a line. Stop before a
+    chunk whose estimated time would exceed MEASURING_SECONDS in total. Then time the second one after a
+    long context.
 
     Args:
-        seconds_of: runs a chunk with this number of tokens and returns its time.
-        longest: number of tokens of the longest chunk that fits.
+        longest: number of tokens of the longest chunk and its context.
 
     Returns:
         The times; None if not even the shortest chunk fits.
     """
-    times = StepTimes({})
+    if longest < PROBES[0]:
+        return None
+    context = max(0, min(PROBE_CONTEXT, longest - PROBES[-1]))
+    times = MeasuredSteps({}, context)
     spent = 0.0
-    for num_tokens in (probe for probe in PROBES if probe <= longest):
-        if times.seconds and spent + REPEATS * times.estimate(num_tokens) > MEASURING_SECONDS:
+    for num_tokens in (probe for probe in PROBES if probe + context <= longest):
+        if len(times.seconds) > 1 and spent + REPEATS * times.estimate(num_tokens) > MEASURING_SECONDS:
             break
-        measured = [seconds_of(num_tokens) for _ in range(REPEATS)]
+        measured = [seconds_of(num_tokens, context) for _ in range(REPEATS)]
         times.seconds[num_tokens] = min(measured)
         spent += sum(measured)
-    return times if times.seconds else None
+    return MeasuredSteps(times.seconds, context, _seconds_per_pair(seconds_of, times, longest))
 
 
-def largest_budget(times: StepTimes, max_num_seqs: int) -> int:
-    """The largest of BUDGETS with room for all seats and steps of at most TARGET_STEP_SECONDS; if there is none, the
-    smallest with room for all seats."""
-    budgets = [budget for budget in BUDGETS if budget >= max_num_seqs] or [max_num_seqs]
-    return max((budget for budget in budgets if times.estimate(budget) <= TARGET_STEP_SECONDS), default=budgets[0])
+def _seconds_per_pair(seconds_of: SecondsOf, times: MeasuredSteps, longest: int) -> float:
+    num_tokens = PROBES[1]
+    context = min(LONG_CONTEXT, longest - num_tokens)
+    if num_tokens not in times.seconds or context < 2 * times.context + num_tokens:
+        return 0.0
+    seconds = min(seconds_of(num_tokens, context) for _ in range(REPEATS))
+    return max(seconds - times.seconds[num_tokens], 0.0) / (num_tokens * (context - times.context))
+
+
+def describe_chunks(step_time: StepTime, budget: int, max_model_len: int) -> str:
+    """A line about the chunks that a token budget and the time of steps allow, for the log."""
+
+    def chunk(start: int, target: float) -> int:
+        return min(budget, max(step_time.largest_chunk(start, target - step_time.fixed), CHUNK_MULTIPLE))
+
+    def seconds(start: int, num_tokens: int) -> str:
+        return f"{(step_time.fixed + step_time.chunk_seconds(start, num_tokens)) * 1e3:.0f} ms"
+
+    alone, shared = chunk(0, PREFILL_TARGET_SECONDS), chunk(0, DECODE_TARGET_SECONDS)
+    parts = [
+        f"max_num_batched_tokens={budget}: on this machine chunks of a prompt have up to {alone} tokens "
+        f"({seconds(0, alone)} per step; target: at most {PREFILL_TARGET_SECONDS * 1e3:.0f} ms), and up to {shared} "
+        f"({seconds(0, shared)}; target: {DECODE_TARGET_SECONDS * 1e3:.0f} ms) while other requests decode"
+    ]
+    if (start := max_model_len // 2) >= LONG_CONTEXT:
+        alone, shared = chunk(start, PREFILL_TARGET_SECONDS), chunk(start, DECODE_TARGET_SECONDS)
+        parts.append(f"after {start} tokens of context: {alone} ({seconds(start, alone)}) and {shared}")
+    return "; ".join(parts)
 
 
 class ChunkTimer:
@@ -82,21 +140,25 @@ class ChunkTimer:
     Args:
         runner: a runner without requests.
         max_model_len: maximum number of tokens of a request.
+        num_blocks: number of blocks of the pool.
 
     Attributes:
         longest: number of tokens of the longest chunk; one token remains uncomputed, so that nothing is sampled.
     """
 
-    def __init__(self, runner: ModelRunner, max_model_len: int, block_size: int) -> None:
+    def __init__(self, runner: ModelRunner, max_model_len: int, block_size: int, num_blocks: int) -> None:
         self._runner = runner
         self._block_size = block_size
+        self._num_blocks = min(num_blocks, -(-(PROBE_CONTEXT + PROBES[-1] + 1) // block_size))
         self.longest = max_model_len - 1
 
-    def seconds_of(self, num_tokens: int) -> float:
-        """Run one step with a chunk of this number of tokens; returns its seconds."""
-        context = min(PROBE_CONTEXT, self.longest - num_tokens)
+    def seconds_of(self, num_tokens: int, context: int) -> float:
+        """Run one step with a chunk of this number of tokens after `context` tokens; returns its seconds.
+
+        A long context repeats the same blocks, so that the memory of others is not claimed.
+        """
         num_prompt_tokens = context + num_tokens + 1
-        blocks = list(range(-(-num_prompt_tokens // self._block_size)))
+        blocks = [i % self._num_blocks for i in range(-(-num_prompt_tokens // self._block_size))]
         tokens = [0] * num_prompt_tokens
         request = NewRequest("probe", tokens, num_prompt_tokens, context, blocks, SamplingParams(), 0, [])
         started = time.perf_counter()

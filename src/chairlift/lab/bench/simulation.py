@@ -26,6 +26,7 @@ from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.tables import constants_table, make_table, number, print_report, row_label
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
+from chairlift.step_time import StepTime
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 
 DEFAULT_MODEL = "opt-13b"
@@ -180,8 +181,8 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
 
 
 def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
-    """Take the pool, max_model_len and the token budget from a recorded engine unless `config` has them. Batching,
-    policies and max_num_seqs are those of `config`.
+    """Take the pool, max_model_len, the token budget and the time of steps from a recorded engine unless `config` has
+    them. Batching, policies and max_num_seqs are those of `config`.
 
     Raises:
         ConfigError: max_model_len exceeds the limit of the pool.
@@ -193,8 +194,9 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     context = config.max_model_len or recorded.max_model_len
     max_model_len = planned_pool(replace(config, block_size=block_size), context, num_blocks).max_model_len
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
+    step_time = None if recorded.step_time is None else StepTime(**recorded.step_time)
     return SimConfig(
-        scheduler=config.scheduler_config(max_model_len, token_budget),
+        scheduler=config.scheduler_config(max_model_len, token_budget, step_time),
         num_blocks=num_blocks,
         block_size=block_size,
         kv=config.kv,

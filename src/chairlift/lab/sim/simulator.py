@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
@@ -75,6 +75,7 @@ class SimConfig:
             kv_arena=None if self.kv == "paged" else self.kv_arena,
             weight_bytes=0 if model is None else model.weight_bytes,
             kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
+            step_time=None if limits.step_time is None else asdict(limits.step_time),
         )
 
 

@@ -1,0 +1,44 @@
+"""ChunkAllowance: the number of prompt tokens that the estimated time of a step allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chairlift.request import Request
+from chairlift.step_time import CHUNK_MULTIPLE, StepTime
+
+
+class ChunkAllowance:
+    """Divides the time of one step among the chunks that it computes.
+
+    Every chunk has at least one token, and the chunks of a step together at least CHUNK_MULTIPLE, so that prompts
+    progress however slow the machine is.
+
+    Args:
+        step_time: the estimate and its limits; None allows any chunk.
+        running: the running requests. Those that have sampled a token wait for each step, and their tokens use a part
+            of its time.
+    """
+
+    def __init__(self, step_time: StepTime | None, running: Sequence[Request]) -> None:
+        self._step_time = step_time
+        self._running = running
+        self._seconds: float | None = None
+        self._num_guaranteed = CHUNK_MULTIPLE
+
+    def take(self, start: int, count: int) -> int:
+        """The number of tokens of the next chunk, at most `count`, from position `start` on."""
+        time = self._step_time
+        if time is None:
+            return count
+        # Computed for the first chunk only, because most steps have none.
+        seconds = self._seconds_for_chunks(time) if self._seconds is None else self._seconds
+        count = min(count, max(time.largest_chunk(start, seconds), self._num_guaranteed, 1))
+        self._seconds = seconds - time.chunk_seconds(start, count)
+        self._num_guaranteed -= count
+        return count
+
+    def _seconds_for_chunks(self, time: StepTime) -> float:
+        decoding = [request for request in self._running if request.num_tokens > request.num_prompt_tokens]
+        target = time.decode_target if decoding else time.prefill_target
+        return target - time.fixed - sum(time.chunk_seconds(request.num_computed_tokens, 1) for request in decoding)

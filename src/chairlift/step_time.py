@@ -1,0 +1,44 @@
+"""The estimated time of a step, from which the scheduler derives the sizes of chunks of prompts."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+CHUNK_MULTIPLE: Final = 16
+"""Chunks that are limited by time have a multiple of this number of tokens, and at least this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Estimated seconds of a step: `fixed` + `per_token` for each token + `per_pair` for each token and each token that
+    it attends to. Linear layers, and the attention of a long context, which can take more time than they do.
+
+    Attributes:
+        decode_target: limit of a step in which a request decodes, in seconds: the time between two of its tokens.
+        prefill_target: limit of a step that computes prompts only. No stream is delayed; a new request and an abort
+            wait for the end of the step.
+    """
+
+    fixed: float
+    per_token: float
+    per_pair: float
+    decode_target: float
+    prefill_target: float
+
+    def chunk_seconds(self, start: int, num_tokens: int) -> float:
+        """The seconds of `num_tokens` tokens of one request, the first of them at position `start`."""
+        return num_tokens * (self.per_token + self.per_pair * (start + num_tokens / 2))
+
+    def largest_chunk(self, start: int, seconds: float) -> int:
+        """The largest multiple of CHUNK_MULTIPLE tokens from position `start` on that takes at most `seconds`."""
+        if seconds <= 0:
+            return 0
+        linear, quadratic = self.per_token + self.per_pair * start, self.per_pair / 2
+        root = math.sqrt(linear * linear + 4 * quadratic * seconds)
+        if 2 * seconds >= sys.maxsize * (linear + root):
+            return sys.maxsize
+        # This form of the positive root of quadratic * n^2 + linear * n = seconds is exact without attention, too.
+        return int(2 * seconds / (linear + root)) // CHUNK_MULTIPLE * CHUNK_MULTIPLE

@@ -1,0 +1,84 @@
+"""Chunks of prompts that are limited by the estimated time of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.core.chunk_allowance import ChunkAllowance
+from chairlift.events import Step
+from chairlift.step_time import CHUNK_MULTIPLE, StepTime
+from fakes import make_engine, make_request
+
+TIME = StepTime(fixed=0.01, per_token=0.001, per_pair=1e-5, decode_target=0.05, prefill_target=0.5)
+
+
+def engine(step_time: StepTime | None = TIME, **options: Any) -> Any:
+    defaults = {"num_blocks": 512, "max_num_batched_tokens": 400, "max_model_len": 1024}
+    return make_engine(**{**defaults, **options}, step_time=step_time)
+
+
+def chunks(events: Any, request_id: str) -> list[int]:
+    steps = [event for event in events.events if isinstance(event, Step)]
+    return [dict(zip(s.request_ids, s.num_scheduled, strict=True)).get(request_id, 0) for s in steps]
+
+
+def test_a_prompt_alone_has_long_chunks_and_shorter_ones_while_another_request_decodes() -> None:
+    core, _, _, events = engine()
+    core.add(make_request("alone", list(range(600)), max_tokens=2))
+    while core.has_work:
+        core.step()
+    first, second, *_ = chunks(events, "alone")
+    assert first == TIME.largest_chunk(0, 0.49) == 224
+    assert second == TIME.largest_chunk(first, 0.49) < first, "attention to the first chunk takes a part of the step"
+    core.add(make_request("stream", [1, 2], max_tokens=40))
+    core.step()
+    core.add(make_request("late", list(range(1, 601)), max_tokens=1))
+    core.step()
+    decode = TIME.chunk_seconds(2, 1)
+    assert chunks(events, "late")[-1] == max(CHUNK_MULTIPLE, TIME.largest_chunk(0, 0.04 - decode)) == 32
+    assert chunks(events, "stream")[-1] == 1
+
+
+def test_the_chunks_of_a_step_share_its_time() -> None:
+    core, _, _, events = engine()
+    core.add(make_request("first", list(range(150)), max_tokens=1))
+    core.add(make_request("second", list(range(200, 500)), max_tokens=1))
+    core.step()
+    left = 0.49 - TIME.chunk_seconds(0, 150)
+    assert (chunks(events, "first"), chunks(events, "second")) == ([150], [TIME.largest_chunk(0, left)])
+
+
+def test_prompts_progress_if_the_time_is_too_short_for_any_chunk() -> None:
+    slow = StepTime(fixed=1.0, per_token=0.1, per_pair=0.0, decode_target=0.05, prefill_target=0.5)
+    core, _, _, events = engine(slow)
+    for name in ("a", "b"):
+        core.add(make_request(name, list(range(40)), max_tokens=1))
+    while core.has_work:
+        core.step()
+    assert chunks(events, "a")[:3] == [16, 16, 8]
+    assert chunks(events, "b")[:3] == [1, 1, 8], "each prompt gets a token, and what the others leave of 16"
+
+
+def test_without_a_time_of_steps_only_the_token_budget_limits_chunks() -> None:
+    assert ChunkAllowance(None, []).take(5000, 4096) == 4096
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 300)), min_size=1, max_size=8),
+    st.floats(0, 1e-2),
+    st.floats(0, 1e-5),
+)
+def test_chunks_exceed_the_target_only_by_the_guaranteed_tokens(
+    wanted: list[tuple[int, int]], per_token: float, per_pair: float
+) -> None:
+    time = StepTime(0.0, per_token, per_pair, decode_target=0.2, prefill_target=1.0)
+    allowance = ChunkAllowance(time, [])
+    taken = [allowance.take(start, count) for start, count in wanted]
+    assert all(1 <= got <= count for got, (_, count) in zip(taken, wanted, strict=True))
+    seconds = sum(time.chunk_seconds(start, got) for got, (start, _) in zip(taken, wanted, strict=True))
+    longest = max(start for start, _ in wanted)
+    guaranteed = time.chunk_seconds(longest, CHUNK_MULTIPLE) + len(wanted) * time.chunk_seconds(longest, 1)
+    assert seconds <= (1.0 + guaranteed) * (1 + 1e-9)
