@@ -13,6 +13,7 @@ namespace chairlift {
 namespace {
 
 constexpr int kTargetRows = 96;         // rows of a query block, to amortize loading a tile of keys
+constexpr int kManyRows = 192;          // the same, where enough items remain for all threads
 constexpr int kItemsPerThread = 6;      // so that threads finish at about the same time
 constexpr int64_t kTileLoadRows = 8;    // the cost of loading a tile, in rows computed over it
 constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one task writes
@@ -246,17 +247,25 @@ int AttentionStep::heads_per_block(const AttentionShape& attention, int64_t wind
   return 1;
 }
 
+int AttentionStep::tokens_per_block(const AttentionShape& attention, int64_t window, size_t sequence) const {
+  const int64_t seq_len = shape_.seq_lens[sequence], seen = window == 0 ? seq_len : std::min(window, seq_len);
+  const int few = std::max(1, kTargetRows / attention.group()), many = std::max(1, kManyRows / attention.group());
+  const int64_t num_blocks = (num_queries(sequence) + many - 1) / many * attention.num_kv_heads;
+  const int64_t min_items = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
+  return num_blocks * ((seen + kSplit - 1) / kSplit) >= min_items ? many : few;
+}
+
 void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) const {
-  const int tokens_per_block = std::max(1, kTargetRows / attention.group());
   const int many_heads = heads_per_block(attention, plan.window);
   for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
     const int64_t end = shape_.query_start_loc[i + 1], seq_len = shape_.seq_lens[i], count = num_queries(i);
-    for (int64_t t = 0; t < count; t += tokens_per_block) {
+    const int num_tokens = tokens_per_block(attention, plan.window, i);
+    for (int64_t t = 0; t < count; t += num_tokens) {
       BlockPlan block = {};
       block.sequence = static_cast<int32_t>(i);
       block.first_row = end - count + t;
       block.first_position = seq_len - count + t;
-      block.num_tokens = static_cast<int32_t>(std::min<int64_t>(tokens_per_block, count - t));
+      block.num_tokens = static_cast<int32_t>(std::min<int64_t>(num_tokens, count - t));
       block.num_kv_heads = count == 1 ? many_heads : 1;
       block.writes_kv = is_decode(i);
       for (int head = 0; head < attention.num_kv_heads; head += block.num_kv_heads) {

@@ -77,6 +77,7 @@ class AttentionStep {
  private:
   void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
   int heads_per_block(const AttentionShape& attention, int64_t window) const;
+  int tokens_per_block(const AttentionShape& attention, int64_t window, size_t sequence) const;
   int64_t num_queries(size_t sequence) const;
   bool is_decode(size_t sequence) const;
 

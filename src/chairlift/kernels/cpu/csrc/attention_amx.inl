@@ -6,6 +6,7 @@
 // keys have the weight 0, so a row has the same bits in any block. float32 keys use the products of AVX-512.
 #include <utility>
 
+#define CHAIRLIFT_PREFETCH_LOCALITY 2  // the second-level cache: the operands in scratch memory fill the first
 #include "attention_walk.inl"
 #include "isa_table.h"
 #include "simd/tiles.h"
@@ -16,6 +17,7 @@ namespace chairlift::CHAIRLIFT_ISA::attention {
 
 constexpr int kTileInputs = kTileRowBytes / 2;         // bfloat16 inputs of a tile
 constexpr int kKeyParts = kKeyTile / kTileInputs;      // tiles of inputs of an output
+constexpr int kPrefetchedRows = 8;                     // values of the next tile that are prefetched at once
 constexpr int kMaxGroups = 4;                          // groups of 16 columns of one product
 constexpr int kProductColumns = kMaxGroups * kTileRows;
 static_assert(kProductColumns == kKeyTile, "scores of one tile of keys are one product");
@@ -120,18 +122,28 @@ static void load_tiled_keys(const Work& work, const Operands& operands, const Ti
   }
 }
 
+// The prefetching of the values of the next tile. Half of them are prefetched while those of this one are loaded, and the
+// others between the products of the first rows, because the CPU has few pending loads.
+struct NextValues {
+  const Tile& next;
+  int64_t row_bytes;
+  int key;
+  void prefetch_rows(int count) {
+    for (; count > 0 && key < kKeyTile; --count, ++key) prefetch(next.value(key), row_bytes);
+  }
+};
+
 // Writes the values of whole parts: a line of a tile is a pair of keys in 16 dimensions. Hidden keys have the values of a
 // key that the block sees, because they are multiplied by 0.
 template <KVType type>
-static void load_tiled_values(const Work& work, const Operands& operands, const Tile& tile, const Tile& next) {
+static void load_tiled_values(const Work& work, const Operands& operands, const Tile& tile, NextValues& ahead) {
   const int head_dim = work.shape.head_dim, end = (tile.rows->end + kTileInputs - 1) / kTileInputs * kTileInputs;
   const auto load_part = [&](const uint8_t* row, int i) {
     return i + kLanes <= head_dim ? load_values<type>(row, i) : load_values_n<type>(row, i, head_dim - i);
   };
   for (int k = 0; k < end; k += 2) {
     const uint8_t *even = tile.value(k), *odd = tile.value(k + 1);
-    prefetch(next.value(k), static_cast<int64_t>(head_dim) * value_bytes(type));
-    prefetch(next.value(k + 1), static_cast<int64_t>(head_dim) * value_bytes(type));
+    ahead.prefetch_rows(1);
     uint8_t* line = operands.values + k / 2 * kTileRowBytes;
     for (int i = 0; i < head_dim; i += kLanes, line += kKeyParts * kTileBytes)
       istore(line, pair_bf16(load_part(even, i), load_part(odd, i)));
@@ -159,19 +171,23 @@ static void add_outputs(const Work& work, const Operands& operands, const State&
 
 template <KVType type>
 static void attend_tiled_rows(const Work& work, const Operands& operands, const State& state, const TileWork& tile,
-                              const RowRange& rows) {
+                              const RowRange& rows, NextValues& ahead) {
   if (rows.begin >= rows.end) return;
   alignas(64) float scores[kTileRows * kKeyTile], factor[kTileRows];
   const int num_vectors = rows.num_vectors();
   multiply_tiles({operands.query + rows.first_row * kTileRowBytes, operands.part_bytes, operands.keys,
                   static_cast<int64_t>(operands.num_parts) * kTileBytes, operands.num_parts, scores},
                  num_vectors);
+  ahead.prefetch_rows(kPrefetchedRows);
   weigh_rows<type>(work, state, tile, rows, scores, factor);
+  ahead.prefetch_rows(kPrefetchedRows);
   alignas(64) uint16_t weights[kKeyParts][kTileRows][kTileInputs] = {};
   for (int r = 0; r < rows.num_rows; ++r)
     for (int v = 0; v < num_vectors; ++v)
       store_bf16(weights[v / 2][r] + v % 2 * kLanes, load(scores + r * kKeyTile + v * kLanes));
+  ahead.prefetch_rows(kPrefetchedRows);
   add_outputs(work, operands, state, tile, rows, reinterpret_cast<const uint8_t*>(weights), factor);
+  ahead.prefetch_rows(kPrefetchedRows);
 }
 
 template <KVType type>
@@ -179,11 +195,12 @@ static void attend_all_tiled(const Work& work, const Operands& operands, const S
                              const SplitRange* next) {
   attend_splits<type>(work, splits, next, [&](const State& state, const TileWork& tile) {
     load_tiled_keys<type>(work, operands, tile.tile, tile.next);
-    load_tiled_values<type>(work, operands, tile.tile, tile.next);
+    NextValues ahead = {tile.next, static_cast<int64_t>(work.shape.head_dim) * value_bytes(type), 0};
+    load_tiled_values<type>(work, operands, tile.tile, ahead);
     for (int first = 0; first < work.rows_per_head; first += kTileRows) {
       const int left = work.rows_per_head - first;
       attend_tiled_rows<type>(work, operands, state, tile,
-                              rows_from(work, tile, first, left < kTileRows ? left : kTileRows));
+                              rows_from(work, tile, first, left < kTileRows ? left : kTileRows), ahead);
     }
   });
 }
@@ -203,6 +220,7 @@ static void attend_tiled(const AttentionShape& shape, const PagedKV& kv, const T
   Tiles::release();
 }
 
+#undef CHAIRLIFT_PREFETCH_LOCALITY
 #undef CHAIRLIFT_INLINE
 #undef CHAIRLIFT_ALWAYS
 

@@ -2,6 +2,10 @@
 #include "attention_words.inl"
 #include "attention_work.inl"
 
+#ifndef CHAIRLIFT_PREFETCH_LOCALITY
+#define CHAIRLIFT_PREFETCH_LOCALITY 3  // the first-level cache
+#endif
+
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
 // The addresses of the keys of a tile in KV memory, at the first head of the block. Keys that the block does not see
@@ -78,10 +82,10 @@ static inline Tile tile_at(const TileRows& rows, const PagedKV& kv, int64_t head
 template <int bytes>
 static CHAIRLIFT_INLINE void prefetch(const uint8_t* data) {
 #pragma GCC unroll 4
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, CHAIRLIFT_PREFETCH_LOCALITY);
 }
 static CHAIRLIFT_INLINE void prefetch(const uint8_t* data, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, CHAIRLIFT_PREFETCH_LOCALITY);
 }
 
 // Prefetches one line of every 16 keys, a whole tile ahead, because translating the address of a page is the slow part.
