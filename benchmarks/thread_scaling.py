@@ -107,14 +107,15 @@ def extended(measured: Mapping[int, float], num_threads: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Medians over rounds, by the number of threads: the scaling and the seconds of steps by number of rows."""
+    """The best of the rounds, by the number of threads: the scaling, and the seconds of steps by number of rows."""
 
     scaling: Scaling
     steps: dict[int, dict[int, float]]
 
 
 def measure(layers: LinearPass, args: argparse.Namespace, work: StepWork) -> Measurements:
-    """Measure all numbers of threads in turn in each round, because the speed of a shared machine changes."""
+    """Measure all numbers of threads in turn in each round. The best round counts, because other work on the machine
+    only adds time."""
     native = load()
     buffer = native.ReadBuffer(READ_BYTES)
     read, rate, barrier = (defaultdict[int, list[float]](list) for _ in range(3))
@@ -134,8 +135,9 @@ def measure(layers: LinearPass, args: argparse.Namespace, work: StepWork) -> Mea
                 for rows, seconds in measured.items():
                     steps[n][rows].append(seconds)
     limit = None if args.bandwidth_limit is None else args.bandwidth_limit * 1e9
-    scaling = Scaling(*({n: median(samples[n]) for n in samples} for samples in (read, rate, barrier)), limit)
-    return Measurements(scaling, {n: {rows: median(all_) for rows, all_ in by.items()} for n, by in steps.items()})
+    speeds = ({n: max(samples[n]) for n in samples} for samples in (read, rate))
+    scaling = Scaling(*speeds, {n: min(samples) for n, samples in barrier.items()}, limit)
+    return Measurements(scaling, {n: {rows: min(all_) for rows, all_ in by.items()} for n, by in steps.items()})
 
 
 def step_seconds(layers: LinearPass, rows: int) -> float:
