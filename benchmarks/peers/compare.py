@@ -13,7 +13,8 @@ from pathlib import Path
 from benchmarks.peers.engine_options import parse_engine_options
 from benchmarks.peers.environment import default_folder
 from benchmarks.peers.figures import run_figures
-from benchmarks.peers.records import WORKLOADS, EngineRun
+from benchmarks.peers.random_model import RANDOM_MODELS, random_model
+from benchmarks.peers.records import WORKLOADS
 from benchmarks.peers.report import MeasuredSetting, Perplexity, print_perplexities, print_report
 from benchmarks.peers.stage import EngineSetting, StageRunner
 from benchmarks.peers.workload import PeerWorkload
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import ModelFiles, load_config, resolve_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,32 @@ class PeerContext:
 
     Attributes:
         arguments: arguments of the command line, including those of the peer.
-        gguf: file of the model, which Chairlift reads too.
+        model: a .gguf file, or a folder with config.json and safetensors.
         workload: the requests of both engines.
     """
 
     arguments: argparse.Namespace
-    gguf: Path
+    model: ModelFiles
     workload: PeerWorkload
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.model.kind == "gguf"
+
+    @property
+    def dtype(self) -> str:
+        """The data type of computations: that of the folder, or float32 for a .gguf file."""
+        return "float32" if self.is_gguf else load_config(self.model).dtype
+
+    @property
+    def models(self) -> Path:
+        """Folder of converted models."""
+        return self.folder / "models"
+
+    @property
+    def model_name(self) -> str:
+        """Beginning of the names of converted models."""
+        return self.model.path.stem if self.is_gguf else self.model.path.name
 
     @property
     def folder(self) -> Path:
@@ -87,11 +107,9 @@ def main(peer: Peer, description: str | None) -> None:
 
 def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
     workload = _workload(arguments)
-    files = resolve_model(arguments.model)
-    if files.kind != "gguf":
-        raise ConfigError(f"model={arguments.model}: peers read the same .gguf file as Chairlift: give a .gguf file")
-    ours = chairlift_setting(arguments, files.path)
-    context = PeerContext(arguments, files.path, workload)
+    files = _model(arguments)
+    chairlift_setting(arguments, files.path)  # Reports wrong options before the peer is installed.
+    context = PeerContext(arguments, files, workload)
     settings = peer.settings(context)
     if arguments.install_only:
         return
@@ -101,16 +119,26 @@ def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
         return
     vocab_size = load_config(files).vocab_size
     stage = StageRunner(shlex.split(arguments.prefix), arguments.state)
-    measured = [MeasuredSetting(setting) for setting in settings]
+    measured = [
+        MeasuredSetting(chairlift_setting(arguments, setting.chairlift_model or files.path), setting)
+        for setting in settings
+    ]
     for number in range(arguments.rounds):
         for entry in measured:
-            pair = _round(stage, ours, entry.setting, workload, vocab_size, number)
-            entry.rounds.append((run_figures(pair[0]), run_figures(pair[1])))
-            entry.engines = (pair[0].engine, pair[1].engine)
-    print_report(peer.name, machine_facts(), workload, ours, measured, Console())
+            _run_round(stage, entry, workload, vocab_size, number)
+    print_report(peer.name, machine_facts(), workload, measured, Console())
 
 
-def chairlift_setting(arguments: argparse.Namespace, gguf: Path) -> EngineSetting:
+def _model(arguments: argparse.Namespace) -> ModelFiles:
+    """The model of `--model`. A random model is created if it is missing."""
+    name: str | None = arguments.model
+    files = resolve_model(str(random_model(name, arguments.folder / "models")) if name in RANDOM_MODELS else name)
+    if files.path.suffix == ".json":
+        raise ConfigError(f"model={name}: a config.json has no weights that peers can read: give a folder with weights")
+    return files
+
+
+def chairlift_setting(arguments: argparse.Namespace, model: Path) -> EngineSetting:
     """The setting of Chairlift: the options in `--chairlift`, and those that this command gives both engines.
 
     Raises:
@@ -118,7 +146,7 @@ def chairlift_setting(arguments: argparse.Namespace, gguf: Path) -> EngineSettin
     """
     given = shlex.split(arguments.chairlift)
     flags = list(given)
-    own = {"--model": gguf, "--max-num-seqs": arguments.seats, "--num-threads": arguments.num_threads}
+    own = {"--model": model, "--max-num-seqs": arguments.seats, "--num-threads": arguments.num_threads}
     for name, value in own.items():
         if value is None:
             continue
@@ -132,16 +160,19 @@ def chairlift_setting(arguments: argparse.Namespace, gguf: Path) -> EngineSettin
     return EngineSetting(label, "chairlift_run", Path(sys.executable), {"flags": flags})
 
 
-def _round(
-    stage: StageRunner, ours: EngineSetting, theirs: EngineSetting, workload: PeerWorkload, vocab_size: int, number: int
-) -> tuple[EngineRun, EngineRun]:
-    """Run both engines, one after the other. In every second round the peer is first."""
+def _run_round(
+    stage: StageRunner, entry: MeasuredSetting, workload: PeerWorkload, vocab_size: int, number: int
+) -> None:
+    """Run both engines, one after the other, and add their figures. In every second round the peer is first."""
+    ours, theirs = entry.ours, entry.setting
     order = [ours, theirs] if number % 2 == 0 else [theirs, ours]
     runs = {
         setting.label: stage.run(setting, workload.job(setting.options, vocab_size, number), opponent=theirs.label)
         for setting in order
     }
-    return runs[ours.label], runs[theirs.label]
+    pair = runs[ours.label], runs[theirs.label]
+    entry.rounds.append((run_figures(pair[0], workload.prompt_len), run_figures(pair[1], workload.prompt_len)))
+    entry.engines = (pair[0].engine, pair[1].engine)
 
 
 def _perplexities(
@@ -162,28 +193,32 @@ def _workload(arguments: argparse.Namespace) -> PeerWorkload:
     return replace(
         PeerWorkload(),
         workloads=workloads,
+        prompt_len=arguments.prompt_len,
         num_prompts=arguments.num_prompts,
         seed=arguments.seed,
         input_len=arguments.input_len,
         output_len=arguments.output_len,
-        single_repeats=arguments.single_repeats,
+        repeats=arguments.repeats,
     )
 
 
 def _parse(peer: Peer, description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     workload = PeerWorkload()
-    parser.add_argument("--model", help=".gguf file; default: the default model")
+    parser.add_argument(
+        "--model", help=f".gguf file, folder, or {', '.join(RANDOM_MODELS)}; default: the default model"
+    )
     parser.add_argument("--chairlift", default="", help='options of Chairlift\'s engine, such as "--max-num-seqs 64"')
     parser.add_argument("--rounds", type=_positive, default=3)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"workloads to run, of {', '.join(WORKLOADS)}")
+    parser.add_argument("--workloads", default=",".join(workload.workloads), help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--seats", type=_positive, help="seats of both engines; default: each engine has its own")
     parser.add_argument("--peer-seats", type=_positive, help="seats of the peer")
+    parser.add_argument("--prompt-len", type=_positive, default=workload.prompt_len, help="tokens of each prompt")
     parser.add_argument("--num-prompts", type=_positive, default=workload.num_prompts, help="requests in the burst")
     parser.add_argument("--seed", type=int, default=workload.seed)
     parser.add_argument("--input-len", default=workload.input_len)
     parser.add_argument("--output-len", default=workload.output_len)
-    parser.add_argument("--single-repeats", type=_positive, default=workload.single_repeats)
+    parser.add_argument("--repeats", type=_positive, default=workload.repeats, help="requests of prompt and of single")
     parser.add_argument("--num-threads", type=_positive, help="number of threads of each engine; default: all cores")
     parser.add_argument("--folder", type=Path, default=default_folder(), help="for environments, builds and models")
     parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")

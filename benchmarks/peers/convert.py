@@ -1,4 +1,4 @@
-"""Converts the GGUF file that Chairlift reads to the formats of peers, and measures perplexities."""
+"""Converts a GGUF file to a folder that peers read, and measures perplexities."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import ROOT
 
 from chairlift.lab.bench.perplexity import PerplexityOptions, read_text, split_windows
-from chairlift.loading.resolve import load_tokenizer, resolve_model
+from chairlift.loading.resolve import load_tokenizer
 
-EXPORT_REQUIREMENTS: Final = ("transformers", "gguf", "accelerate")
-"""Requirements for reading a GGUF file with transformers, in addition to torch."""
+EXPORT_REQUIREMENTS: Final = ("transformers", "gguf", "accelerate", "sentencepiece")
+"""Requirements for converting from and to GGUF files, in addition to torch."""
 
 
 def hf_folder(context: PeerContext, python: Path) -> Path:
-    """The folder of transformers with the weights of the GGUF file, dequantized to float32. It is created once."""
-    target = context.folder / "models" / f"{context.gguf.stem}-float32"
+    """The folder of the model, or a folder with the weights of its GGUF file in float32, which is created once."""
+    if not context.is_gguf:
+        return context.model.path
+    target = context.models / f"{context.model_name}-float32"
     if not (target / "tokenizer_config.json").exists():
-        run_tool(python, "export_hf", context.gguf, target)
+        run_tool(python, "export_hf", context.model.path, target)
     return target
 
 
@@ -47,7 +49,7 @@ def window_perplexity(context: PeerContext, python: Path, tool: str, model: Path
         SetupError: the tool failed.
     """
     options = PerplexityOptions(text=text)
-    windows = split_windows(load_tokenizer(resolve_model(str(context.gguf))), read_text(text), options)
+    windows = split_windows(load_tokenizer(context.model), read_text(text), options)
     with tempfile.TemporaryDirectory() as temporary:
         given, out = Path(temporary) / "windows.json", Path(temporary) / "perplexity.json"
         given.write_text(json.dumps(windows), encoding="utf-8")

@@ -25,6 +25,7 @@ class ComparedFigure:
 
 
 FIGURES: Final = (
+    ComparedFigure("prompt_tokens_per_s", "prompt: prefill", "tokens/s"),
     ComparedFigure("output_tokens_per_s", "burst: output", "tokens/s"),
     ComparedFigure("e2e_p50", "burst: E2E p50", "s"),
     ComparedFigure("e2e_p99", "burst: E2E p99", "s"),
@@ -36,7 +37,7 @@ FIGURES: Final = (
     ComparedFigure("single_ttft", "single: TTFT", "s"),
     ComparedFigure("peak_rss_bytes", "peak RSS", "MiB", 1 / (1 << 20)),
 )
-"""Higher is better for the two rates, and lower for all others."""
+"""Higher is better for rates, and lower for all others."""
 
 
 class WrongLengthError(ChairliftError):
@@ -49,7 +50,7 @@ def check_lengths(label: str, job: Job, run: EngineRun) -> None:
     Raises:
         WrongLengthError: a request has another number. The message names the first one.
     """
-    for requests, timings in ((job.burst, run.burst), (job.single, run.single)):
+    for requests, timings in ((job.prompt, run.prompt), (job.burst, run.burst), (job.single, run.single)):
         for request in requests:
             _check_length(label, request, timings.get(request.request_id))
 
@@ -63,9 +64,16 @@ def _check_length(label: str, request: PeerRequest, timing: RequestTiming | None
         )
 
 
-def run_figures(run: EngineRun) -> dict[str, float]:
-    """The values of a run by the keys of FIGURES, without those that the run does not have."""
+def run_figures(run: EngineRun, prompt_len: int) -> dict[str, float]:
+    """The values of a run by the keys of FIGURES, without those that the run does not have.
+
+    Args:
+        prompt_len: number of prompt tokens of each request in `run.prompt`.
+    """
     values = {"peak_rss_bytes": float(run.peak_rss_bytes)}
+    if run.prompt:
+        seconds = median(timing.token_times[0] - timing.sent for timing in run.prompt.values())
+        values["prompt_tokens_per_s"] = prompt_len / seconds
     if run.burst:
         values |= _burst_figures(run.burst)
     if run.single:

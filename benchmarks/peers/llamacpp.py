@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers.llamacpp [--weights Q4_1,Q4_0,Q8_0] [--seats 16] [--chairlift "..."]
 
-llama.cpp is built for this machine from the source in the sdist of llama-cpp-python. Q4_1 is the file itself.
-llama-quantize creates other formats from it, which are less accurate than a conversion of the original weights.
+llama.cpp is built for this machine from the source in the sdist of llama-cpp-python. llama-quantize creates the
+formats. From a GGUF file they are less accurate than a conversion of the original weights, so Chairlift reads the given
+file. From a folder, Chairlift reads the same file as llama-server.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from benchmarks.peers.compare import Peer, PeerContext, main
-from benchmarks.peers.environment import SetupError, environment, run
+from benchmarks.peers.convert import EXPORT_REQUIREMENTS
+from benchmarks.peers.environment import SetupError, environment, run, torch_requirement
 from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import EngineSetting
 
@@ -39,7 +41,7 @@ SLOT_MARGIN: Final = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--weights", default="Q4_1,Q4_0,Q8_0", help="the file's own format, or others to requantize to")
+    parser.add_argument("--weights", default="Q4_1,Q4_0,Q8_0", help="formats, such as Q4_K_M or BF16")
     parser.add_argument("--server-args", default="", help='more options of llama-server, such as "-fa off"')
 
 
@@ -52,7 +54,9 @@ def settings(context: PeerContext) -> list[EngineSetting]:
         for seats in context.seats([16]):
             command = server_command(context, programs, model, seats)
             label = f"{weights}, {seats} slots"
-            chosen.append(EngineSetting(label, "llamacpp_run", Path(sys.executable), {"command": command}))
+            ours = None if context.is_gguf else model
+            options = {"command": command}
+            chosen.append(EngineSetting(label, "llamacpp_run", Path(sys.executable), options, chairlift_model=ours))
     return chosen
 
 
@@ -108,14 +112,29 @@ def source_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 def requantize(context: PeerContext, programs: Path, weights: str) -> Path:
-    """The file if its name contains the format, else a requantized copy, which is created once."""
-    if weights in context.gguf.name:
-        return context.gguf
-    target = context.folder / "models" / f"{context.gguf.stem}-requantized-{weights}.gguf"
+    """The file of the model in this format. It is created once, unless the name of the given file has the format."""
+    if weights in context.model.path.name and context.is_gguf:
+        return context.model.path
+    infix = "-requantized" if context.is_gguf else ""
+    target = context.models / f"{context.model_name}{infix}-{weights}.gguf"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
+        source = context.model.path if context.is_gguf else bf16_file(context)
+        if source != target:
+            unfinished = target.with_suffix(".part")
+            run([programs / "llama-quantize", "--allow-requantize", source, unfinished, weights])
+            unfinished.replace(target)
+    return target
+
+
+def bf16_file(context: PeerContext) -> Path:
+    """The GGUF file of a folder in bfloat16, which is created once by the converter of llama.cpp."""
+    target = context.models / f"{context.model_name}-BF16.gguf"
+    if not target.exists():
+        python = environment(context.folder / "transformers", (*EXPORT_REQUIREMENTS, torch_requirement()))
+        converter = context.folder / "llama.cpp" / "convert_hf_to_gguf.py"
         unfinished = target.with_suffix(".part")
-        run([programs / "llama-quantize", "--allow-requantize", context.gguf, unfinished, weights])
+        run([python, converter, context.model.path, "--outtype", "bf16", "--outfile", unfinished])
         unfinished.replace(target)
     return target
 

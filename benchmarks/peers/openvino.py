@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers.openvino [--weights int8,gguf] [--seats 64] [--token-budget 1024] [--chairlift "..."]
 
-int8: optimum-intel exports the dequantized weights of the GGUF file as an int8 IR (asymmetric, by channel). gguf:
-OpenVINO GenAI reads the file itself. KV memory has OpenVINO's default precision.
+int8, fp16: optimum-intel exports the weights of the folder, or those of the GGUF file, dequantized, as an IR (int8:
+asymmetric, by channel). gguf: OpenVINO GenAI reads the file itself. Computations and KV memory have OpenVINO's default
+precision.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from chairlift.errors import ConfigError
 
 REQUIREMENTS = ("openvino-genai", "openvino", "openvino-tokenizers")
 EXPORTER = ("optimum-intel", "nncf", "openvino", "openvino-tokenizers")
-WEIGHTS = ("int8", "gguf")
+WEIGHTS = ("int8", "fp16", "gguf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--weights", default="int8,gguf", help=f"of {', '.join(WEIGHTS)}")
+    parser.add_argument("--weights", help=f"of {', '.join(WEIGHTS)}; default: int8, and gguf or fp16 by the model")
     parser.add_argument("--token-budget", type=int, default=1024, help="OpenVINO's max_num_batched_tokens")
     parser.add_argument("--cache-gb", type=int, default=1, help="OpenVINO's KV memory")
 
@@ -34,10 +35,13 @@ def settings(context: PeerContext) -> list[EngineSetting]:
     arguments = context.arguments
     python = environment(context.folder / "openvino", REQUIREMENTS)
     chosen = []
-    for weights in arguments.weights.split(","):
+    given: str = arguments.weights or ("int8,gguf" if context.is_gguf else "int8,fp16")
+    for weights in given.split(","):
         if weights not in WEIGHTS:
-            raise ConfigError(f"weights={arguments.weights}: {weights!r} must be one of {', '.join(WEIGHTS)}")
-        model = context.gguf if weights == "gguf" else int8_folder(context)
+            raise ConfigError(f"weights={given}: {weights!r} must be one of {', '.join(WEIGHTS)}")
+        if weights == "gguf" and not context.is_gguf:
+            raise ConfigError(f"weights={given}: {context.model.path} is no .gguf file: leave gguf out")
+        model = context.model.path if weights == "gguf" else ir_folder(context, weights)
         for seats in context.seats([64]):
             options = {
                 "model": str(model),
@@ -51,18 +55,18 @@ def settings(context: PeerContext) -> list[EngineSetting]:
     return chosen
 
 
-def int8_folder(context: PeerContext) -> Path:
-    """The folder of the int8 IR, which is exported once.
+def ir_folder(context: PeerContext, weights: str) -> Path:
+    """The folder of the IR with weights in int8 or fp16, which is exported once.
 
     torchvision, a dependency of optimum, is uninstalled because it does not work with a CPU build of torch.
     """
-    target = context.folder / "models" / f"{context.gguf.stem}-openvino-int8"
+    target = context.models / f"{context.model_name}-openvino-{weights}"
     if (target / "openvino_model.xml").exists():
         return target
     requirements = (*EXPORTER, *EXPORT_REQUIREMENTS, torch_requirement())
     python = environment(context.folder / "export", requirements, unwanted=["torchvision"])
     source = hf_folder(context, python)
-    task = ("--task", "text-generation-with-past", "--weight-format", "int8")
+    task = ("--task", "text-generation-with-past", "--weight-format", weights)
     run([python.with_name("optimum-cli"), "export", "openvino", *task, "--model", source, target])
     return target
 

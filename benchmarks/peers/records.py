@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+PROMPT: Final = "prompt"
 BURST: Final = "burst"
 SINGLE: Final = "single"
-WORKLOADS: Final = (BURST, SINGLE)
+WORKLOADS: Final = (PROMPT, BURST, SINGLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,14 @@ class Job:
     Attributes:
         options: options of the engine, which its worker reads.
         warm_up: requests of a burst that is not measured.
+        prompt: requests with one output token, which are sent one after the other.
         burst: requests that are sent at once.
         single: requests that are sent one after the other.
     """
 
     options: dict[str, Any]
     warm_up: list[PeerRequest]
+    prompt: list[PeerRequest]
     burst: list[PeerRequest]
     single: list[PeerRequest]
 
@@ -48,7 +51,7 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Job:
         record = json.loads(path.read_text(encoding="utf-8"))
-        phases = {name: [PeerRequest(**item) for item in record[name]] for name in ("warm_up", "burst", "single")}
+        phases = {name: [PeerRequest(**item) for item in record[name]] for name in ("warm_up", *WORKLOADS)}
         return cls(record["options"], **phases)
 
 
@@ -76,11 +79,12 @@ class EngineRun:
     """The result of one job on one engine.
 
     Attributes:
-        burst, single: the times of each request by its id.
+        prompt, burst, single: the times of each request by its id.
         peak_rss_bytes: maximum memory of the processes of the engine, including loading.
         engine: versions and settings that the engine reports.
     """
 
+    prompt: RequestTimings
     burst: RequestTimings
     single: RequestTimings
     peak_rss_bytes: int
@@ -109,14 +113,19 @@ def peak_rss_bytes(*, with_children: bool = False) -> int:
     return peak * unit
 
 
-def run_job(job: Job, drive: Drive) -> tuple[RequestTimings, RequestTimings]:
-    """Run the warm-up, the burst, and each single request; returns (burst, single)."""
+def run_job(job: Job, drive: Drive) -> tuple[RequestTimings, RequestTimings, RequestTimings]:
+    """Run the warm-up, each prompt, the burst, and each single request; returns (prompt, burst, single)."""
     drive(job.warm_up)
+    prompt = _drive_each(job.prompt, drive)
     burst = drive(job.burst) if job.burst else {}
-    single: RequestTimings = {}
-    for request in job.single:
-        single |= drive([request])
-    return burst, single
+    return prompt, burst, _drive_each(job.single, drive)
+
+
+def _drive_each(requests: list[PeerRequest], drive: Drive) -> RequestTimings:
+    timings: RequestTimings = {}
+    for request in requests:
+        timings |= drive([request])
+    return timings
 
 
 def worker_arguments() -> tuple[Job, Path]:

@@ -42,10 +42,12 @@ class MeasuredSetting:
     """A setting of the peer with its measurements.
 
     Attributes:
+        ours: the setting of Chairlift next to it.
         rounds: figures of Chairlift and of the peer in each round.
         engines: versions and settings that both engines reported in the last round.
     """
 
+    ours: EngineSetting
     setting: EngineSetting
     rounds: list[tuple[Figures, Figures]] = field(default_factory=list)
     engines: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
@@ -55,7 +57,6 @@ def print_report(
     peer: str,
     machine: MachineFacts,
     workload: PeerWorkload,
-    ours: EngineSetting,
     measured: Sequence[MeasuredSetting],
     console: Console,
 ) -> None:
@@ -63,18 +64,18 @@ def print_report(
     memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
     console.print(f"{machine.cpu}, {machine.num_cores} cores, {memory}, {', '.join(machine.vector_flags)}")
     console.print(f"seed {workload.seed}: {format_workload(workload)}", highlight=False)
-    console.print(f"Chairlift: {shlex.join(ours.options['flags'])} without prefix cache", highlight=False)
     for entry in measured:
         console.print(table(peer, entry))
-    console.file.write(json.dumps(record(peer, machine, workload, ours, measured)) + "\n")
+    console.file.write(json.dumps(record(peer, machine, workload, measured)) + "\n")
 
 
 def format_workload(workload: PeerWorkload) -> str:
     """The workloads as one line of text."""
     lengths = f"{workload.single_input_len} + {workload.single_output_len}"
     parts = {
+        "prompt": f"{workload.repeats} prompts of {workload.prompt_len} tokens",
         "burst": f"{workload.num_prompts} requests at once, prompt {workload.input_len}, output {workload.output_len}",
-        "single": f"{workload.single_repeats} single streams of {lengths} tokens",
+        "single": f"{workload.repeats} single streams of {lengths} tokens",
     }
     return "; ".join(parts[name] for name in workload.workloads)
 
@@ -119,11 +120,12 @@ def _caption(entry: MeasuredSetting) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in entry.engines[1].items())
     flags = " ".join(f"{name}={value}" for name, value in entry.setting.options.items() if name != "command")
     command = shlex.join(entry.setting.options.get("command", []))
-    return f"ratio: Chairlift / peer, median of the rounds\n{versions}: {variables}{command}{flags}"
+    ours = f"Chairlift: {shlex.join(entry.ours.options['flags'])} without prefix cache"
+    return f"ratio: Chairlift / peer, median of the rounds\n{ours}\n{versions}: {variables}{command}{flags}"
 
 
 def record(
-    peer: str, machine: MachineFacts, workload: PeerWorkload, ours: EngineSetting, measured: Sequence[MeasuredSetting]
+    peer: str, machine: MachineFacts, workload: PeerWorkload, measured: Sequence[MeasuredSetting]
 ) -> dict[str, Any]:
     """The comparison for JSON, in seconds, bytes and rates."""
     return {
@@ -131,7 +133,6 @@ def record(
         "peer": peer,
         "machine": machine.to_dict(),
         "workload": workload.to_dict(),
-        "chairlift": ours.to_dict(),
         "settings": [_setting_record(entry) for entry in measured],
     }
 
@@ -139,6 +140,7 @@ def record(
 def _setting_record(entry: MeasuredSetting) -> dict[str, Any]:
     return {
         **entry.setting.to_dict(),
+        "chairlift": entry.ours.to_dict(),
         "engines": {"chairlift": entry.engines[0], "peer": entry.engines[1]},
         "rounds": [{"chairlift": ours, "peer": theirs} for ours, theirs in entry.rounds],
         "ratios": {c.figure.key: {"rounds": c.ratios, "median": median(c.ratios)} for c in compare(entry.rounds)},

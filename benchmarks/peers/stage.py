@@ -38,6 +38,7 @@ class EngineSetting:
         python: the Python of the environment of the engine.
         options: options that the worker reads.
         variables: environment variables of the process.
+        chairlift_model: the file that Chairlift reads next to this peer, if it is not the model of the command.
     """
 
     label: str
@@ -45,6 +46,7 @@ class EngineSetting:
     python: Path
     options: dict[str, Any]
     variables: Mapping[str, str] = field(default_factory=dict)
+    chairlift_model: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The setting for JSON."""

@@ -1,11 +1,12 @@
-"""The two workloads: a burst of requests of mixed lengths, and one stream at a time."""
+"""The workloads: one prompt at a time, a burst of requests of mixed lengths, and one stream at a time."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Final
 
-from benchmarks.peers.records import BURST, SINGLE, Job, PeerRequest
+from benchmarks.peers.records import BURST, PROMPT, SINGLE, WORKLOADS, Job, PeerRequest
 
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
@@ -13,8 +14,10 @@ from chairlift.lab.workload.synthetic import make_workload
 
 WARM_UP_TOKENS: Final = 8
 """Maximum number of tokens of each answer of the warm-up."""
-ROUND_STRIDE: Final = 3
-"""Number of token rounds of a measured round: one each for the warm-up, the burst and the single streams."""
+WARM_UP_PROMPT_TOKENS: Final = 2048
+"""Maximum number of tokens of the prompt in the warm-up, because a prompt of 32,768 tokens takes minutes."""
+ROUND_STRIDE: Final = 4
+"""Number of token rounds of a measured round: one for the warm-up, and one for each workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,51 +26,60 @@ class PeerWorkload:
 
     Attributes:
         workloads: workloads to run, of `records.WORKLOADS`.
-        single_repeats: number of single streams of single_input_len prompt and single_output_len output tokens.
+        prompt_len: number of tokens of each prompt of the workload `prompt`, which has one output token.
+        num_prompts: number of requests in the burst.
+        repeats: number of requests in each of the workloads `prompt` and `single`.
     """
 
     workloads: tuple[str, ...] = (BURST, SINGLE)
+    prompt_len: int = 1536
     num_prompts: int = 64
     seed: int = 0
     input_len: str = "lognormal:96,0.7,16..512"
     output_len: str = "exp:96,8..384"
     single_input_len: int = 128
     single_output_len: int = 128
-    single_repeats: int = 3
+    repeats: int = 3
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def max_model_len(self) -> int:
-        """The number of prompt and output tokens of the longest request of both workloads."""
-        lengths = [len(r.prompt_token_ids) + r.output_len for r in [*self._burst(2, 0), *self._single(2, 0)]]
-        return max(lengths)
+        """The number of prompt and output tokens of the longest request of the selected workloads."""
+        requests = chain.from_iterable(self._requests(name, 2, 0) for name in self.workloads)
+        return max(len(request.prompt_token_ids) + request.output_len for request in requests)
 
     def job(self, options: dict[str, Any], vocab_size: int, number: int) -> Job:
         """The job of round `number`, from 0, for an engine with these options."""
         first = number * ROUND_STRIDE
-        burst = self._burst(vocab_size, first + 1) if BURST in self.workloads else []
-        single = self._single(vocab_size, first + 2) if SINGLE in self.workloads else []
-        return Job(options, self._warm_up(vocab_size, first), burst, single)
+        measured = {
+            name: self._requests(name, vocab_size, first + i) if name in self.workloads else []
+            for i, name in enumerate(WORKLOADS, 1)
+        }
+        return Job(options, self._warm_up(vocab_size, first), **measured)
 
     def _warm_up(self, vocab_size: int, token_round: int) -> list[PeerRequest]:
-        """The measured requests with other prompts and few output tokens. They touch memory for the first time, which a
-        server does only at its start."""
-        measured = self._burst if BURST in self.workloads else self._single
+        """The burst and one request of each other workload, with other prompts and few output tokens. They touch memory
+        for the first time, which a server does only at its start."""
+        requests = chain.from_iterable(
+            self._requests(name, vocab_size, token_round)[: None if name == BURST else 1] for name in self.workloads
+        )
         return [
-            PeerRequest(f"warm-up-{i}", request.prompt_token_ids, min(request.output_len, WARM_UP_TOKENS))
-            for i, request in enumerate(measured(vocab_size, token_round))
+            PeerRequest(
+                f"warm-up-{i}",
+                request.prompt_token_ids[:WARM_UP_PROMPT_TOKENS],
+                min(request.output_len, WARM_UP_TOKENS),
+            )
+            for i, request in enumerate(requests)
         ]
 
-    def _burst(self, vocab_size: int, token_round: int) -> list[PeerRequest]:
-        return self._make(self.num_prompts, self.input_len, self.output_len, vocab_size, token_round)
-
-    def _single(self, vocab_size: int, token_round: int) -> list[PeerRequest]:
-        lengths = (f"fixed:{self.single_input_len}", f"fixed:{self.single_output_len}")
-        return self._make(self.single_repeats, *lengths, vocab_size, token_round)
-
-    def _make(self, count: int, prompt: str, output: str, vocab_size: int, token_round: int) -> list[PeerRequest]:
+    def _requests(self, name: str, vocab_size: int, token_round: int) -> list[PeerRequest]:
+        count, prompt, output = {
+            PROMPT: (self.repeats, f"fixed:{self.prompt_len}", "fixed:1"),
+            BURST: (self.num_prompts, self.input_len, self.output_len),
+            SINGLE: (self.repeats, f"fixed:{self.single_input_len}", f"fixed:{self.single_output_len}"),
+        }[name]
         lengths = (parse_lengths(prompt), parse_lengths(output))
         made = make_workload(self.seed, count, *lengths, ArrivalProcess(), vocab_size, token_round=token_round)
         return [PeerRequest(item.request_id, list(item.prompt_token_ids), item.output_len) for item in made]

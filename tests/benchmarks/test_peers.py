@@ -8,10 +8,11 @@ import sys
 import tarfile
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.peers import compare, figures, llamacpp, report
+from benchmarks.peers import compare, convert, figures, llamacpp, openvino, report, vllm
 from benchmarks.peers.environment import SetupError, environment
 from benchmarks.peers.records import EngineRun, Job, PeerRequest, RequestTiming, run_job
 from benchmarks.peers.stage import EngineSetting, RunFailedError, StageRunner
@@ -20,9 +21,16 @@ from rich.console import Console
 
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.machine import machine_facts
+from chairlift.loading.resolve import ModelFiles
 
 SMALL = PeerWorkload(
-    num_prompts=5, input_len="fixed:6", output_len="uniform:2..4", single_input_len=5, single_output_len=3
+    workloads=("prompt", "burst", "single"),
+    prompt_len=9,
+    num_prompts=5,
+    input_len="fixed:6",
+    output_len="uniform:2..4",
+    single_input_len=5,
+    single_output_len=3,
 )
 
 
@@ -38,18 +46,30 @@ def finished(job: Job, seconds_per_token: float) -> EngineRun:
 
 def test_both_engines_have_equal_requests_and_each_round_other_tokens() -> None:
     first, again, second = (SMALL.job({"any": name}, 100, number) for name, number in (("a", 0), ("b", 0), ("a", 1)))
-    assert (first.warm_up, first.burst, first.single) == (again.warm_up, again.burst, again.single)
+    assert replace(first, options={}) == replace(again, options={})
     assert [r.output_len for r in first.burst] == [r.output_len for r in second.burst]
-    prompts = [tuple(r.prompt_token_ids) for job in (first, second) for r in (*job.warm_up, *job.burst, *job.single)]
+    prompts = [
+        tuple(r.prompt_token_ids)
+        for job in (first, second)
+        for requests in (job.warm_up, job.prompt, job.burst, job.single)
+        for r in requests
+    ]
     assert len(set(prompts)) == len(prompts), "no prompt is in the prefix cache"
-    assert [(len(r.prompt_token_ids), r.output_len) for r in first.single] == [(5, 3)] * SMALL.single_repeats
-    assert SMALL.max_model_len == max(len(r.prompt_token_ids) + r.output_len for r in (*first.burst, *first.single))
+    assert [(len(r.prompt_token_ids), r.output_len) for r in first.single] == [(5, 3)] * SMALL.repeats
+    assert [(len(r.prompt_token_ids), r.output_len) for r in first.prompt] == [(9, 1)] * SMALL.repeats
+    lengths = [len(r.prompt_token_ids) + r.output_len for r in (*first.prompt, *first.burst, *first.single)]
+    assert SMALL.max_model_len == max(lengths)
 
 
 def test_a_job_has_only_the_selected_workloads() -> None:
     job = PeerWorkload(workloads=("single",)).job({}, 100, 0)
-    assert job.burst == []
+    assert (job.prompt, job.burst) == ([], [])
     assert len(job.single) == 3
+
+
+def test_warm_up_has_a_part_of_a_long_prompt() -> None:
+    job = PeerWorkload(workloads=("prompt",), prompt_len=3000).job({}, 100, 0)
+    assert [(len(request.prompt_token_ids), request.output_len) for request in job.warm_up] == [(2048, 1)]
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -77,7 +97,9 @@ def test_a_wrong_number_of_tokens_is_an_error() -> None:
 def test_figures_of_a_run() -> None:
     burst = {"a": RequestTiming(10.0, [11.0, 11.5, 12.0]), "b": RequestTiming(10.0, [13.0, 14.0])}
     single = {"c": RequestTiming(20.0, [20.5, 20.7, 20.9]), "d": RequestTiming(30.0, [30.1, 30.2, 30.3])}
-    values = figures.run_figures(EngineRun(burst, single, 4096, {}))
+    prompt = {"e": RequestTiming(1.0, [1.5]), "f": RequestTiming(2.0, [2.25]), "g": RequestTiming(3.0, [4.0])}
+    values = figures.run_figures(EngineRun(prompt, burst, single, 4096, {}), 100)
+    assert values["prompt_tokens_per_s"] == pytest.approx(100 / 0.5)
     assert values["output_tokens_per_s"] == pytest.approx(5 / 4)
     assert values["e2e_p50"] == pytest.approx(3.0)
     assert values["ttft_p50"] == pytest.approx(2.0)
@@ -90,7 +112,7 @@ def test_figures_of_a_run() -> None:
 
 def test_answers_that_are_not_streamed_have_no_ttft() -> None:
     burst = {"a": RequestTiming(0.0, [2.0, 2.0], is_streamed=False)}
-    assert figures.run_figures(EngineRun(burst, {}, 1, {})) == {
+    assert figures.run_figures(EngineRun({}, burst, {}, 1, {}), 100) == {
         "output_tokens_per_s": 1.0,
         "e2e_p50": 2.0,
         "e2e_p99": 2.0,
@@ -108,24 +130,31 @@ def test_ratios_are_computed_within_a_round() -> None:
 def test_report_ends_with_one_json_line() -> None:
     setting = EngineSetting("best", "any_run", Path("python"), {"seats": 4}, {"THREADS": "2"})
     jobs = [SMALL.job({}, 100, number) for number in range(2)]
-    measured = report.MeasuredSetting(setting)
+    ours = EngineSetting("Chairlift", "chairlift_run", Path("python"), {"flags": ["--max-num-seqs", "4"]})
+    measured = report.MeasuredSetting(ours, setting)
     for job in jobs:
-        measured.rounds.append((figures.run_figures(finished(job, 0.5)), figures.run_figures(finished(job, 1.0))))
+        measured.rounds.append((figures.run_figures(finished(job, 0.5), 9), figures.run_figures(finished(job, 1.0), 9)))
     measured.engines = ({"chairlift": "0"}, {"peer": "7.1"})
     out = io.StringIO()
-    ours = EngineSetting("Chairlift", "chairlift_run", Path("python"), {"flags": ["--max-num-seqs", "4"]})
-    report.print_report("Peer", machine_facts(), SMALL, ours, [measured], Console(file=out, width=200))
+    report.print_report("Peer", machine_facts(), SMALL, [measured], Console(file=out, width=200))
     text = out.getvalue()
     assert "peer 7.1: THREADS=2 seats=4" in text
     assert "--max-num-seqs 4" in text
     record = json.loads(text.splitlines()[-1])
     assert record["settings"][0]["ratios"]["output_tokens_per_s"] == {"rounds": [2.0, 2.0], "median": 2.0}
     assert record["settings"][0]["ratios"]["single_ttft"]["median"] == pytest.approx(0.5)
+    assert record["settings"][0]["ratios"]["prompt_tokens_per_s"]["median"] == pytest.approx(2.0)
+    assert record["settings"][0]["chairlift"] == ours.to_dict()
     assert record["workload"]["seed"] == SMALL.seed
 
 
 def arguments(**given: object) -> Namespace:
     return Namespace(**{"chairlift": "", "seats": None, "num_threads": None, **given})
+
+
+def peer_context(model: Path, **given: object) -> compare.PeerContext:
+    files = ModelFiles("gguf" if model.suffix == ".gguf" else "hf", model, model.name)
+    return compare.PeerContext(arguments(folder=Path("peers"), **given), files, SMALL)
 
 
 def test_options_of_chairlift_are_checked_before_anything_runs() -> None:
@@ -147,7 +176,7 @@ def test_chairlift_runs_a_job_in_a_separate_process(
     setting = EngineSetting("Chairlift", "chairlift_run", Path(sys.executable), {"flags": flags})
     job = SMALL.job(setting.options, 256, 0)
     run = StageRunner(state=tmp_path).run(setting, job, opponent="peer")
-    values = figures.run_figures(run)
+    values = figures.run_figures(run, SMALL.prompt_len)
     assert all(values[figure.key] > 0 for figure in figures.FIGURES)
     assert run.engine["enable_prefix_caching"] is False
     failing = StageRunner(prefix=["false"], state=tmp_path)
@@ -176,10 +205,74 @@ def test_only_llama_cpp_is_extracted_from_the_sdist(tmp_path: Path) -> None:
 
 
 def test_each_slot_of_llama_server_has_room_for_the_longest_request() -> None:
-    context = compare.PeerContext(arguments(num_threads=3, server_args="-fa off"), Path("m.gguf"), SMALL)
+    context = peer_context(Path("m.gguf"), num_threads=3, server_args="-fa off")
     command = llamacpp.server_command(context, Path("bin"), Path("m.gguf"), seats=4)
     given = dict(zip(command[1::2], command[2::2], strict=False))
     assert command[:3] == ["bin/llama-server", "--model", "m.gguf"]
     assert int(given["--ctx-size"]) >= int(given["--parallel"]) * SMALL.max_model_len
     assert given["--threads"] == "3"
     assert command[-2:] == ["-fa", "off"]
+
+
+def test_chairlift_reads_the_file_of_llama_server_if_the_model_is_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "build", lambda *_: Path("bin"))
+    monkeypatch.setattr(llamacpp, "requantize", lambda context, programs, weights: Path(f"{weights}.gguf"))
+    options = {"weights": "Q4_0,Q8_0", "server_args": "", "seats": 2, "peer_seats": None}
+    from_folder = llamacpp.settings(peer_context(Path("folder"), **options))
+    assert [setting.chairlift_model for setting in from_folder] == [Path("Q4_0.gguf"), Path("Q8_0.gguf")]
+    assert [setting.options["command"][2] for setting in from_folder] == ["Q4_0.gguf", "Q8_0.gguf"]
+    from_file = llamacpp.settings(peer_context(Path("m.gguf"), **options))
+    assert [setting.chairlift_model for setting in from_file] == [None, None]
+
+
+def test_formats_of_a_folder_are_made_from_its_bfloat16_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[object], folder: Path | None = None) -> None:
+        words = [str(word) for word in command]
+        commands.append(words)
+        for word in words:
+            if word.endswith(".part"):
+                Path(word).write_text("made", encoding="utf-8")
+
+    monkeypatch.setattr(llamacpp, "run", run)
+    monkeypatch.setattr(llamacpp, "environment", lambda *_: Path("python"))
+    context = peer_context(Path("folder"))
+    context.arguments.folder = tmp_path
+    made = [llamacpp.requantize(context, Path("bin"), weights) for weights in ("Q4_0", "BF16", "Q4_0")]
+    q4_0, bf16 = (tmp_path / "models" / f"folder-{weights}.gguf" for weights in ("Q4_0", "BF16"))
+    assert made == [q4_0, bf16, q4_0]
+    convert_command, quantize_command = commands
+    assert convert_command[2:] == ["folder", "--outtype", "bf16", "--outfile", str(bf16.with_suffix(".part"))]
+    assert quantize_command[2:] == [str(bf16), str(q4_0.with_suffix(".part")), "Q4_0"]
+
+
+def test_a_folder_is_not_converted_for_transformers() -> None:
+    assert convert.hf_folder(peer_context(Path("folder")), Path("no-python")) == Path("folder")
+
+
+def test_openvino_reads_gguf_only_from_a_gguf_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino, "environment", lambda *_: Path("python"))
+    monkeypatch.setattr(openvino, "ir_folder", lambda _, weights: Path(weights))
+    options = {"token_budget": 1, "cache_gb": 1, "seats": None, "peer_seats": 4}
+    folder, file = (peer_context(Path(name), weights=None, **options) for name in ("folder", "m.gguf"))
+    assert [setting.options["model"] for setting in openvino.settings(folder)] == ["int8", "fp16"]
+    assert [setting.options["model"] for setting in openvino.settings(file)] == ["int8", "m.gguf"]
+    folder.arguments.weights = "gguf"
+    with pytest.raises(ConfigError, match=r"folder is no \.gguf file"):
+        openvino.settings(folder)
+
+
+def test_vllm_computes_in_the_data_type_of_the_folder(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "environment", lambda *_: Path("env/bin/python"))
+    monkeypatch.setattr(vllm, "hf_folder", lambda *_: Path("float32"))
+    monkeypatch.setattr(vllm, "w8a8_folder", lambda *_: Path("w8a8"))
+    options = {"weights": None, "token_budget": 1, "kv_gib": 1, "seats": 4, "peer_seats": None}
+    model = tiny_model_dir("llama")
+    settings = vllm.settings(peer_context(model, **options)), vllm.settings(peer_context(Path("m.gguf"), **options))
+    given = [[(s.options["model"], s.options["dtype"]) for s in of_model] for of_model in settings]
+    dtype = json.loads((model / "config.json").read_text())["dtype"]
+    assert given == [[("w8a8", dtype), ("float32", dtype)], [("w8a8", "float32"), ("float32", "float32")]]
+    assert "env/lib/libiomp5.so" in settings[0][0].variables["LD_PRELOAD"]

@@ -57,11 +57,11 @@ def main() -> None:
     started = log.events[0]
     assert isinstance(started, EngineStarted)
     try:
-        burst, single = run_job(job, lambda requests: drive(engine, log, requests))
+        timings = run_job(job, lambda requests: drive(engine, log, requests))
     finally:
         engine.close()
     facts = {"chairlift": __version__, "torch": torch.__version__}
-    EngineRun(burst, single, peak_rss_bytes(), {**facts, **asdict(started)}).write(out)
+    EngineRun(*timings, peak_rss_bytes(), {**facts, **asdict(started)}).write(out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Quantizes float32 safetensors to W8A8: linear layers to int8 by output channel, activations to int8 by token.
+"""Quantizes safetensors to W8A8: linear layers to int8 by output channel, activations to int8 by token.
 
-    python -m benchmarks.peers.workers.export_w8a8 FLOAT32_FOLDER TARGET
+    python -m benchmarks.peers.workers.export_w8a8 FOLDER TARGET
 
 Values are rounded to nearest, symmetrically. Embedding and LM head are not quantized. The format is int-quantized of
 compressed-tensors.
@@ -36,9 +36,10 @@ QUANTIZATION = {
 
 
 def quantize(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantize the weight [N, K] of a linear layer to int8 [N, K] and scales [N, 1]; other tensors are not changed."""
+    """Quantize the weight [N, K] of a linear layer to int8 [N, K] and float32 scales [N, 1]; keep other tensors."""
     if not name.endswith("_proj.weight"):
         return {name: tensor}
+    tensor = tensor.float()
     scale = tensor.abs().amax(dim=1, keepdim=True) / 127
     weight = (tensor / scale).round().clamp(-127, 127).to(torch.int8)
     return {name: weight, f"{name}_scale": scale}
@@ -48,7 +49,8 @@ def main() -> None:
     source, target = map(Path, sys.argv[1:])
     target.mkdir(parents=True, exist_ok=True)
     for extra in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copyfile(source / extra, target / extra)
+        if (source / extra).exists():
+            shutil.copyfile(source / extra, target / extra)
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(source.glob("*.safetensors")):
         for name, tensor in safetensors.load_file(shard).items():

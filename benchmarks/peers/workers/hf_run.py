@@ -115,9 +115,9 @@ def main() -> None:
     model = load_model(job.options)
     driver = {"static": static_driver, "continuous": continuous_driver}[job.options["batching"]]
     with driver(model, job.options) as drive:
-        burst, single = run_job(job, drive)
+        timings = run_job(job, drive)
     engine = {"transformers": transformers.__version__, "torch": torch.__version__}
-    EngineRun(burst, single, peak_rss_bytes(), engine).write(out)
+    EngineRun(*timings, peak_rss_bytes(), engine).write(out)
 
 
 if __name__ == "__main__":

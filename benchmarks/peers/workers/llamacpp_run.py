@@ -125,9 +125,9 @@ def main() -> None:
     command: list[Any] = job.options["command"]
     port = free_port()
     with running_server(command, port) as server:
-        burst, single = run_job(job, lambda requests: drive(port, requests))
+        timings = run_job(job, lambda requests: drive(port, requests))
         peak = peak_rss_of(server.pid)
-    EngineRun(burst, single, peak, {"llama.cpp": version_of(command[0])}).write(out)
+    EngineRun(*timings, peak, {"llama.cpp": version_of(command[0])}).write(out)
 
 
 if __name__ == "__main__":

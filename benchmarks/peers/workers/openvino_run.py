@@ -80,9 +80,9 @@ def count_new_tokens(handle: Any) -> int:
 def main() -> None:
     job, out = worker_arguments()
     driver = Driver(build(job.options))
-    burst, single = run_job(job, driver.drive)
+    timings = run_job(job, driver.drive)
     version = openvino_genai.__version__
-    EngineRun(burst, single, peak_rss_bytes(), {"openvino_genai": version}).write(out)
+    EngineRun(*timings, peak_rss_bytes(), {"openvino_genai": version}).write(out)
 
 
 if __name__ == "__main__":

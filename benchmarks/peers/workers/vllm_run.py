@@ -57,8 +57,8 @@ def make_driver(engine: Any) -> Any:
 
 def main() -> None:
     job, out = worker_arguments()
-    burst, single = run_job(job, make_driver(build(job.options)))
-    EngineRun(burst, single, peak_rss_bytes(with_children=True), {"vllm": vllm.__version__}).write(out)
+    timings = run_job(job, make_driver(build(job.options)))
+    EngineRun(*timings, peak_rss_bytes(with_children=True), {"vllm": vllm.__version__}).write(out)
 
 
 if __name__ == "__main__":

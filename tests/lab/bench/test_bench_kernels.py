@@ -159,7 +159,10 @@ def test_attention_reads_each_key_once(tiny_model_dir: TinyModel) -> None:
         layers = AttentionPass(config, kv_dtype=torch.bfloat16, block_size=16, **case)
         assert layers()[layers.kernel] > 0
         assert layers.num_layers == 2
-        return layers.work()
+        in_tiles = layers.work("amx")
+        work = layers.work("avx2")
+        assert in_tiles == KernelWork({"tile_bf16": work.operations["fma"]}, work.num_bytes)
+        return work
 
     token_bytes, per_key = 2 * 2 * 16 * 2, 4 * 4 * 16
     assert work("llama", num_seqs=3, num_queries=1, context=50) == KernelWork(

@@ -192,11 +192,12 @@ void LayerRun::merge(int32_t index, const QueryBlock& queries, void* scratch) co
 
 }  // namespace
 
+// Enough for operands of tiles too, which have half as many bytes for each of their rows, but more rows.
 size_t attention_scratch_bytes(const AttentionShape& shape, int64_t rows) {
-  const int64_t stride = shape.row_stride(), padded = (rows + 15) / 16 * 16;
-  const int64_t tiles = kKeyTile * (shape.head_dim + stride);
+  const int64_t stride = shape.row_stride(), padded = (rows + 15) / 16 * 16 + 16;
+  const int64_t tiles = 2 * kKeyTile * stride;
   const int64_t per_row = stride + 16 + 2 + 2;  // query, sums by lane, first and last key
-  return static_cast<size_t>(tiles + padded * per_row + 2 * state_floats(rows, shape.row_stride())) * sizeof(float);
+  return static_cast<size_t>(tiles + padded * per_row + 2 * state_floats(rows, stride)) * sizeof(float);
 }
 
 AttentionStep::AttentionStep(StepShape shape) : shape_(std::move(shape)) {

@@ -117,8 +117,8 @@ static void write_token(const AttentionShape& shape, const PagedKV& kv, const To
   }
 }
 
-static void prepare(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t first_token,
-                    int64_t end_token) {
+static inline void prepare(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens,
+                           int64_t first_token, int64_t end_token) {
   for (int64_t t = first_token; t < end_token; ++t) write_token(shape, kv, tokens, t, 0, shape.num_kv_heads);
 }
 

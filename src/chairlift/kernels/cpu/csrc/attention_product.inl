@@ -1,7 +1,16 @@
 // Products in registers: scores are queries times keys, and outputs are weights times values.
-#include "attention_memory.inl"
+#include "attention_walk.inl"
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
+
+// Lays out the operands of products in registers.
+static inline void lay_out_products(Work& work, float* memory) {
+  work.query = take(memory, static_cast<int64_t>(work.num_rows) * work.stride);
+  if (work.rows_per_head > kBlockRows || work.shape.head_dim % (kBlockVectors * kLanes) != 0) {
+    work.keys = take(memory, static_cast<int64_t>(work.shape.head_dim) * kKeyTile);
+    work.values = take(memory, static_cast<int64_t>(kKeyTile) * work.stride);
+  }
+}
 
 // c[row][column] = factor[row] * c[row][column] + the sum over k, ascending, of a[row][k] * b[k][column], one fma each;
 // without factors c starts at zero. b is an argument of the product.

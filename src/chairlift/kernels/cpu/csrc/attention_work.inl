@@ -62,21 +62,20 @@ static inline float* take(float*& memory, int64_t num_floats) {
   return taken;
 }
 
-static Work lay_out(const AttentionShape& shape, const PagedKV& kv, const QueryBlock& block, void* scratch) {
+// The keys that each row sees, and memory that any product needs; the operands of products follow.
+static Work lay_out(const AttentionShape& shape, const PagedKV& kv, const QueryBlock& block, float*& memory) {
   const int group = shape.group(), stride = shape.row_stride();
   const int rows_per_head = group * block.num_tokens, num_rows = rows_per_head * block.num_kv_heads;
-  float* memory = static_cast<float*>(scratch);
   Work work = {shape, kv, block, group, rows_per_head, num_rows, stride, {}, {}, {}, {}, {}, {}, {}, {}};
-  work.query = take(memory, static_cast<int64_t>(num_rows) * stride);
-  if (rows_per_head > kBlockRows || shape.head_dim % (kBlockVectors * kLanes) != 0) {
-    work.keys = take(memory, static_cast<int64_t>(shape.head_dim) * kKeyTile);
-    work.values = take(memory, static_cast<int64_t>(kKeyTile) * stride);
-  }
   work.lane_sums = take(memory, static_cast<int64_t>(num_rows) * 16);
   work.running = take(memory, state_floats(num_rows, stride));
   work.total = take(memory, state_floats(num_rows, stride));
   work.first_key = reinterpret_cast<int64_t*>(take(memory, 2 * rows_per_head));
   work.end_key = reinterpret_cast<int64_t*>(take(memory, 2 * rows_per_head));
+  for (int r = 0; r < rows_per_head; ++r) {
+    work.first_key[r] = block.first_key(r / group);
+    work.end_key[r] = block.end_key(r / group);
+  }
   return work;
 }
 
@@ -86,21 +85,23 @@ static inline int64_t head_offset(const AttentionShape& shape, int rows_per_head
   return static_cast<int64_t>(row / rows_per_head * group + row % group) * shape.head_dim;
 }
 
-static void gather_queries(const Work& work, const TokenRows& tokens) {
+// Writes the normalized, rotated and scaled query of a row.
+static inline void gather_query(const Work& work, const TokenRows& tokens, int row, float* query) {
   const AttentionShape& shape = work.shape;
   const int64_t first_head = static_cast<int64_t>(work.block.first_kv_head) * work.group * shape.head_dim;
-  for (int r = 0; r < work.num_rows; ++r) {
-    const int token = r % work.rows_per_head / work.group;
-    const int64_t step_row = work.block.first_row + token;
-    float* query = work.query + r * work.stride;
-    copy_head(tokens.qkv + step_row * shape.qkv_width() + first_head + head_offset(shape, work.rows_per_head, r),
-              shape.head_dim, query);
-    norm_and_rotate_head(shape, shape.q_norm, angles(shape, tokens, step_row), query);
-    scale_head(query, shape.head_dim, shape.scale);
-    if (r >= work.rows_per_head) continue;
-    work.first_key[r] = work.block.first_key(token);
-    work.end_key[r] = work.block.end_key(token);
-  }
+  const int64_t step_row = work.block.first_row + row % work.rows_per_head / work.group;
+  copy_head(tokens.qkv + step_row * shape.qkv_width() + first_head + head_offset(shape, work.rows_per_head, row),
+            shape.head_dim, query);
+  norm_and_rotate_head(shape, shape.q_norm, angles(shape, tokens, step_row), query);
+  scale_head(query, shape.head_dim, shape.scale);
+}
+
+// Writes K and V of a decoding token, if this is the task of its last split.
+static inline void write_decoded(const Work& work, const TokenRows& tokens, const SplitRange& splits) {
+  const QueryBlock& block = work.block;
+  if (!block.writes_kv || splits.end_split != block.end_split()) return;
+  write_token(work.shape, work.kv, tokens, block.first_row, block.first_kv_head,
+              block.first_kv_head + block.num_kv_heads);
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA::attention

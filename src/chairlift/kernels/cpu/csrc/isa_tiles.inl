@@ -3,6 +3,7 @@
 #include "isa_table.h"
 #include "linear_products.inl"
 #include "linear_amx.inl"
+#include "attention_amx.inl"
 
 namespace chairlift {
 
@@ -42,6 +43,7 @@ static IsaTable with_tiles(IsaTable table) {
       kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_int8, nullptr};
   table.linear.products[static_cast<int>(WeightFormat::bf16)] = {
       kTiledBlockRows, kTiledStripes, ActivationLayout::bf16_tiles, multiply_tiled_bf16, interleave_bf16};
+  table.attention.attend = attention::attend_tiled;
 #ifndef CHAIRLIFT_EMULATED_TILES
   constexpr int64_t kTile = 4 * 16 * 16 * 64 * 2 / kTilePeriod;
   table.ceilings.products[3] = {"tile_s8", kTile, tile_rounds<false>};

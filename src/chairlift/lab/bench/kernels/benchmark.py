@@ -170,7 +170,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     meter = CeilingMeter(native, options.ceiling_seconds)
     best = meter.measure()
     linear = _measure_interleaved(list(_linear_measurements(native, model, found, options)), options.repeats, meter)
-    passes = _attention_measurements(model, config.block_size, kv_cache_dtype, options)
+    passes = _attention_measurements(model, config.block_size, kv_cache_dtype, options, best.isa)
     attention = list(_measure_each(passes, options.repeats, meter))
     sampling = list(_measure_each(_sampling_measurements(model, options), options.repeats, meter))
     samples = [sample for measured in (*linear, *attention, *sampling) for sample in measured.ceilings]
@@ -243,7 +243,7 @@ def _format_of(found: Callable[[str], str], name: str | None, matrix: MatrixSpec
 
 
 def _attention_measurements(
-    model: ModelConfig, block_size: int, kv_cache_dtype: str, options: KernelOptions
+    model: ModelConfig, block_size: int, kv_cache_dtype: str, options: KernelOptions, isa: str
 ) -> Iterator[_Measurement]:
     kv_dtype = getattr(torch, kv_cache_dtype)
     for context in options.contexts:
@@ -258,7 +258,7 @@ def _attention_measurements(
                 context=context,
             )
             case: KernelCase = {"batch_size": num_seqs, "num_queries": num_queries, "context": context}
-            yield _Measurement({layers.kernel: ("", layers.work())}, case, layers)
+            yield _Measurement({layers.kernel: ("", layers.work(isa))}, case, layers)
 
 
 def _sampling_measurements(model: ModelConfig, options: KernelOptions) -> Iterator[_Measurement]:

@@ -234,15 +234,17 @@ class AttentionPass:
             call()
         return {self.kernel: (perf_counter() - start) / self.num_layers}
 
-    def work(self) -> KernelWork:
-        """The mean work of a layer: reading every visible key and value once, and two products of a query with each."""
+    def work(self, isa: str) -> KernelWork:
+        """The mean work of a layer on an instruction set: reading every visible key and value once, and two products
+        of a query with each."""
+        unit = "tile_bf16" if isa == "amx" and self._kv_dtype != torch.float32 else "fma"
         products = read = 0
         for spec in self._specs:
             window = spec.sliding_window or self._context
             products += 4 * spec.query_size * self._num_pairs(window)
             read += min(self._context, window + self._num_queries - 1) * _token_bytes(spec, self._kv_dtype)
         num_seqs, num_layers = self._num_seqs, self.num_layers
-        return KernelWork({"fma": num_seqs * products / num_layers}, num_seqs * read / num_layers)
+        return KernelWork({unit: num_seqs * products / num_layers}, num_seqs * read / num_layers)
 
     def _num_pairs(self, window: int) -> int:
         """The number of pairs of a query and a visible key in one sequence."""

@@ -25,7 +25,10 @@ struct Tiles {
   template <int kTile>
   static void load(const void* p) { std::memcpy(of(kTile), p, kTileBytes); }
   template <int kTile>
-  static void store(void* p) { std::memcpy(p, of(kTile), kTileBytes); }
+  static void store(void* p, int64_t stride = kTileRowBytes) {
+    for (int m = 0; m < kTileRows; ++m)
+      std::memcpy(static_cast<uint8_t*>(p) + m * stride, of(kTile) + m * kTileRowBytes, kTileRowBytes);
+  }
 
   // Sums of four products of signed (A) and unsigned (B) bytes, in int32.
   template <int kC, int kA, int kB>
@@ -46,17 +49,19 @@ struct Tiles {
   // Developer's Manual, volume 2, TDPBF16PS).
   template <int kC, int kA, int kB>
   static void dot_bf16() {
+    float b[2][kTileRows][16];
+    for (int k = 0; k < kTileRows; ++k)
+      for (int n = 0; n < 16; ++n)
+        for (int odd = 0; odd < 2; ++odd) b[odd][k][n] = bf16(kB, k, 2 * n + odd);
     for (int m = 0; m < kTileRows; ++m) {
-      float sums[16];
+      float sums[16], pairs[2][16] = {};
       std::memcpy(sums, of(kC) + m * kTileRowBytes, kTileRowBytes);
-      for (int n = 0; n < 16; ++n) {
-        float even = 0, odd = 0;
-        for (int k = 0; k < 16; ++k) {
-          even = flush(__builtin_fmaf(bf16(kA, m, 2 * k), bf16(kB, k, 2 * n), even));
-          odd = flush(__builtin_fmaf(bf16(kA, m, 2 * k + 1), bf16(kB, k, 2 * n + 1), odd));
-        }
-        sums[n] = flush(flush(sums[n]) + flush(even + odd));
+      for (int k = 0; k < kTileRows; ++k) {
+        const float even = bf16(kA, m, 2 * k), odd = bf16(kA, m, 2 * k + 1);
+        for (int n = 0; n < 16; ++n) pairs[0][n] = flush(__builtin_fmaf(even, b[0][k][n], pairs[0][n]));
+        for (int n = 0; n < 16; ++n) pairs[1][n] = flush(__builtin_fmaf(odd, b[1][k][n], pairs[1][n]));
       }
+      for (int n = 0; n < 16; ++n) sums[n] = flush(flush(sums[n]) + flush(pairs[0][n] + pairs[1][n]));
       std::memcpy(of(kC) + m * kTileRowBytes, sums, kTileRowBytes);
     }
   }
@@ -103,8 +108,8 @@ struct Tiles {
     __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(p), "r"(int64_t{kTileRowBytes}) : "memory");
   }
   template <int kTile>
-  static void store(void* p) {
-    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(p), "r"(int64_t{kTileRowBytes}) : "memory");
+  static void store(void* p, int64_t stride = kTileRowBytes) {
+    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(p), "r"(stride) : "memory");
   }
   template <int kC, int kA, int kB>
   static void dot_s8u8() {

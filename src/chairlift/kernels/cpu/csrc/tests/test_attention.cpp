@@ -5,6 +5,7 @@
 
 #include "../attention.h"
 #include "../halves.h"
+#include "../isa.h"
 #include "../pool.h"
 #include "check.h"
 
@@ -238,6 +239,8 @@ void check_case(const Case& c, Random& random) {
   layer.step(none, first);
   const std::vector<float> out = layer.step(first, end);
   check_memory(c, layer);
+  const bool uses_tiles = std::strncmp(isa().name, "amx", 3) == 0 && c.shape.kv_type != KVType::f32;
+  const double tolerance = uses_tiles ? 3e-2 : 3e-5;  // queries and weights in bfloat16 change outputs by about 1 %
   const int out_width = c.shape.num_heads * c.shape.head_dim;
   const float* row = out.data();
   for (size_t i = 0; i < c.sequences.size(); ++i) {
@@ -246,7 +249,7 @@ void check_case(const Case& c, Random& random) {
       for (int head = 0; head < c.shape.num_heads; ++head) {
         const std::vector<double> expected = layer.attended(i, token, head);
         for (int d = 0; d < c.shape.head_dim; ++d)
-          CHECK(near(row[head * c.shape.head_dim + d], expected[static_cast<size_t>(d)], 3e-5));
+          CHECK(near(row[head * c.shape.head_dim + d], expected[static_cast<size_t>(d)], tolerance));
       }
     }
   }
