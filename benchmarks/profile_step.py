@@ -2,6 +2,7 @@
 
     python benchmarks/profile_step.py [--model PATH] [--kernels torch,native] [--batch-sizes 1,16,64]
                                       [--context 128] [--steps 48] [--rounds 3]
+                                      [--load-format dummy] [--quantization q4_0]
 
 Timers wrap the kernels before the model is built, and other functions of the finished engine. Layers are called one by
 one, while an engine repeats native layers in one call, which is a tenth faster at batch 1. The time of a section
@@ -182,6 +183,9 @@ def engine_config(
     steps: int,
     threads: int | None,
     kernels: str = "auto",
+    *,
+    load_format: str = "auto",
+    quantization: str | None = None,
 ) -> EngineConfig:
     """The configuration of an engine with a pool for all requests. Without a prefix cache, rounds are equal."""
     longest = context + BLOCK_SIZE + output_tokens(max(batch_sizes), context, steps)
@@ -195,6 +199,8 @@ def engine_config(
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         kernels=kernels,
+        load_format=load_format,
+        quantization=quantization if kernels == "native" else None,
     )
 
 
@@ -281,7 +287,16 @@ def profile_kernel_sets(args: argparse.Namespace) -> tuple[str, dict[str, Profil
     batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
     sets: dict[str, ProfiledEngine] = {}
     for name in args.kernels.split(","):
-        config = engine_config(args.model, batch_sizes, args.context, args.steps, args.num_threads, name)
+        config = engine_config(
+            args.model,
+            batch_sizes,
+            args.context,
+            args.steps,
+            args.num_threads,
+            name,
+            load_format=args.load_format,
+            quantization=args.quantization,
+        )
         timer = SectionTimer()
         sets[name] = ProfiledEngine(timed_engine(config, timer), timer, name == "native")
     for _ in range(args.rounds):
@@ -327,6 +342,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=48, help="steps in a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--load-format", default="auto", help="auto or dummy (random weights)")
+    parser.add_argument("--quantization", help="format of the weights of native kernels; default: those of the file")
     args = parser.parse_args()
     model, profiles = profile_kernel_sets(args)
     console = Console()

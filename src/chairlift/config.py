@@ -147,7 +147,8 @@ class EngineConfig:
         load_format: "auto" reads the weights of the files; "dummy" creates random weights from config.json alone.
         skip_tokenizer_init: load no tokenizer: prompts are token ids, and outputs have no text.
         seed: the seed of the random streams of requests without a seed.
-        num_threads: number of CPU threads; None is the number of CPUs that this process and its control group may use.
+        num_threads: number of CPU threads; None is the number of physical cores that this process and
+            its control group may use.
         event_log: a file to which every event is written as a JSON line.
         record_trace: a file to which every finished request is written as a JSON line with lengths, times and keyed
             hashes of the blocks of its prompt: a workload that can be replayed, without contents.

@@ -249,6 +249,25 @@ def test_a_chunk_that_does_not_sample_skips_the_logits(monkeypatch: pytest.Monke
     assert result == ModelRunnerOutput(0, {})
 
 
+def test_the_head_computes_the_last_rows_of_requests_that_sample_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    runner = _runner(model, 4)
+    computed: list[torch.Tensor] = []
+    forward, logits = model.forward, model.logits
+    hidden: list[torch.Tensor] = []
+    monkeypatch.setattr(model, "forward", lambda *inputs: hidden.append(forward(*inputs)) or hidden[-1])
+    monkeypatch.setattr(model, "logits", lambda rows: computed.append(rows) or logits(rows))
+    requests = [
+        new_request("whole", range(3), blocks=[0]),
+        new_request("chunk", range(8), blocks=[1, 2]),
+        new_request("other", range(2), blocks=[3]),
+    ]
+    scheduled = {"whole": 3, "chunk": 7, "other": 2}
+    result = runner.result(runner.submit(SchedulerOutput(0, scheduled, new_requests=requests)))
+    assert set(result.token_ids) == {"whole", "other"}
+    assert torch.equal(computed[0], hidden[0][[2, 11]]), "of 12 rows"
+
+
 def test_the_logits_of_a_padded_row_are_computed_and_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
     runner = _runner(model, 4)

@@ -52,7 +52,7 @@ HELP = {
     "load_format": "auto reads the weights of MODEL; dummy creates random weights from its config.json alone.",
     "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",
     "seed": "Seed of the requests without a seed.",
-    "num_threads": "Number of CPU threads. Default: all cores.",
+    "num_threads": "Number of CPU threads. Default: all physical cores.",
     "event_log": "File to write all events to, as JSON lines.",
     "record_trace": "File to write the lengths, times and keyed prefix hashes of all requests to, for a replay.",
 }

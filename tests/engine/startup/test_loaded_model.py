@@ -15,6 +15,8 @@ from chairlift.engine.startup import loaded_model
 from chairlift.errors import ConfigError
 from chairlift.models.decoder import DecoderModel
 from chairlift.system.control_groups import ControlGroups
+from chairlift.system.cpu_topology import CpuTopology
+from native import needs_native
 
 
 def allocate_with(monkeypatch: pytest.MonkeyPatch, allocate: Callable[[], object]) -> None:
@@ -91,6 +93,25 @@ def test_a_pool_larger_than_the_free_memory_logs_a_warning(
 def test_the_number_of_threads_is_limited_by_the_cpu_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, num_threads: int
 ) -> None:
-    monkeypatch.setattr(loaded_model.os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    monkeypatch.setattr(loaded_model, "allowed_cpus", lambda: set(range(16)))
+    monkeypatch.setattr(CpuTopology, "num_physical_cores", lambda _self, cpus: len(cpus) // 2)
     monkeypatch.setattr(ControlGroups, "cpu_quota", lambda _self: quota)
     assert loaded_model.default_num_threads() == num_threads
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("nodes", "num_threads", "is_logged"), [([0, 2], 2, True), ([0, 2], 1, False), ([1], 2, False)]
+)
+def test_an_engine_on_several_numa_nodes_logs_how_to_place_its_memory(
+    nodes: list[int],
+    num_threads: int,
+    is_logged: bool,
+    tiny_model_dir: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(CpuTopology, "numa_nodes", lambda _self, _cpus: nodes)
+    with caplog.at_level(logging.WARNING, "chairlift"):
+        loaded_model.load_model(EngineConfig(str(tiny_model_dir("llama")), num_threads=num_threads))
+    assert ("are on 2 NUMA nodes (0, 2)" in caplog.text) == is_logged

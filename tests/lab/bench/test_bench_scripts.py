@@ -17,6 +17,7 @@ from chairlift.errors import ConfigError
 from chairlift.models import decoder
 from chairlift.worker import model_runner
 from chairlift.worker.token_masks import TokenMasks
+from native import needs_native
 
 TinyModel = Callable[..., Path]
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -60,6 +61,36 @@ def test_profiles_of_two_kernel_sets(tiny_model_dir: TinyModel, capsys: pytest.C
     for by_batch_size in record["milliseconds"].values():
         assert list(by_batch_size) == ["1", "2"]
         assert all(milliseconds > 0 for sections in by_batch_size.values() for milliseconds in sections.values())
+
+
+def test_thread_scaling_extends_measured_speeds_to_more_threads() -> None:
+    scaling = script("thread_scaling")
+    work = scaling.StepWork(num_bytes=8e9, operations=1e9, num_jobs=10)
+    model = scaling.Scaling(read={1: 10e9, 2: 18e9}, rate={1: 1e12, 2: 2e12}, barrier={1: 0.0, 2: 1e-6})
+    assert [work.num_barriers(rows) for rows in (4, 5)] == [10, 20]
+    assert model.seconds(work, 1, 1) == 0.8, "one row reads all weights"
+    assert model.seconds(work, 4, 10) == pytest.approx(8 / 82 + 10 * 9e-6)
+    assert model.seconds(work, 1000, 10) == pytest.approx(0.1 + 20 * 9e-6), "many rows compute"
+    assert replace(model, read_limit=20e9).seconds(work, 1, 10) == pytest.approx(0.4 + 10 * 9e-6)
+
+
+@needs_native
+def test_thread_scaling_compares_measured_with_predicted_steps(
+    tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scaling = script("thread_scaling")
+    sizes = ["--format", "q4_0", "--rows", "1,8", "--measured", "1,2", "--threads", "4,128", "--rounds", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["thread_scaling.py", "--model", str(tiny_model_dir("llama")), *sizes])
+        patch.setattr(scaling, "READ_BYTES", 1 << 20)
+        scaling.main()
+    output = capsys.readouterr().out
+    assert "PREDICTION, ms" in output
+    record = json.loads(output.splitlines()[-1])
+    assert list(record["predicted_seconds"]) == ["4", "128"]
+    assert list(record["measured"]["steps"]) == ["1", "2"]
+    assert all(seconds > 0 for steps in record["measured"]["steps"].values() for seconds in steps.values())
+    assert record["measured"]["barrier"]["2"] > 0
 
 
 def test_each_second_belongs_to_one_section() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -33,6 +32,7 @@ from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.step_time import StepTime
 from chairlift.system.control_groups import ControlGroups
+from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
 from chairlift.system.memory_limits import is_out_of_memory
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import available_memory, format_memory, total_memory
@@ -207,18 +207,31 @@ def _device(name: str) -> torch.device:
 
 
 def default_num_threads() -> int:
-    """The number of CPUs that this process may use, within the CPU quota of its control groups, rounded down.
+    """The number of physical cores that this process may use, within the CPU quota of its control groups, rounded down.
 
-    With more threads than the quota all threads are stopped for the rest of every period, in the middle of a step. The
-    fraction of a CPU that remains is for the HTTP process.
+    Two hyperthreads share the vector units of a core, so a second thread of the kernels gains nothing and waits for the
+    first one. With more threads than the quota all threads are stopped for the rest of every period, in the middle of a
+    step. The fraction of a CPU that remains is for the HTTP process.
     """
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpus = allowed_cpus()
+    num_cores = CpuTopology().num_physical_cores(cpus)
     quota = ControlGroups().cpu_quota()
-    if quota is None or quota >= num_cores:
-        return min(num_cores, MAX_THREADS)
-    num_threads = min(max(1, int(quota)), MAX_THREADS)
-    logger.info("num_threads=%d: the control group allows %.3g of %d CPUs", num_threads, quota, num_cores)
+    num_threads = min(num_cores, MAX_THREADS) if quota is None else min(num_cores, max(1, int(quota)), MAX_THREADS)
+    if quota is not None and quota < num_cores:
+        logger.info("num_threads=%d: the control group allows %.3g of %d CPUs", num_threads, quota, len(cpus))
+    elif num_threads < len(cpus):
+        logger.info("num_threads=%d: physical cores, which have %d hyperthreads", num_threads, len(cpus))
     return num_threads
+
+
+def _log_numa_nodes() -> None:
+    nodes = CpuTopology().numa_nodes(allowed_cpus())
+    if len(nodes) > 1:
+        logger.warning(
+            f"the CPUs of this process are on {len(nodes)} NUMA nodes ({', '.join(map(str, nodes))}), and weights are "
+            "not placed on the node that reads them: start one engine on each node (numactl --cpunodebind=0 "
+            "--membind=0), or distribute the memory of one engine (numactl --interleave=all)"
+        )
 
 
 def _set_threads(num_threads: int | None, choice: KernelChoice) -> None:
@@ -230,6 +243,8 @@ def _set_threads(num_threads: int | None, choice: KernelChoice) -> None:
         raise ConfigError(f"num_threads={num_threads} exceeds the limit of {MAX_THREADS} threads")
     if choice.kernels == "native":
         load().set_num_threads(num_threads)
+        if num_threads > 1:
+            _log_numa_nodes()
         num_threads = 1
     torch.set_num_threads(num_threads)
 

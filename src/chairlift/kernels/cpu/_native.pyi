@@ -360,6 +360,17 @@ def measure_products(unit: str, seconds: float) -> float:
         ValueError: The unit is unknown.
     """
 
+def measure_barrier(seconds: float) -> float:
+    """
+    Measure the least time of a job in which all threads meet once, and which computes nothing.
+
+    Args:
+        seconds: How long to repeat samples; the best one counts. 0 takes one sample, less than ten milliseconds.
+
+    Returns:
+        Seconds of one job.
+    """
+
 class ReadBuffer:
     """
     A buffer that all threads read, to measure the bandwidth of memory.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -19,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kRounds = 20000;  // rounds of a task: about 30 microseconds
 constexpr int64_t kTasks = 64;      // tasks of a sample per thread
 constexpr int64_t kReadTask = 256 << 10;
+constexpr int kJobs = 50;           // jobs of a sample of the barrier, so few that all threads usually run
 
 std::atomic<int32_t> sink{0};
 
@@ -50,6 +52,27 @@ double measure_products(const std::string& unit, double seconds) {
   for (const ProductLoop& loop : isa().ceilings.products)
     if (unit == loop.unit) return loop.run ? loop_rate(loop.run, loop.operations, seconds) : 0;
   throw std::invalid_argument("unit must be one of dot_u8s8, dot_u4s8, fma, tile_s8, tile_bf16, got '" + unit + "'");
+}
+
+double measure_barrier(double seconds) {
+  Pool& pool = Pool::get();
+  const int64_t num_threads = pool.num_threads();
+  std::atomic<int64_t> arrived{0};
+  const auto meet = [&](int64_t, int) {
+    arrived.fetch_add(1, std::memory_order_acq_rel);
+    spin_until([&] { return arrived.load(std::memory_order_acquire) >= num_threads; });
+  };
+  double least = std::numeric_limits<double>::infinity();
+  const auto start = Clock::now();
+  do {
+    const auto sample = Clock::now();
+    for (int job = 0; job < kJobs; ++job) {
+      arrived.store(0, std::memory_order_relaxed);
+      pool.run(num_threads, meet);
+    }
+    least = std::min(least, seconds_since(sample) / kJobs);
+  } while (seconds_since(start) < seconds);
+  return least;
 }
 
 void ReadBuffer::Free::operator()(uint8_t* data) const { std::free(data); }

@@ -28,6 +28,10 @@ constexpr int64_t kReadStride = 512;
 // Throws std::invalid_argument for another unit.
 double measure_products(const std::string& unit, double seconds);
 
+// Seconds of a job in which all threads of the pool meet once and then finish: the least of samples that take `seconds`
+// in total. Each of them runs many jobs one after the other.
+double measure_barrier(double seconds);
+
 // A buffer that is read to measure the bandwidth of memory.
 class ReadBuffer {
  public:

@@ -22,6 +22,14 @@ Returns:
 
 Raises:
     ValueError: The unit is unknown.)");
+  m.def("measure_barrier", &measure_barrier, nb::arg("seconds"), Release(),
+        R"(Measure the least time of a job in which all threads meet once, and which computes nothing.
+
+Args:
+    seconds: How long to repeat samples; the best one counts. 0 takes one sample, less than ten milliseconds.
+
+Returns:
+    Seconds of one job.)");
   nb::class_<ReadBuffer>(m, "ReadBuffer", R"(A buffer that all threads read, to measure the bandwidth of memory.
 
 Args:

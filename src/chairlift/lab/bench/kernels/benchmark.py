@@ -14,6 +14,7 @@ import torch
 
 from chairlift.config import EngineConfig
 from chairlift.engine.progress import progress_bar
+from chairlift.engine.startup.loaded_model import default_num_threads
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
@@ -23,7 +24,7 @@ from chairlift.lab.bench.distribution import MeasuredRange
 from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
 from chairlift.lab.bench.kernels.instructions import InstructionCount, instruction_counts
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
-from chairlift.lab.bench.machine import MachineFacts, host_facts, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.declaration import MatrixSpec, ModelConfig
@@ -156,7 +157,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         ModelLoadError: the configuration of the model cannot be loaded.
     """
     native = load()
-    native.set_num_threads(config.num_threads or host_facts().num_cores)
+    native.set_num_threads(config.num_threads or default_num_threads())
     torch.set_num_threads(1)
     files = resolve_model(config.model)
     model = load_config(files)
