@@ -43,7 +43,7 @@ from chairlift.models.declaration import LM_HEAD, MatrixSpec, ModelConfig
 RATE_ROWS: Final = 256
 """Number of rows with which the rate of products is measured: so many that memory is no limit."""
 
-ROWS_PREPARED_TWICE: Final = 4
+MAX_ROWS_OF_EACH_THREAD: Final = 4
 """Maximum number of rows that every thread prepares for itself (kRowsAtOnce in linear.cpp), without a barrier."""
 
 MEASURING_SECONDS: Final = 0.02
@@ -65,7 +65,7 @@ class StepWork:
 
     def num_barriers(self, rows: int) -> int:
         """How often all threads meet in a step."""
-        return self.num_jobs * (1 if rows <= ROWS_PREPARED_TWICE else 2)
+        return self.num_jobs * (1 if rows <= MAX_ROWS_OF_EACH_THREAD else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def main() -> None:
     console = Console(width=120)
     console.print(
         f"{files.name}: {work.num_bytes / 1e6:,.0f} MB of weights, {work.num_jobs} jobs; a step with 1 row has "
-        f"{work.num_barriers(1)} barriers, with more than {ROWS_PREPARED_TWICE} rows {work.num_barriers(64)}"
+        f"{work.num_barriers(1)} barriers, with more than {MAX_ROWS_OF_EACH_THREAD} rows {work.num_barriers(64)}"
     )
     for n in args.measured:
         console.print(
