@@ -32,13 +32,13 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.engine.startup.loaded_model import default_num_threads
+from chairlift.engine.startup.native_memory_plan import native_parts
 from chairlift.kernels.cpu import load
-from chairlift.kernels.cpu.formats import common_format
 from chairlift.lab.bench.kernels.ceilings import READ_BYTES, KernelWork
 from chairlift.lab.bench.kernels.passes import LAYERS, LinearPass
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
-from chairlift.models.declaration import LM_HEAD, MatrixSpec, ModelConfig
+from chairlift.models.declaration import LM_HEAD, ModelConfig
 
 RATE_ROWS: Final = 256
 """Number of rows with which the rate of products is measured: so many that memory is no limit."""
@@ -207,11 +207,9 @@ def main() -> None:
     model = load_config(files)
     found = matrix_formats(files if args.format is None else None, model)
 
-    def format_of(name: str | None, matrix: MatrixSpec) -> str:
-        return name or common_format([found(part) for part in matrix.weight_names])
-
     load().set_num_threads(max(args.measured))
-    layers = LinearPass(load(), model, partial(format_of, args.format), max(RATE_ROWS, *args.rows))
+    parts_of = partial(native_parts, formats=found, quantization=args.format)
+    layers = LinearPass(load(), model, parts_of, max(RATE_ROWS, *args.rows))
     close_gguf()
     work = model_work(model, layers)
     result = measure(layers, args, work)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, get_args
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 from chairlift.kernels import reference
 from chairlift.kernels.activations import NativePrologueKind
 from chairlift.kernels.cpu import NativeUnavailableError, load
-from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS
+from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS, GROUPED, ROUNDED, SUPER_BLOCK
 from chairlift.kernels.interface import Prologue
+from ggml_blocks import random_blocks
 
 try:
     NATIVE = load()
@@ -29,6 +31,7 @@ except NativeUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 FORMATS = sorted(BYTES_PER_INPUT)
+SUPER_FORMATS = ("iq4_xs", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 KINDS: tuple[NativePrologueKind, ...] = get_args(NativePrologueKind)
 EPS = 1e-5
 ROWS, INPUTS, OUTPUTS = st.integers(1, 40), st.integers(1, 300) | st.just(2100), st.integers(1, 120)
@@ -57,9 +60,19 @@ def make_rows(num_rows: int, size: int) -> torch.Tensor:
     return x
 
 
+def allowed_inputs(kind: str, in_features: int) -> int:
+    """The next larger number of inputs that a matrix of the format may have."""
+    block = SUPER_BLOCK if kind in SUPER_FORMATS else 1 if kind in ROUNDED else 32
+    return -(-in_features // block) * block
+
+
 def pack(kind: str, weight: torch.Tensor) -> Any:
+    """A matrix of these weights; of random blocks in formats to which floats cannot be rounded."""
     matrix = NATIVE.PackedMatrix(kind, *weight.shape)
-    matrix.pack_floats(0, weight.numpy())
+    if kind in ROUNDED:
+        matrix.pack_floats(0, weight.numpy())
+    else:
+        matrix.pack_blocks(0, random_blocks(gguf.GGMLQuantizationType[kind.upper()], *weight.shape))
     return matrix
 
 
@@ -71,7 +84,7 @@ def multiply(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     vectors = [None if v is None else v.numpy() for v in (bias, prologue.weight, prologue.bias)]
-    linear = NATIVE.FusedLinear(matrix, vectors[0], prologue.kind, *vectors[1:], prologue.eps)
+    linear = NATIVE.FusedLinear([matrix], vectors[0], prologue.kind, *vectors[1:], prologue.eps)
     out = torch.empty(len(x), matrix.out_features) if residual is None else residual.clone()
     linear(x.data_ptr(), x.stride(0), len(x), out.data_ptr(), out.stride(0), residual is not None)
     return out
@@ -104,6 +117,7 @@ def test_products_equal_the_reference(
     name: str, kind: NativePrologueKind, num_rows: int, in_features: int, out_features: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
+    in_features = allowed_inputs(name, in_features)
     matrix, prologue = pack(name, torch.randn(out_features, in_features)), make_prologue(kind, in_features)
     x = make_rows(num_rows, width(kind, in_features))
     bias, residual = torch.randn(out_features), torch.randn(num_rows, out_features)
@@ -141,8 +155,9 @@ def test_outliers_do_not_reduce_the_precision_of_other_inputs(name: str, outlier
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_zeros_give_the_bias(name: str) -> None:
-    matrix, bias = pack(name, torch.randn(5, 40)), torch.randn(5)
-    assert torch.equal(multiply(matrix, torch.zeros(3, 40), Prologue("none"), bias), bias.expand(3, 5))
+    in_features = allowed_inputs(name, 40)
+    matrix, bias = pack(name, torch.randn(5, in_features)), torch.randn(5)
+    assert torch.equal(multiply(matrix, torch.zeros(3, in_features), Prologue("none"), bias), bias.expand(3, 5))
 
 
 # -- the same bits in any company ------------------------------------------------------------------------------------
@@ -162,6 +177,7 @@ def test_rows_threads_and_order_change_no_bit(
     name: str, kind: NativePrologueKind, num_rows: int, in_features: int, out_features: int, num_threads: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
+    in_features = allowed_inputs(name, in_features)
     matrix, prologue = pack(name, torch.randn(out_features, in_features)), make_prologue(kind, in_features)
     x, residual = make_rows(num_rows, width(kind, in_features)), torch.randn(num_rows, out_features)
     together = multiply(matrix, x, prologue, None, residual)
@@ -185,8 +201,10 @@ def test_an_instruction_for_products_of_integers_changes_no_bit(isa: str) -> Non
     if without is None:
         pytest.skip("has none, or nothing else")
     torch.manual_seed(0)
-    names = [name for name in FORMATS if name != "bf16" or not isa.startswith("amx")]
-    for num_rows, in_features in itertools.product((1, 3, 4, 13, 17, 45), (40, 64, 200)):
+    integers = [*GROUPED, "int8"]
+    floats = ["f16", "f32"] if isa.startswith("amx") else list(FLOATS)
+    for num_rows, in_features in itertools.product((1, 3, 4, 5, 13, 17, 45), (40, 256, 2304)):
+        names = [name for name in (*integers, *floats) if allowed_inputs(name, in_features) == in_features]
         x, matrices = make_rows(num_rows, in_features), [pack(name, torch.randn(40, in_features)) for name in names]
         ours = [multiply(matrix, x, Prologue("none")) for matrix in matrices]
         NATIVE.set_isa(without)
@@ -225,18 +243,55 @@ def test_packed_floats_are_rounded_to_the_format(name: str, step: float) -> None
 @pytest.mark.parametrize("name", FORMATS)
 def test_values_of_a_format_are_packed_exactly(name: str) -> None:
     """Rows are equal if packed in pieces, unpacked in other pieces, or gathered by id."""
-    once = pack(name, torch.randn(37, 70)).unpack(0, 37)
-    again = NATIVE.PackedMatrix(name, 37, 70)
+    in_features = allowed_inputs(name, 70)
+    again = NATIVE.PackedMatrix(name, 37, in_features)
+    if name in ROUNDED:
+        rows, write = torch.randn(37, in_features).numpy(), again.pack_floats
+    else:
+        rows, write = random_blocks(gguf.GGMLQuantizationType[name.upper()], 37, in_features), again.pack_blocks
     for first, end in ((20, 37), (0, 1), (1, 20)):
-        again.pack_floats(first, np.ascontiguousarray(once[first:end]))
-    if name == "int8" or name in FLOATS:
-        assert np.array_equal(again.unpack(0, 37), once)
+        write(first, np.ascontiguousarray(rows[first:end]))
+    once = NATIVE.PackedMatrix(name, 37, in_features)
+    (once.pack_floats if name in ROUNDED else once.pack_blocks)(0, rows)
+    assert np.array_equal(again.unpack(0, 37), once.unpack(0, 37))
     parts = np.concatenate([again.unpack(0, 15), again.unpack(15, 22)])
     assert np.array_equal(parts, again.unpack(0, 37))
     ids = np.array([36, 0, 5, 5, 16], np.int64)
-    found: npt.NDArray[np.float32] = np.empty((5, 70), np.float32)
+    found: npt.NDArray[np.float32] = np.empty((5, in_features), np.float32)
     again.gather(ids.ctypes.data, 5, found.ctypes.data)
     assert np.array_equal(found, parts[ids])
+
+
+@pytest.mark.parametrize("name", sorted(GROUPED))
+@pytest.mark.parametrize("in_features", [256, 2304])
+def test_blocks_keep_their_values_and_their_size(name: str, in_features: int) -> None:
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    rows = random_blocks(kind, 19, in_features)
+    matrix = NATIVE.PackedMatrix(name, 19, in_features)
+    matrix.pack_blocks(0, rows)
+    assert np.array_equal(matrix.unpack(0, 19), gguf.dequantize(rows, kind))
+    assert matrix.num_bytes <= 1.06 * rows.nbytes * 48 / 19, "19 rows are stored as 48"
+
+
+def test_matrices_in_several_formats_are_multiplied_as_one() -> None:
+    torch.manual_seed(0)
+    x, bias = make_rows(7, 256), torch.randn(90)
+    matrices = [pack(name, torch.randn(out, 256)) for name, out in (("q4_k", 40), ("q6_k", 33), ("q5_0", 17))]
+    linear = NATIVE.FusedLinear(matrices, bias.numpy(), "none", None, None, 0.0)
+    out = torch.empty(7, 90)
+    linear(x.data_ptr(), 256, 7, out.data_ptr(), 90, False)
+    biases = bias.split([40, 33, 17])
+    parts = [multiply(part, x, Prologue("none"), own) for part, own in zip(matrices, biases, strict=True)]
+    assert torch.equal(out, torch.cat(parts, dim=1))
+
+
+def test_blocks_of_zeros_and_of_values_that_are_not_finite() -> None:
+    matrix = NATIVE.PackedMatrix("q4_1", 2, 64)
+    rows = np.zeros((2, 40), np.uint8)
+    rows[1, 0:2] = np.array([np.nan], np.float16).view(np.uint8)
+    matrix.pack_blocks(0, rows)
+    out = multiply(matrix, torch.ones(5, 64), Prologue("none"))
+    assert torch.equal(out[:, 0], torch.zeros(5)), "a damaged row changes no other row"
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -245,7 +300,20 @@ def test_values_of_a_format_are_packed_exactly(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: NATIVE.PackedMatrix("q5_0", 4, 4), "format must be one of q4_0, .*, f32, got 'q5_0'"),
+        (lambda: NATIVE.PackedMatrix("q1_0", 4, 4), "format must be one of q2_k, .*, f32, got 'q1_0'"),
+        (lambda: NATIVE.PackedMatrix("q4_k", 4, 64), "in_features must be a multiple of 256 in format q4_k, got 64"),
+        (
+            lambda: NATIVE.PackedMatrix("q6_k", 4, 256).pack_floats(0, np.zeros((1, 256), np.float32)),
+            "floats cannot be rounded to q6_k: use pack_blocks, or one of q4_0",
+        ),
+        (
+            lambda: NATIVE.FusedLinear([NATIVE.PackedMatrix("f32", 4, 4), NATIVE.PackedMatrix("int8", 4, 4)]),
+            "formats f32 and int8 cannot be multiplied as one layer",
+        ),
+        (
+            lambda: NATIVE.FusedLinear([NATIVE.PackedMatrix("f32", 4, 4), NATIVE.PackedMatrix("f32", 4, 8)]),
+            "must have the same in_features",
+        ),
         (lambda: NATIVE.PackedMatrix("f32", 0, 4), "at least one row and one column"),
         (
             lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(2, np.zeros((3, 4), np.float32)),
@@ -265,15 +333,15 @@ def test_values_of_a_format_are_packed_exactly(name: str) -> None:
         ),
         (lambda: NATIVE.PackedMatrix("f32", 4, 4).unpack(-1, 2), "rows -1 to 0 are outside the matrix"),
         (
-            lambda: NATIVE.FusedLinear(NATIVE.PackedMatrix("f32", 4, 4), None, "gelu"),
+            lambda: NATIVE.FusedLinear([NATIVE.PackedMatrix("f32", 4, 4)], None, "gelu"),
             "prologue must be one of none, .* got 'gelu'",
         ),
         (
-            lambda: NATIVE.FusedLinear(NATIVE.PackedMatrix("f32", 4, 4), np.zeros(3, np.float32)),
+            lambda: NATIVE.FusedLinear([NATIVE.PackedMatrix("f32", 4, 4)], np.zeros(3, np.float32)),
             "bias must have out_features",
         ),
         (
-            lambda: NATIVE.FusedLinear(NATIVE.PackedMatrix("f32", 4, 4), None, "rms_norm"),
+            lambda: NATIVE.FusedLinear([NATIVE.PackedMatrix("f32", 4, 4)], None, "rms_norm"),
             "norm_weight must have in_features",
         ),
     ],

@@ -15,7 +15,7 @@ from chairlift.engine.startup.memory_plan import (
     small_values,
     value_item,
 )
-from chairlift.kernels.cpu.formats import common_format, matrix_bytes, stripes
+from chairlift.kernels.cpu.formats import matrix_bytes, packed_parts, stripes
 from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec, ModelConfig
 from chairlift.models.torch_operations import torch_operations
 
@@ -33,8 +33,8 @@ def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantizatio
     groups: dict[str, Counter[tuple[int, int, str]]] = {}
     for matrix in config.matrices:
         group = _table(config) if matrix.group == EMBEDDING else matrix.group
-        shape = (matrix.out_features, matrix.in_features, _format_of(matrix, formats, quantization))
-        groups.setdefault(group, Counter())[shape] += 1
+        for name, out in native_parts(matrix, formats, quantization):
+            groups.setdefault(group, Counter())[out, matrix.in_features, name] += 1
     return [
         *(_item(group, shapes) for group, shapes in groups.items()),
         *small_values(config, FLOAT_BYTES),
@@ -45,8 +45,9 @@ def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantizatio
 def native_read_bytes(config: ModelConfig, formats: MatrixFormats, quantization: str | None) -> int:
     """Bytes of the matrices that every step reads, which are all except an untied embedding table."""
     return sum(
-        matrix_bytes(_format_of(matrix, formats, quantization), matrix.out_features, matrix.in_features)
+        matrix_bytes(name, out, matrix.in_features)
         for matrix in config.read_matrices
+        for name, out in native_parts(matrix, formats, quantization)
     )
 
 
@@ -54,8 +55,10 @@ def _table(config: ModelConfig) -> str:
     return f"{EMBEDDING} and {LM_HEAD}" if config.tie_word_embeddings else EMBEDDING
 
 
-def _format_of(matrix: MatrixSpec, formats: MatrixFormats, quantization: str | None) -> str:
-    return quantization or common_format([formats(name) for name in matrix.weight_names])
+def native_parts(matrix: MatrixSpec, formats: MatrixFormats, quantization: str | None) -> list[tuple[str, int]]:
+    """The (format, out_features) of the native matrices for a product of the model."""
+    found = [(formats(f"{name}.weight"), out) for name, out in matrix.parts]
+    return packed_parts(found, quantization)
 
 
 def _item(name: str, shapes: Counter[tuple[int, int, str]]) -> MemoryItem:

@@ -6,6 +6,7 @@ guarantees its shape and dtype, which are not checked, and keeps the array alive
 are NumPy arrays in C order, whose shape and dtype are checked.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -51,11 +52,13 @@ class PackedMatrix:
     A weight matrix [out_features, in_features] in the layout that products read.
 
     Args:
-        format: The storage format: "q4_0", "q4_1", "q8_0", "int8", "bf16", "f16" or "f32".
+        format: The storage format: "int8", "bf16", "f16", "f32", or a block type of ggml in lower case: "q4_0", "q4_1",
+            "q5_0", "q5_1", "q8_0", "q2_k" to "q6_k", "iq4_nl", "iq4_xs" or "mxfp4".
         out_features, in_features: The shape.
 
     Raises:
-        ValueError: The format is unknown, or the shape has no rows or no columns.
+        ValueError: The format is unknown, the shape has no rows or no columns, or the format has blocks of 256 inputs and
+            in_features is not a multiple.
     """
 
     def __init__(self, format: str, out_features: int, in_features: int) -> None: ...
@@ -88,7 +91,8 @@ class PackedMatrix:
             rows: float32 [num_rows, in_features].
 
         Raises:
-            ValueError: The rows are outside the matrix, or do not have in_features values each.
+            ValueError: The rows are outside the matrix, do not have in_features values each, or cannot be rounded to the
+                format.
         """
 
     def unpack(self, first_row: int, num_rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
@@ -136,7 +140,8 @@ class FusedLinear:
     A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
 
     Args:
-        matrix: The weight; the layer keeps it alive.
+        parts: Matrices with the same input, whose outputs follow each other; the layer keeps them alive. Their formats are
+            equal, or all of them block types of ggml.
         bias: float32 [out_features], copied; None adds nothing.
         prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul" or "relu".
         norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
@@ -144,12 +149,12 @@ class FusedLinear:
         eps: The constant that both norms add to the variance.
 
     Raises:
-        ValueError: The prologue is unknown, or a vector is missing or has another length.
+        ValueError: The prologue is unknown, a vector is missing or has another length, or the matrices do not fit.
     """
 
     def __init__(
         self,
-        matrix: PackedMatrix,
+        parts: Sequence[PackedMatrix],
         bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None = None,
         prologue: str = "none",
@@ -349,7 +354,7 @@ def measure_products(unit: str, seconds: float) -> float:
     Measure the products of one unit on all threads.
 
     Args:
-        unit: "dot_u8s8" (unsigned by signed bytes), "dot_u4s8" (the same where the unsigned bytes are below 16), "fma"
+        unit: "dot_u8s8" (unsigned by signed bytes), "dot_u7s8" (the same where the unsigned bytes are below 128), "fma"
             (float32), "tile_s8" or "tile_bf16" (tile instructions).
         seconds: How long to repeat samples; the best one counts. 0 takes one sample, about ten milliseconds.
 

@@ -1,68 +1,98 @@
-"""The storage formats of native matrices, the choice of one for a matrix of a file, and its size in bytes.
+"""The storage formats of native matrices, the choice of them for the matrices of a file, and their sizes in bytes.
 
 | format | values | scales |
 |---|---|---|
-| q4_0, q4_1, q8_0 | 4 or 8 bits, in groups of 32 inputs | a float16 scale per group, and for q4_1 a float16 minimum |
 | int8 | 8 bits | a float32 scale per output |
+| block types of ggml ("q4_1", "q6_k") | those of the file | those of the file |
 | bf16, f16, f32 | floats of 16 or 32 bits | |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Final
 
 FLOATS: Final = ("bf16", "f16", "f32")
 
-NEAREST: Final = {"q4_k": "q4_1"}
-"""The native formats for block types of ggml without a native form. All others become q8_0, which has more bits."""
-
 STRIPE: Final = 16
 """The number of outputs whose values are interleaved in memory; the last stripe is padded."""
+
+TILE_STRIPES: Final = 3
+"""Block types have a multiple of this number of stripes."""
 
 GROUP: Final = 32
 """The number of inputs is padded to a multiple of this number."""
 
+SUPER_BLOCK: Final = 256
+"""The number of inputs in a block of the K formats and of IQ4_XS."""
+
 ALIGNMENT: Final = 64
 """The alignment of stripes, in bytes."""
 
-BYTES_PER_INPUT: Final = {
-    "q4_0": 0.5 + 2 / GROUP,
-    "q4_1": 0.5 + 4 / GROUP,
+GROUPED: Final = {
+    "q2_k": 2 / 8 + 1 / 16 + 4 / SUPER_BLOCK,
+    "q3_k": 3 / 8 + 1 / 16 + 2 / SUPER_BLOCK,
+    "q4_0": 4 / 8 + 2 / GROUP,
+    "q4_1": 4 / 8 + 4 / GROUP,
+    "q4_k": 4 / 8 + 2 / GROUP + 4 / SUPER_BLOCK,
+    "q5_0": 5 / 8 + 2 / GROUP,
+    "q5_1": 5 / 8 + 4 / GROUP,
+    "q5_k": 5 / 8 + 2 / GROUP + 4 / SUPER_BLOCK,
+    "q6_k": 6 / 8 + 1 / 16 + 2 / SUPER_BLOCK,
     "q8_0": 1 + 2 / GROUP,
-    "int8": 1,
-    "bf16": 2,
-    "f16": 2,
-    "f32": 4,
+    "iq4_nl": 4 / 8 + 2 / GROUP,
+    "iq4_xs": 4 / 8 + 1 / GROUP + 2 / SUPER_BLOCK,
+    "mxfp4": 4 / 8 + 1 / GROUP,
 }
+"""The block types of ggml that products read, with the bytes per input: values, scales and super-scales."""
+
+BYTES_PER_INPUT: Final = {**GROUPED, "int8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
+
+EIGHT_BIT: Final = ("q8_0", "iq4_nl", "iq4_xs", "int8")
+"""The formats whose products multiply bytes of eight bits; those of the others are below 128."""
+
+ROUNDED: Final = ("q4_0", "q4_1", "q8_0", "int8", *FLOATS)
+"""The formats to which floats can be rounded."""
 
 
 def native_format(found: str) -> str:
     """The native format for a matrix in the format `found` of its file (see `PackedRows.format`)."""
-    return found if found in BYTES_PER_INPUT else NEAREST.get(found, "q8_0")
+    return found if found in BYTES_PER_INPUT else "q8_0"
 
 
-def common_format(found: Collection[str]) -> str:
-    """The format for matrices that are multiplied as one.
+def packed_parts(found: Sequence[tuple[str, int]], quantization: str | None = None) -> list[tuple[str, int]]:
+    """The (format, out_features) of the native matrices for matrices of a file that are multiplied as one product.
 
-    It is the smallest format that represents each of them about as exactly as its own format.
+    Block types remain separate matrices. Floats make all of them one matrix of floats.
+
+    Args:
+        found: (format, out_features) of each matrix in the file.
+        quantization: the format of all matrices, or None.
     """
-    formats = {native_format(name) for name in found}
-    if len(formats) == 1:
-        return formats.pop()
+    total = sum(out for _, out in found)
+    if quantization is not None:
+        return [(quantization, total)]
+    formats = {native_format(name) for name, _ in found}
     floats = formats.intersection(FLOATS)
     if floats:
-        return floats.pop() if len(floats) == 1 else "f32"
-    return "q4_1" if formats == {"q4_0", "q4_1"} else "q8_0"
+        return [(floats.pop() if len(floats) == 1 else "f32", total)]
+    parts: list[tuple[str, int]] = []
+    for name, out in found:
+        merged = parts.pop()[1] if parts and parts[-1][0] == native_format(name) else 0
+        parts.append((native_format(name), merged + out))
+    return parts
 
 
 def stripes(name: str, out_features: int, in_features: int) -> tuple[int, int]:
     """The number of stripes of a matrix, and the bytes of one stripe."""
     inputs = -(-in_features // GROUP) * GROUP
-    scales = 4 * STRIPE if name == "int8" else 0
-    stripe_bytes = int(STRIPE * inputs * BYTES_PER_INPUT[name]) + scales
-    return -(-out_features // STRIPE), -(-stripe_bytes // ALIGNMENT) * ALIGNMENT
+    row_scales = 4 * STRIPE if name == "int8" else 0
+    stripe_bytes = int(STRIPE * inputs * BYTES_PER_INPUT[name]) + row_scales
+    num_stripes = -(-out_features // STRIPE)
+    if name in GROUPED:
+        num_stripes = -(-num_stripes // TILE_STRIPES) * TILE_STRIPES
+    return num_stripes, -(-stripe_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def matrix_bytes(name: str, out_features: int, in_features: int) -> int:

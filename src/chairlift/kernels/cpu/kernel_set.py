@@ -17,7 +17,7 @@ from chairlift.kernels import torch_ops
 from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
-from chairlift.kernels.cpu.formats import common_format
+from chairlift.kernels.cpu.formats import packed_parts
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.row_buffers import RowBuffers
@@ -61,14 +61,25 @@ def native_kernels(quantization: str | None = None) -> Kernels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeMatrix:
-    """A packed matrix.
+    """Packed matrices with the same input that are multiplied as one.
 
     Attributes:
-        purpose: the last component of the name of its first part ("q_proj").
+        parts: the matrices in the order of their outputs, one for each run of rows in the same format.
+        purpose: the last component of the name of the first matrix of the file ("q_proj").
     """
 
-    packed: _native.PackedMatrix
+    parts: tuple[_native.PackedMatrix, ...]
     purpose: str
+
+    @property
+    def out_features(self) -> int:
+        """The number of outputs of all parts."""
+        return sum(part.out_features for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all parts in memory."""
+        return sum(part.num_bytes for part in self.parts)
 
 
 class MatrixLoader:
@@ -80,17 +91,23 @@ class MatrixLoader:
         self._losses: defaultdict[tuple[str, str], RepackingLoss] = defaultdict(RepackingLoss)
 
     def load(self, weights: Weights, parts: MatrixParts, in_features: int) -> NativeMatrix:
-        """Pack matrices with the same input into one; implements `Kernels.load_matrix`."""
-        packed = [weights.packed(f"{name}.weight", (out, in_features)) for name, out in parts]
-        target = self._quantization or common_format([part.format for part in packed])
-        matrix = self._native.PackedMatrix(target, sum(out for _, out in parts), in_features)
-        first_row = 0
-        for part in packed:
+        """Pack matrices with the same input; implements `Kernels.load_matrix`."""
+        rows = [weights.packed(f"{name}.weight", (out, in_features)) for name, out in parts]
+        found = [(part.format, out) for part, (_, out) in zip(rows, parts, strict=True)]
+        matrices = [
+            self._native.PackedMatrix(target, out, in_features)
+            for target, out in packed_parts(found, self._quantization)
+        ]
+        remaining = iter(matrices)
+        matrix, first_row = next(remaining), 0
+        for part in rows:
+            if first_row == matrix.out_features:
+                matrix, first_row = next(remaining), 0
             pack(matrix, first_row, part)
-            if not is_exact(part.format, target):
-                self._losses[part.format, target].add(matrix, first_row, part)
+            if not is_exact(part.format, matrix.format):
+                self._losses[part.format, matrix.format].add(matrix, first_row, part)
             first_row += len(part.rows)
-        return NativeMatrix(matrix, parts[0][0].rpartition(".")[2])
+        return NativeMatrix(tuple(matrices), parts[0][0].rpartition(".")[2])
 
     def notes(self) -> list[str]:
         """Lines to log about the error of repacking."""
@@ -101,9 +118,9 @@ class NativeEmbedding:
     """Copies rows of a matrix by id."""
 
     def __init__(self, matrix: NativeMatrix, buffers: RowBuffers) -> None:
-        self._matrix = matrix.packed
+        (self._matrix,) = matrix.parts
         # An LM head that shares the matrix reads these rows while it writes its own, which may have the same width.
-        self._key = (f"rows of {matrix.purpose}", matrix.packed.in_features)
+        self._key = (f"rows of {matrix.purpose}", self._matrix.in_features)
         self._buffers = buffers
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
@@ -135,11 +152,11 @@ class NativeLinear:
         bias_array, norm_weight, norm_bias = vectors
         self._matrix = matrix
         self._kernel = native.FusedLinear(
-            matrix.packed, bias_array, prologue.kind, norm_weight, norm_bias, prologue.eps
+            list(matrix.parts), bias_array, prologue.kind, norm_weight, norm_bias, prologue.eps
         )
-        self._key = (matrix.purpose, matrix.packed.out_features)
+        self._key = (matrix.purpose, matrix.out_features)
         self._buffers = buffers
-        self.matrix_bytes = matrix.packed.num_bytes
+        self.matrix_bytes = matrix.num_bytes
         self.num_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

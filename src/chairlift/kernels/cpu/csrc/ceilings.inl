@@ -42,8 +42,8 @@ static int32_t dot_u8s8_rounds(int64_t rounds) {
   return dot_rounds(rounds, [](I sum, I bytes, I factors) { return dot_u8s8(sum, bytes, factors); });
 }
 
-static int32_t dot_u4s8_rounds(int64_t rounds) {
-  return dot_rounds(rounds, [](I sum, I bytes, I factors) { return dot_u4s8(sum, bytes, factors); });
+static int32_t dot_u7s8_rounds(int64_t rounds) {
+  return dot_rounds(rounds, [](I sum, I bytes, I factors) { return dot_u7s8(sum, bytes, factors); });
 }
 
 // Converges to 2, far from infinities and denormals.
@@ -83,7 +83,7 @@ static int32_t read_bytes(const uint8_t* data, int64_t num_bytes) {
 static constexpr CeilingLoops ceiling_loops() {
   constexpr int64_t kDot = kChains * kLanes * 4 * 2, kFma = kChains * kLanes * 2;
   return {{{"dot_u8s8", kDot, dot_u8s8_rounds},
-           {"dot_u4s8", kDot, dot_u4s8_rounds},
+           {"dot_u7s8", kDot, dot_u7s8_rounds},
            {"fma", kFma, fma_rounds},
            {"tile_s8", 0, nullptr},
            {"tile_bf16", 0, nullptr}},

@@ -40,7 +40,7 @@ static int32_t tile_rounds(int64_t rounds) {
 static IsaTable with_tiles(IsaTable table) {
   table.name = CHAIRLIFT_ISA_NAME;
   table.linear.products[static_cast<int>(WeightFormat::int8)] = {
-      kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_int8, nullptr};
+      kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_int8};
   table.linear.products[static_cast<int>(WeightFormat::bf16)] = {
       kTiledBlockRows, kTiledStripes, ActivationLayout::bf16_tiles, multiply_tiled_bf16, interleave_bf16};
   table.attention.attend = attention::attend_tiled;

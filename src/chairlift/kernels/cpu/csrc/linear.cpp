@@ -20,22 +20,33 @@ struct Linear::Call {
   bool add;
 };
 
+namespace {
+
+const ProductKernel& kernel_of(const PackedMatrix& matrix) {
+  return isa().linear.products[static_cast<int>(matrix.format())];
+}
+
+}  // namespace
+
 // The layout of the activations of all rows: the blocks, then the outliers of all blocks, then those of all rows. The
 // outliers have space for the largest possible number, of which little is touched.
 struct Linear::Activations {
-  Activations(const PackedMatrix& matrix, int64_t rows)
+  Activations(const Linear& linear, int64_t rows)
       : tiles(isa().linear),
-        kernel(tiles.products[static_cast<int>(matrix.format())]),
-        shift(shift_of(matrix.format())),
-        is_integer(chairlift::is_integer(matrix.format())),
-        has_row_scale(chairlift::has_row_scale(matrix.format())),
-        padded_inputs(matrix.padded_inputs()),
+        kernel(kernel_of(*linear.parts_[0])),
+        is_integer(chairlift::is_integer(linear.parts_[0]->format())),
+        has_row_scale(chairlift::has_row_scale(linear.parts_[0]->format())),
+        padded_inputs(linear.parts_[0]->padded_inputs()),
         num_blocks(divide_up(rows, kernel.block_rows)) {
     const int64_t tile_inputs = kernel.layout == ActivationLayout::byte_tiles ? 64 : 1;
     const int64_t value_bytes = is_integer ? 1 : kernel.layout == ActivationLayout::bf16_tiles ? 2 : 4;
     values_bytes = round_up(padded_inputs, tile_inputs) * kernel.block_rows * value_bytes;
     scales_bytes = is_integer ? (has_row_scale ? 1 : padded_inputs / kGroup) * kernel.block_rows * 4 : 0;
-    block_bytes = round_up(values_bytes + 3 * scales_bytes, 64);
+    const bool has_halves = std::any_of(linear.parts_.begin(), linear.parts_.end(), [](const auto& part) {
+      return is_grouped(part->format()) && group_format(part->format()).group < kGroup;
+    });
+    halves_bytes = has_halves ? 2 * scales_bytes : 0;
+    block_bytes = round_up(values_bytes + 3 * scales_bytes + halves_bytes, 64);
     if (!is_integer) return;
     num_entries = has_row_scale ? padded_inputs / 4 : padded_inputs;
     max_row_outliers = padded_inputs / kMinOutlier;
@@ -58,8 +69,14 @@ struct Linear::Activations {
     uint8_t* at = data + index * block_bytes;
     uint8_t* scale = at + values_bytes;
     auto* outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
-    return {at,           reinterpret_cast<float*>(scale), reinterpret_cast<int32_t*>(scale + scales_bytes),
-            scale + 2 * scales_bytes, outliers, outliers + 16, outliers + 16 + max_outliers};
+    return {at,
+            reinterpret_cast<float*>(scale),
+            reinterpret_cast<int32_t*>(scale + scales_bytes),
+            scale + 2 * scales_bytes,
+            halves_bytes ? reinterpret_cast<int32_t*>(scale + 3 * scales_bytes) : nullptr,
+            outliers,
+            outliers + 16,
+            outliers + 16 + max_outliers};
   }
 
   // Whether blocks have more rows than a thread prepares at a time.
@@ -72,28 +89,37 @@ struct Linear::Activations {
 
   const LinearTiles& tiles;
   const ProductKernel& kernel;
-  int shift;
   bool is_integer, has_row_scale;
-  int64_t padded_inputs, num_blocks, values_bytes, scales_bytes, block_bytes;
+  int64_t padded_inputs, num_blocks, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
   int64_t num_entries = 0, max_row_outliers = 0, max_outliers = 0, outlier_bytes = 0, list_bytes = 0;
   uint8_t* data = nullptr;
 };
 
-Linear::Linear(std::shared_ptr<const PackedMatrix> matrix, std::vector<float> bias, Prologue prologue,
+Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
                std::vector<float> norm_weight, std::vector<float> norm_bias, float eps)
-    : matrix_(std::move(matrix)),
+    : parts_(std::move(parts)),
       bias_(std::move(bias)),
       prologue_(prologue),
       norm_weight_(std::move(norm_weight)),
       norm_bias_(std::move(norm_bias)),
       eps_(eps) {
-  const auto in = static_cast<size_t>(matrix_->in_features()), out = static_cast<size_t>(matrix_->out_features());
+  if (parts_.empty()) throw std::invalid_argument("a layer needs at least one matrix");
+  size_t out = 0;
+  for (const auto& part : parts_) {
+    if (part->in_features() != parts_[0]->in_features())
+      throw std::invalid_argument("all matrices of a layer must have the same in_features");
+    if (part->format() != parts_[0]->format() && !(is_grouped(part->format()) && is_grouped(parts_[0]->format())))
+      throw std::invalid_argument(std::string("formats ") + name_of(parts_[0]->format()) + " and " +
+                                  name_of(part->format()) + " cannot be multiplied as one layer");
+    out += static_cast<size_t>(part->out_features());
+  }
+  const auto in = static_cast<size_t>(parts_[0]->in_features());
   const bool has_norm = prologue == Prologue::rms_norm || prologue == Prologue::layer_norm;
   if (!bias_.empty() && bias_.size() != out) throw std::invalid_argument("bias must have out_features values");
   if (norm_weight_.size() != (has_norm ? in : 0)) throw std::invalid_argument("norm_weight must have in_features values");
   if (norm_bias_.size() != (prologue == Prologue::layer_norm ? in : 0))
     throw std::invalid_argument("norm_bias must have in_features values");
-  if (!bias_.empty()) bias_.resize(static_cast<size_t>(matrix_->num_stripes() * kStripe), 0.0f);
+  if (!bias_.empty()) bias_.resize(out + kStripe, 0.0f);  // the last stripe is read as a whole
 }
 
 namespace {
@@ -148,7 +174,7 @@ void tile_steps(const int8_t* steps, int64_t padded_inputs, int64_t row, int64_t
 void Linear::prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* memory) const {
   const LinearTiles& tiles = activations.tiles;
   const ProductKernel& kernel = activations.kernel;
-  const int64_t inputs = matrix_->in_features(), padded = matrix_->padded_inputs();
+  const int64_t inputs = parts_[0]->in_features(), padded = activations.padded_inputs;
   const ActivationBlock to = activations.block(first / kernel.block_rows);
   auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
   const PrologueArgs args = {prologue_, norm_weight_.data(), norm_bias_.data(), eps_};
@@ -163,6 +189,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
                               const_cast<float*>(to.scale),
                               const_cast<int32_t*>(to.correction),
                               const_cast<void*>(to.sum),
+                              const_cast<int32_t*>(to.half_correction),
                               static_cast<int>(r % kernel.block_rows),
                               kernel.block_rows,
                               outlier_after(prologue_, activations.has_row_scale),
@@ -175,7 +202,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
     outliers.entries = list + 1;
     outliers.values = reinterpret_cast<uint32_t*>(list + 1 + activations.max_row_outliers);
     int8_t* const steps = scratch.steps + (r - first) * padded;
-    quantize(scratch.row, padded, activations.shift, steps, target);
+    quantize(scratch.row, padded, steps, target);
     *list = outliers.count;
     if (kernel.layout == ActivationLayout::byte_tiles) tile_steps(steps, padded, target.row, kernel.block_rows, values);
   }
@@ -246,19 +273,6 @@ struct Linear::Weights {
   const uint8_t* at = nullptr;
   int64_t num_bytes = 0;
 
-  // The weights of a tile.
-  static Weights from(const PackedMatrix& matrix, int64_t first_stripe, int64_t num_stripes) {
-    const int64_t stripes = std::clamp<int64_t>(matrix.num_stripes() - first_stripe, 0, num_stripes);
-    return {matrix.stripe(first_stripe), stripes * matrix.stripe_bytes()};
-  }
-
-  // The weights that a thread multiplies first, where all rows are in one tile.
-  static Weights first(const PackedMatrix& matrix, int64_t range, int64_t num_ranges) {
-    const int64_t at_once = isa().linear.products[static_cast<int>(matrix.format())].tile_stripes;
-    const int64_t tiles = (matrix.num_stripes() + at_once - 1) / at_once;
-    return from(matrix, tiles * range / num_ranges * at_once, at_once);
-  }
-
   // Always inlined, because GCC removes calls of functions that only prefetch.
   inline __attribute__((always_inline)) void prefetch() const {
     constexpr int64_t kMost = 64 << 10;
@@ -266,54 +280,120 @@ struct Linear::Weights {
   }
 };
 
+// Some consecutive stripes of one part of a layer.
+struct Linear::Stripes {
+  Weights weights() const { return {matrix->stripe(first), (end - first) * matrix->stripe_bytes()}; }
+
+  const PackedMatrix* matrix;
+  int64_t first, end;
+  int64_t first_column;  // the output of the first stripe of the part
+};
+
+int64_t Linear::num_stripe_tiles() const {
+  int64_t tiles = 0;
+  for (const auto& part : parts_) tiles += divide_up(part->num_stripes(), kernel_of(*part).tile_stripes);
+  return tiles;
+}
+
+// Tile `index` of the stripes of all parts.
+Linear::Stripes Linear::stripes_of(int64_t index) const {
+  int64_t column = 0;
+  for (const auto& part : parts_) {
+    const int64_t at_once = kernel_of(*part).tile_stripes, tiles = divide_up(part->num_stripes(), at_once);
+    if (index < tiles)
+      return {part.get(), index * at_once, std::min((index + 1) * at_once, part->num_stripes()), column};
+    index -= tiles;
+    column += part->out_features();
+  }
+  return {};
+}
+
+// The weights that a thread multiplies first, where all rows are in one tile.
+Linear::Weights Linear::first_weights(int64_t range, int64_t num_ranges) const {
+  return stripes_of(num_stripe_tiles() * range / num_ranges).weights();
+}
+
 // The tiles of a product: as many stripes as the kernel computes at once, times as many blocks of rows as fit into the
 // second-level cache. Consecutive tiles have consecutive stripes.
 struct Linear::Tiling {
   static constexpr int64_t kActivationBytes = 256 << 10;
 
-  Tiling(const PackedMatrix& matrix, const Activations& activations)
-      : stripes_at_once(activations.kernel.tile_stripes),
-        blocks_at_once(even_part(activations.num_blocks, kActivationBytes / activations.block_bytes)),
-        stripe_tiles((matrix.num_stripes() + stripes_at_once - 1) / stripes_at_once),
-        num_tiles(stripe_tiles * ((activations.num_blocks + blocks_at_once - 1) / blocks_at_once)) {}
+  Tiling(const Linear& linear, const Activations& activations)
+      : blocks_at_once(even_part(activations.num_blocks, kActivationBytes / activations.block_bytes)),
+        stripe_tiles(linear.num_stripe_tiles()),
+        num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
 
   // The size of nearly equal parts of n, each at most `most` (but at least one).
-  static int64_t even_part(int64_t n, int64_t most) {
-    const int64_t parts = (n + std::max<int64_t>(most, 1) - 1) / std::max<int64_t>(most, 1);
-    return (n + parts - 1) / parts;
-  }
+  static int64_t even_part(int64_t n, int64_t most) { return divide_up(n, divide_up(n, std::max<int64_t>(most, 1))); }
 
-  int64_t first_stripe(int64_t tile) const { return tile % stripe_tiles * stripes_at_once; }
   int64_t first_block(int64_t tile) const { return tile / stripe_tiles * blocks_at_once; }
-  Weights weights_after(const PackedMatrix& matrix, int64_t tile) const {
-    return Weights::from(matrix, first_stripe(tile) + stripes_at_once, stripes_at_once);
+  // The weights of the tile that follows, or none if it has the first stripes again.
+  Weights weights_after(const Linear& linear, int64_t tile) const {
+    const int64_t next = (tile + 1) % stripe_tiles;
+    return next ? linear.stripes_of(next).weights() : Weights{};
   }
 
-  int64_t stripes_at_once, blocks_at_once, stripe_tiles, num_tiles;
+  int64_t blocks_at_once, stripe_tiles, num_tiles;
 };
+
+namespace {
+
+// The stripes of a tile, unpacked to `memory` if enough blocks of rows multiply them.
+struct TileStripes {
+  TileStripes(const PackedMatrix& matrix, int64_t first, int64_t count, int64_t num_blocks, uint8_t* memory)
+      : at(matrix.stripe(first)), stripe_bytes(matrix.stripe_bytes()), multiply(kernel_of(matrix).multiply) {
+    const ProductKernel& kernel = kernel_of(matrix);
+    if (!unpacks(matrix, num_blocks)) return;
+    stripe_bytes = group_format(matrix.format()).unpacked_bytes(matrix.padded_inputs());
+    for (int64_t s = 0; s < count; ++s)
+      kernel.unpack(matrix.stripe(first + s), matrix.padded_inputs(), memory + s * stripe_bytes);
+    at = memory;
+    multiply = kernel.multiply_unpacked;
+  }
+
+  static bool unpacks(const PackedMatrix& matrix, int64_t num_blocks) {
+    const ProductKernel& kernel = kernel_of(matrix);
+    return kernel.unpack && num_blocks >= kernel.min_unpacked_blocks;
+  }
+
+  // The bytes of `memory` for a tile of a part.
+  static size_t num_bytes(const PackedMatrix& matrix, int64_t num_blocks) {
+    if (!unpacks(matrix, num_blocks)) return 0;
+    const int64_t bytes = group_format(matrix.format()).unpacked_bytes(matrix.padded_inputs());
+    return static_cast<size_t>(kernel_of(matrix).tile_stripes * bytes);
+  }
+
+  const uint8_t* at;
+  int64_t stripe_bytes;
+  void (*multiply)(const StripeTask& task);
+};
+
+}  // namespace
 
 // Computes a tile, and prefetches the weights that its thread multiplies next, a share with each block. Reading and
 // computing overlap, so that a product takes the longer of the two times and not their sum.
 void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
-                      const Weights& next) const {
-  const int64_t stripes = matrix_->num_stripes(), at_once = tiling.stripes_at_once;
-  const int64_t first_stripe = tiling.first_stripe(tile), last_stripe = std::min(first_stripe + at_once, stripes);
-  const int64_t first_block = tiling.first_block(tile), block_rows = activations.kernel.block_rows;
+                      const Weights& next, uint8_t* memory) const {
+  const Stripes stripes = stripes_of(tile % tiling.stripe_tiles);
+  const PackedMatrix& matrix = *stripes.matrix;
+  const int64_t count = stripes.end - stripes.first, block_rows = activations.kernel.block_rows;
+  const int64_t first_block = tiling.first_block(tile);
   const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
   const int64_t share = round_up(divide_up(next.num_bytes, last_block - first_block), 64);
-  const int64_t ahead_step = round_up(divide_up(share, matrix_->padded_inputs() / kGroup), 64);
-  const int64_t step = last_stripe - first_stripe < at_once ? 1 : at_once;
-  for (int64_t stripe = first_stripe; stripe < last_stripe; stripe += step) {
-    const int64_t column = stripe * kStripe, columns = std::min(step * kStripe, matrix_->out_features() - column);
-    const float* const bias = bias_.empty() ? nullptr : bias_.data() + column;
+  const int64_t ahead_step = round_up(divide_up(share, matrix.padded_inputs() / kGroup), 64);
+  const int64_t step = count < activations.kernel.tile_stripes ? 1 : count;
+  for (int64_t stripe = stripes.first; stripe < stripes.end; stripe += step) {
+    const TileStripes weights(matrix, stripe, step, last_block - first_block, memory);
+    const int64_t column = stripe * kStripe, columns = std::min(step * kStripe, matrix.out_features() - column);
+    const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + column;
     for (int64_t block = first_block, ahead = 0; block < last_block; ++block, ahead += share) {
       const int64_t row = block * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
-      activations.kernel.multiply(
-               {matrix_->stripe(stripe), matrix_->stripe_bytes(), static_cast<int>(step),
-                next.at + std::min(ahead, next.num_bytes), std::min(share, left), ahead_step,
-                matrix_->padded_inputs(), activations.block(block),
-                static_cast<int>(std::min(block_rows, call.rows - row)), bias,
-                call.out + row * call.out_stride + column, call.out_stride, static_cast<int>(columns), call.add});
+      float* const out = call.out + row * call.out_stride + stripes.first_column + column;
+      weights.multiply({weights.at, weights.stripe_bytes, static_cast<int>(step),
+                        next.at + std::min(ahead, next.num_bytes), std::min(share, left), ahead_step,
+                        matrix.padded_inputs(), activations.block(block),
+                        static_cast<int>(std::min(block_rows, call.rows - row)), bias, out, call.out_stride,
+                        static_cast<int>(columns), call.add});
     }
   }
 }
@@ -325,12 +405,15 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   thread_local ReusableMemory shared;
   if (rows <= 0) return;
   const Call call = {x, x_stride, rows, out, out_stride, add};
-  const Activations layout(*matrix_, rows);
-  const Tiling tiling(*matrix_, layout);
+  const Activations layout(*this, rows);
+  const Tiling tiling(*this, layout);
   const bool is_shared = rows > kRowsAtOnce;
   auto* const memory = is_shared ? static_cast<uint8_t*>(shared.get(layout.num_bytes())) : nullptr;
-  const size_t prepare_bytes = PrepareScratch::num_bytes(matrix_->padded_inputs());
-  const size_t scratch_bytes = prepare_bytes + (is_shared ? 0 : layout.num_bytes());
+  const size_t prepare_bytes = PrepareScratch::num_bytes(layout.padded_inputs);
+  size_t tile_bytes = 0;
+  for (const auto& part : parts_)
+    tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, tiling.blocks_at_once));
+  const size_t scratch_bytes = prepare_bytes + (is_shared ? tile_bytes : layout.num_bytes());
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
   SharedTasks preparations(divide_up(rows, kRowsAtOnce)), merges(layout.merges_apart() ? layout.num_blocks : 0);
@@ -340,7 +423,7 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
     const Activations activations = layout.in(is_shared ? memory : scratch + prepare_bytes);
     const auto prepare_rows = [&](int64_t i) { prepare(call, activations, i * kRowsAtOnce, scratch); };
     const auto merge_block = [&](int64_t block) { merge_outliers(call, activations, block, scratch); };
-    Weights::first(*matrix_, range, tiles.count()).prefetch();
+    first_weights(range, tiles.count()).prefetch();
     if (is_shared) {
       preparations.run(prepare_rows);
       merges.run(merge_block);
@@ -349,9 +432,9 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
       if (layout.merges_apart()) merge_block(0);
     }
     tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
-      Weights ahead = is_last ? Weights{} : tiling.weights_after(*matrix_, tile);
-      if (is_last && next) ahead = Weights::first(*next->matrix_, its_range, tiles.count());
-      multiply(call, activations, tiling, tile, ahead);
+      Weights ahead = is_last ? Weights{} : tiling.weights_after(*this, tile);
+      if (is_last && next) ahead = next->first_weights(its_range, tiles.count());
+      multiply(call, activations, tiling, tile, ahead, scratch + prepare_bytes);
     });
   });
 }

@@ -13,8 +13,9 @@ namespace chairlift {
 // A linear layer: prologue, product and bias, computed on the threads of the pool.
 class Linear {
  public:
+  // parts: matrices with the same input, whose outputs follow each other; of one format, or all of them grouped.
   // bias [out_features] or empty; norm_weight and norm_bias [in_features] where the prologue has them.
-  Linear(std::shared_ptr<const PackedMatrix> matrix, std::vector<float> bias, Prologue prologue,
+  Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
          std::vector<float> norm_weight, std::vector<float> norm_bias, float eps);
 
   // x [rows, in_features], or [rows, 2 * in_features] for silu_and_mul; out [rows, out_features], without overlap with
@@ -23,19 +24,21 @@ class Linear {
   void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
                   const Linear* next = nullptr) const;
 
-  const PackedMatrix& matrix() const { return *matrix_; }
-
  private:
   struct Activations;
   struct Call;
+  struct Stripes;
   struct Tiling;
   struct Weights;
   void prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* scratch) const;
   void merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
   void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
-                const Weights& next) const;
+                const Weights& next, uint8_t* scratch) const;
+  int64_t num_stripe_tiles() const;
+  Stripes stripes_of(int64_t index) const;
+  Weights first_weights(int64_t range, int64_t num_ranges) const;
 
-  std::shared_ptr<const PackedMatrix> matrix_;
+  std::vector<std::shared_ptr<const PackedMatrix>> parts_;
   std::vector<float> bias_;
   Prologue prologue_;
   std::vector<float> norm_weight_, norm_bias_;

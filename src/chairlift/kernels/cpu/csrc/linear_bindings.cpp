@@ -3,7 +3,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "ggml_blocks.h"
 #include "linear.h"
 #include "tape.h"
 
@@ -44,6 +46,9 @@ void pack_floats(PackedMatrix& matrix, int64_t first_row, const Floats& rows) {
   if (width != matrix.in_features())
     throw value_error("rows must have in_features=" + std::to_string(matrix.in_features()) + " values each, got " +
                       std::to_string(width));
+  if (is_grouped(matrix.format()) && !can_round(matrix.format()))
+    throw value_error(std::string("floats cannot be rounded to ") + name_of(matrix.format()) +
+                      ": use pack_blocks, or one of q4_0, q4_1, q8_0, int8, bf16, f16, f32");
   const nb::gil_scoped_release release;
   matrix.pack_floats(first_row, num_rows, rows.data(), width);
 }
@@ -90,11 +95,13 @@ void bind_linear(nb::module_& m) {
                            R"(A weight matrix [out_features, in_features] in the layout that products read.
 
 Args:
-    format: The storage format: "q4_0", "q4_1", "q8_0", "int8", "bf16", "f16" or "f32".
+    format: The storage format: "int8", "bf16", "f16", "f32", or a block type of ggml in lower case: "q4_0", "q4_1",
+        "q5_0", "q5_1", "q8_0", "q2_k" to "q6_k", "iq4_nl", "iq4_xs" or "mxfp4".
     out_features, in_features: The shape.
 
 Raises:
-    ValueError: The format is unknown, or the shape has no rows or no columns.)")
+    ValueError: The format is unknown, the shape has no rows or no columns, or the format has blocks of 256 inputs and
+        in_features is not a multiple.)")
       .def("__init__",
            [](PackedMatrix* self, const std::string& format, int64_t out_features, int64_t in_features) {
              new (self) PackedMatrix(parse_weight_format(format), out_features, in_features);
@@ -117,7 +124,8 @@ Args:
     rows: float32 [num_rows, in_features].
 
 Raises:
-    ValueError: The rows are outside the matrix, or do not have in_features values each.)")
+    ValueError: The rows are outside the matrix, do not have in_features values each, or cannot be rounded to the
+        format.)")
       .def("unpack", &unpack, nb::arg("first_row"), nb::arg("num_rows"),
            R"(Return the values of rows as products use them: float32 [num_rows, in_features].
 
@@ -146,7 +154,8 @@ Args:
                      R"(A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
 
 Args:
-    matrix: The weight; the layer keeps it alive.
+    parts: Matrices with the same input, whose outputs follow each other; the layer keeps them alive. Their formats are
+        equal, or all of them block types of ggml.
     bias: float32 [out_features], copied; None adds nothing.
     prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul" or "relu".
     norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
@@ -154,15 +163,15 @@ Args:
     eps: The constant that both norms add to the variance.
 
 Raises:
-    ValueError: The prologue is unknown, or a vector is missing or has another length.)")
+    ValueError: The prologue is unknown, a vector is missing or has another length, or the matrices do not fit.)")
       .def("__init__",
-           [](Linear* self, std::shared_ptr<PackedMatrix> matrix, const std::optional<Vector>& bias,
+           [](Linear* self, const std::vector<std::shared_ptr<PackedMatrix>>& parts, const std::optional<Vector>& bias,
               const std::string& prologue, const std::optional<Vector>& norm_weight,
               const std::optional<Vector>& norm_bias, float eps) {
-             new (self) Linear(std::move(matrix), to_vector(bias), parse_prologue(prologue), to_vector(norm_weight),
+             new (self) Linear({parts.begin(), parts.end()}, to_vector(bias), parse_prologue(prologue), to_vector(norm_weight),
                                to_vector(norm_bias), eps);
            },
-           nb::arg("matrix"), nb::arg("bias").none() = nb::none(), nb::arg("prologue") = "none",
+           nb::arg("parts"), nb::arg("bias").none() = nb::none(), nb::arg("prologue") = "none",
            nb::arg("norm_weight").none() = nb::none(), nb::arg("norm_bias").none() = nb::none(), nb::arg("eps") = 0.0f)
       .def("__call__", &call,
            nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out_ptr"), nb::arg("out_stride"),

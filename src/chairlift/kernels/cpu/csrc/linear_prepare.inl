@@ -127,45 +127,64 @@ static inline void note_outliers(const float* y, int64_t k, unsigned bits, Outli
   }
 }
 
-// Rounds the inputs of one group, from k on, to multiples of its scale. Returns their sum, lane by lane.
-static inline F round_group(const float* y, int64_t k, F limit, F inverse, int8_t* steps, const RowTarget& target) {
-  I sum = izero();
+// Rounds the inputs of one group, from k on, to multiples of its scale. Returns the sums of its halves, lane by lane.
+struct HalfSums {
+  I of[2];
+};
+static inline HalfSums round_group(const float* y, int64_t k, F limit, F inverse, int8_t* steps,
+                                   const RowTarget& target) {
+  HalfSums sums = {{izero(), izero()}};
 #pragma GCC unroll 16
   for (int i = 0; i < kGroup; i += kLanes) {
     const F values = load(y + k + i);
     const M is_outlier = less(limit, abs(values));
     const I rounded = to_int(mul(select(is_outlier, zero(), values), inverse));
+    I& sum = sums.of[i * 2 / kGroup];
     sum = iadd(sum, rounded);
     store_s8(steps + k + i, rounded);
     const unsigned bits = mask_bits(is_outlier);
     if (__builtin_expect(bits != 0, 0)) note_outliers(y, k + i, bits, *target.outliers);
   }
-  return to_float(sum);
+  return sums;
+}
+
+// The reduction of each group to minus its sum, which is a whole number and exact.
+static inline F negative_sums(const F (&sums)[kManyGroups]) {
+  return neg(reduce_each(sums, [](F a, F b) { return add(a, b); }));
 }
 
 // Quantizes each group symmetrically to -127..127. The scale of a group is its largest magnitude without outliers / 127;
 // a group of zeros has scale 0.
-static void quantize_groups(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
+static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target) {
   Measured found;
   alignas(64) float totals[kManyGroups];
-  alignas(64) int32_t corrections[kManyGroups];
+  alignas(64) int32_t corrections[kManyGroups], halves[kManyGroups];
   auto* const sum = static_cast<float*>(target.sum);
   int64_t at = target.row;
   for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kGroup) {
     const int64_t left = (padded_inputs - first) / kGroup;
     const int count = static_cast<int>(left < kManyGroups ? left : kManyGroups);
     measure(y + first, count, target.outlier, found);
-    F sums[kManyGroups];
-    for (int g = count; g < kManyGroups; ++g) sums[g] = zero();
-    for (int g = 0; g < count; ++g)
-      sums[g] = round_group(y, first + g * kGroup, set1(found.limit[g]), set1(found.inverse[g]), steps, target);
-    const F total = reduce_each(sums, [](F a, F b) { return add(a, b); });  // whole numbers, exact
-    store(totals, mul(total, load(found.scale)));
-    istore(corrections, to_int(mul(total, set1(static_cast<float>(-shift)))));
+    F sums[kManyGroups], first_halves[kManyGroups];
+    for (int g = count; g < kManyGroups; ++g) sums[g] = first_halves[g] = zero();
+    for (int g = 0; g < count; ++g) {
+      const HalfSums rounded =
+          round_group(y, first + g * kGroup, set1(found.limit[g]), set1(found.inverse[g]), steps, target);
+      sums[g] = to_float(iadd(rounded.of[0], rounded.of[1]));
+      first_halves[g] = to_float(rounded.of[0]);
+    }
+    const F negative = negative_sums(sums);
+    store(totals, mul(neg(negative), load(found.scale)));
+    istore(corrections, to_int(negative));
+    if (target.half_correction) istore(halves, to_int(negative_sums(first_halves)));
     for (int g = 0; g < count; ++g, at += target.block_rows) {
       target.scale[at] = found.scale[g];
       target.correction[at] = corrections[g];
       sum[at] = totals[g];
+      if (!target.half_correction) continue;
+      int32_t* const half = target.half_correction + 2 * at - target.row;
+      half[0] = halves[g];
+      half[target.block_rows] = corrections[g] - halves[g];
     }
   }
 }
@@ -207,7 +226,8 @@ static inline void note_outlier_steps(F multiples, int64_t k, unsigned bits, Out
 
 // Rounds a row to whole multiples of its scale: -127..127, and up to kLargestStep for outliers, whose multiples of 128
 // are stored apart.
-static void quantize_row(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
+static void quantize_row(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target) {
+  constexpr int kShift = 128;  // of int8 weights
   const float top = top_of_row(y, padded_inputs, target.outlier);
   const F inverse = set1(top > 1e-30f ? 127.0f / top : 0.0f), most = set1(127.0f);
   I sum = izero(), outlier_sum = izero();
@@ -227,8 +247,8 @@ static void quantize_row(const float* y, int64_t padded_inputs, int shift, int8_
     store_s8(steps + k, low);
   });
   target.scale[target.row] = top * (1.0f / 127.0f);
-  target.correction[target.row] = -shift * ireduce_add(sum);
-  static_cast<int32_t*>(target.sum)[target.row] = -shift * ireduce_add(outlier_sum);
+  target.correction[target.row] = -kShift * ireduce_add(sum);
+  static_cast<int32_t*>(target.sum)[target.row] = -kShift * ireduce_add(outlier_sum);
 }
 
 // Interleaves the rows by four inputs each.

@@ -52,14 +52,15 @@ struct Interleaved {
   static int64_t entry(int64_t i) { return i * kQuad; }
 };
 
-template <typename Layout = Interleaved, int kStripes, int kRows>
-static inline void dot(I (&acc)[kStripes][kRows], const I (&weights)[kStripes], const int8_t* quad, bool nibbles) {
+// kIsSmall: whether weights are below 128.
+template <typename Layout = Interleaved, bool kIsSmall = false, int kStripes, int kRows>
+static inline void dot(I (&acc)[kStripes][kRows], const I (&weights)[kStripes], const int8_t* quad) {
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
     const I x = broadcast4(quad + Layout::kRow * m);
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
-      acc[s][m] = nibbles ? dot_u4s8(acc[s][m], weights[s], x) : dot_u8s8(acc[s][m], weights[s], x);
+      acc[s][m] = kIsSmall ? dot_u7s8(acc[s][m], weights[s], x) : dot_u8s8(acc[s][m], weights[s], x);
   }
 }
 
@@ -68,57 +69,7 @@ static inline void start(I (&acc)[kStripes][kRows], const int32_t* correction) {
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) acc[s][m] = correction ? iset1(correction[m]) : izero();
-}
-
-// Adds the sums of one group, scaled for each output: y += acc * scale of the weights * scale of the activations.
-template <int kStripes, int kRows>
-static inline void add_scaled(Sums<kRows, kStripes>& y, const I (&acc)[kStripes][kRows], const uint8_t* scales,
-                              int64_t stripe_bytes, const float* activation_scale) {
-#pragma GCC unroll 4
-  for (int s = 0; s < kStripes; ++s) {
-    const F scale = load_f16(reinterpret_cast<const uint16_t*>(scales + s * stripe_bytes));
-#pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m)
-      y.of[s][m] = fma(mul(to_float(acc[s][m]), scale), set1(activation_scale[m]), y.of[s][m]);
-  }
-}
-
-template <bool kHasMinimum, int kRows, int kStripes>
-static inline void multiply_q4(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
-  const int64_t groups = task.padded_inputs / kGroup;
-  const uint8_t* planes = task.stripe + column * 4;
-  const uint8_t* scales = task.stripe + groups * kGroup * kStripe / 2 + column * 2;
-  const int8_t* x = static_cast<const int8_t*>(task.block.values);
-  for (int64_t g = 0; g < groups; ++g, planes += kGroup * kStripe / 2, scales += kStripe * 2) {
-    const int64_t at = g * kBlockRows;
-    I acc[kStripes][kRows];
-    start(acc, kHasMinimum ? nullptr : task.block.correction + at);
-    ahead.prefetch_part();
-#pragma GCC unroll 4
-    for (int p = 0; p < 4; ++p) {
-      I low[kStripes], high[kStripes];
-#pragma GCC unroll 4
-      for (int s = 0; s < kStripes; ++s) {
-        const I packed = iload(planes + s * task.stripe_bytes + p * kStripe * 4);
-        low[s] = low_nibbles(packed);
-        high[s] = high_nibbles(packed);
-      }
-      dot(acc, low, x + at * kGroup + p * kBlockRows * 4, true);
-      dot(acc, high, x + at * kGroup + (p + 4) * kBlockRows * 4, true);
-    }
-    add_scaled(y, acc, scales, task.stripe_bytes, task.block.scale + at);
-    if constexpr (kHasMinimum) {
-      const float* sums = static_cast<const float*>(task.block.sum) + at;
-#pragma GCC unroll 4
-      for (int s = 0; s < kStripes; ++s) {
-        const uint8_t* minimums = scales + s * task.stripe_bytes + groups * kStripe * 2;
-        const F minimum = load_f16(reinterpret_cast<const uint16_t*>(minimums));
-#pragma GCC unroll 16
-        for (int m = 0; m < kRows; ++m) y.of[s][m] = fma(minimum, set1(sums[m]), y.of[s][m]);
-      }
-    }
-  }
+    for (int s = 0; s < kStripes; ++s) acc[s][m] = iset1(correction[m]);
 }
 
 // Adds the products of one group of inputs in bytes.
@@ -129,23 +80,7 @@ static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int
     I weights[kStripes];
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) weights[s] = iload(w + s * task.stripe_bytes);
-    dot<Layout>(acc, weights, x, false);
-  }
-}
-
-template <int kRows, int kStripes>
-static inline void multiply_q8_0(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
-  const int64_t groups = task.padded_inputs / kGroup;
-  const uint8_t* w = task.stripe + column * 4;
-  const uint8_t* scales = task.stripe + task.padded_inputs * kStripe + column * 2;
-  const int8_t* x = static_cast<const int8_t*>(task.block.values);
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t at = g * kBlockRows;
-    I acc[kStripes][kRows];
-    start(acc, task.block.correction + at);
-    ahead.prefetch_part();
-    dot_bytes(task, w + g * kGroup * kStripe, x + at * kGroup, acc);
-    add_scaled(y, acc, scales + g * kStripe * 2, task.stripe_bytes, task.block.scale + at);
+    dot<Layout>(acc, weights, x);
   }
 }
 
@@ -163,7 +98,7 @@ static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, S
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
       weights[s] = iload(w + block.outliers[i] * (kStripe * 4) + s * task.stripe_bytes);
-    dot<Layout>(acc, weights, x + Layout::entry(i), false);
+    dot<Layout>(acc, weights, x + Layout::entry(i));
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
@@ -238,51 +173,6 @@ static inline void multiply_bf16(const StripeTask& task, int column, Ahead& ahea
   }
 }
 
-// The weights of input k where they are stored as bytes plus 128.
-static inline F byte_column(const uint8_t* w, uint32_t k) {
-  const I bytes = bits_at(iload(w + k / 4 * kStripe * 4), static_cast<int>(k % 4 * 8), 255);
-  return sub(to_float(bytes), set1(128.0f));
-}
-
-// The weights of input k of a stripe.
-template <WeightFormat kFormat>
-static inline F weights_of(const uint8_t* stripe, int64_t padded_inputs, int column, uint32_t k) {
-  const uint32_t g = k / kGroup, within = k % kGroup;
-  const auto half_at = [&](int64_t offset) {
-    return load_f16(reinterpret_cast<const uint16_t*>(stripe + offset) + column);
-  };
-  if constexpr (kFormat == WeightFormat::q8_0)
-    return mul(byte_column(stripe + column * 4, k), half_at((padded_inputs + 2 * g) * kStripe));
-  const I plane = iload(stripe + column * 4 + g * kGroup * kStripe / 2 + within % 16 / 4 * kStripe * 4);
-  const F value = to_float(bits_at(plane, static_cast<int>(within % 4 * 8 + within / 16 * 4), 15));
-  const int64_t scales = (padded_inputs / 2 + 2 * g) * kStripe;
-  const F scale = half_at(scales);
-  if constexpr (kFormat == WeightFormat::q4_1)
-    return fma(value, scale, half_at(scales + padded_inputs / kGroup * kStripe * 2));
-  return mul(sub(value, set1(8.0f)), scale);
-}
-
-// Adds the products of outliers. The value of a row without an outlier at this input is 0, which changes no sum.
-template <WeightFormat kFormat, int kRows, int kStripes>
-static inline void add_outliers(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
-  const ActivationBlock& block = task.block;
-  const int32_t num_inputs = *block.num_outliers;
-  const float* values = static_cast<const float*>(block.outlier_values);
-  for (int32_t i = 0; i < num_inputs; ++i, values += kBlockRows) {
-    const auto input = static_cast<uint32_t>(block.outliers[i]);
-    F weights[kStripes];
-#pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s)
-      weights[s] = weights_of<kFormat>(task.stripe + s * task.stripe_bytes, task.padded_inputs, column, input);
-#pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-      const F value = set1(values[m]);
-#pragma GCC unroll 4
-      for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(weights[s], value, y.of[s][m]);
-    }
-  }
-}
-
 static inline void put(const StripeTask& task, int row, int column, F y) {
   const int count = task.num_columns - column < kLanes ? task.num_columns - column : kLanes;
   if (count <= 0) return;
@@ -317,14 +207,10 @@ static void multiply_tile(const StripeTask& task) {
     Sums<kRows, kStripes> y;
     for (int s = 0; s < kStripes; ++s)
       for (int m = 0; m < kRows; ++m) y.of[s][m] = zero();
-    if constexpr (kFormat == WeightFormat::q4_0) multiply_q4<false>(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::q4_1) multiply_q4<true>(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::q8_0) multiply_q8_0(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::int8) multiply_int8<Layout>(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::bf16) multiply_bf16(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f16) multiply_floats<uint16_t>(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, column, ahead, y);
-    if constexpr (is_integer(kFormat) && !has_row_scale(kFormat)) add_outliers<kFormat>(task, column, y);
     finish<kFormat>(task, column, y);
   }
 }

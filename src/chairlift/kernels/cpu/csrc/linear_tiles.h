@@ -3,24 +3,22 @@
 
 #include <cstdint>
 
-namespace chairlift {
+#include "weight_formats.h"
 
-enum class WeightFormat { q4_0, q4_1, q8_0, int8, bf16, f16, f32 };
-constexpr int kNumWeightFormats = 7;
-constexpr bool is_integer(WeightFormat format) { return format <= WeightFormat::int8; }
+namespace chairlift {
 
 // A stripe is sixteen output rows, interleaved so that one vector load reads the same inputs of all of them.
 //
-//   q4_0, q4_1   [groups of 32][4 planes][16 rows][4 bytes]   byte i of plane p: inputs 4p + i (low), 16 + 4p + i (high)
-//                then [groups][16] f16 scales; q4_1: then [groups][16] f16 minimums
-//   q8_0         [groups of 32][8][16 rows][4 bytes], each value plus 128; then [groups][16] f16 scales
+//   grouped      [groups of 32][low bits, then high bits] in planes of [16 rows][4 bytes], see place_of_quad;
+//                then for each group [16] scales and [16] minimums; then for each 256 inputs the same super-scales
 //   int8         [inputs / 4][16 rows][4 bytes], each value plus 128; then [16] f32 scales
 //   bf16         [inputs / 2][16 rows][2]
 //   f16, f32     [inputs][16 rows]
 //
 // Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
-constexpr int kStripe = 16;
-constexpr int kGroup = 32;
+//
+// Stripes of grouped weights that many blocks of rows multiply are unpacked to [inputs / 4][16 rows][4] codes, then for
+// each group [16] f32 scales and [16] f32 minimums.
 
 // Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too. With
 // int8 weights they have one scale for each row, so that one sum of integers runs over all inputs.
@@ -33,24 +31,26 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 //   floats       values [inputs][block rows] f32
 //   bf16_tiles   values [inputs / 32][block rows][32] bf16
 //
-// Bytes have scales. With q4_0, q4_1 and q8_0 there are, for each group, [groups][block rows] of scale (f32), correction
-// (int32: minus the sum of the values times the shift of the weights) and sum (f32: scale times the sum of the values).
-// With int8 there are [block rows] of scale, correction and outlier correction (int32, in `sum`).
+// Bytes have scales. With grouped weights there are, for each group of 32, [groups][block rows] of scale (f32), correction
+// (int32: minus the sum of the values) and sum (f32: scale times the sum of the values); and if weights have groups of 16,
+// [groups of 16][block rows] of the same correction. With int8 there are [block rows] of scale, correction (minus the sum
+// of the values times the 128 of the weights) and outlier correction (int32, in `sum`).
 //
 // Outliers are inputs of several times the mean magnitude of their group or row, which would leave too few of the eight
 // bits for the other inputs. Their values are stored for each entry that has an outlier in any row of the block, in
 // ascending order, with zeros for the other rows:
 //
-//   q4_0, q4_1, q8_0   entries are inputs, values [entries][block rows] f32; `values` has zeros there
-//   int8               entries are quads of four inputs, values [entries][block rows][4] int8, or for byte_tiles
-//                      [entries / 16][block rows][16][4], zero beyond the last entry. Activation / scale is an integer
-//                      of up to 15 bits, of which these are the multiples of 128, and `values` has the rest
+//   grouped   entries are inputs, values [entries][block rows] f32; `values` has zeros there
+//   int8      entries are quads of four inputs, values [entries][block rows][4] int8, or for byte_tiles
+//             [entries / 16][block rows][16][4], zero beyond the last entry. Activation / scale is an integer
+//             of up to 15 bits, of which these are the multiples of 128, and `values` has the rest
 enum class ActivationLayout { bytes, byte_tiles, floats, bf16_tiles };
 struct ActivationBlock {
   const void* values;
   const float* scale;
   const int32_t* correction;
   const void* sum;
+  const int32_t* half_correction;  // of groups of 16; null if no weights have them
   const int32_t* num_outliers;
   const int32_t* outliers;  // the index of each entry
   const void* outlier_values;
@@ -107,6 +107,7 @@ struct RowTarget {
   float* scale;
   int32_t* correction;
   void* sum;
+  int32_t* half_correction;
   int row, block_rows;
   float outlier;  // the threshold of outliers, in multiples of the mean magnitude of their group or row
   OutlierList* outliers;
@@ -118,16 +119,20 @@ struct ProductKernel {
   ActivationLayout layout;
   void (*multiply)(const StripeTask& task);
   // Copies a row of floats to the values of a block; null where the layout has bytes.
-  void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
+  void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target) = nullptr;
+  // The same product from unpacked stripes, for the number of blocks from which on unpacking pays; null if it never does.
+  int min_unpacked_blocks = 0;
+  void (*unpack)(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) = nullptr;
+  void (*multiply_unpacked)(const StripeTask& task) = nullptr;
 };
 
 struct LinearTiles {
   ProductKernel products[kNumWeightFormats];
   // Computes y [inputs] from x [inputs], or x [2 * inputs] for silu_and_mul; y may be x. next: a row to be prefetched.
   void (*prologue)(const PrologueArgs& args, const float* x, const float* next, int64_t inputs, float* y);
-  // Quantizes y [padded_inputs] to one byte of `steps` per input. shift: the difference between stored and true weights.
-  void (*quantize_groups)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
-  void (*quantize_row)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
+  // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
+  void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
+  void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   // Copies the steps of the rows of a block, padded_inputs apart, to its values in the layout `bytes`.
   void (*interleave_steps)(const int8_t* steps, int64_t padded_inputs, int8_t* values);
 };

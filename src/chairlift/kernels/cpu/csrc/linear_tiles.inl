@@ -1,24 +1,27 @@
 // Compiled for each instruction set: the functions of linear layers.
-#include "linear_products.inl"
+#include <utility>
+
+#include "linear_grouped.inl"
 #include "linear_prepare.inl"
 
 namespace chairlift::CHAIRLIFT_ISA {
 
 template <WeightFormat kFormat>
 static constexpr ProductKernel product_kernel() {
-  if (is_integer(kFormat)) return {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply<kFormat>, nullptr};
+  if constexpr (is_grouped(kFormat)) return grouped_kernel<kFormat>();
+  if (is_integer(kFormat)) return {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply<kFormat>};
   return {kBlockRows, kTileStripes, ActivationLayout::floats, multiply<kFormat>, interleave};
 }
 
+template <int... kFormats>
+static constexpr void set_products(LinearTiles& tiles, std::integer_sequence<int, kFormats...>) {
+  ((tiles.products[kFormats] = product_kernel<static_cast<WeightFormat>(kFormats)>()), ...);
+}
+
 static constexpr LinearTiles linear_tiles() {
-  return {{product_kernel<WeightFormat::q4_0>(), product_kernel<WeightFormat::q4_1>(),
-           product_kernel<WeightFormat::q8_0>(), product_kernel<WeightFormat::int8>(),
-           product_kernel<WeightFormat::bf16>(), product_kernel<WeightFormat::f16>(),
-           product_kernel<WeightFormat::f32>()},
-          prologue,
-          quantize_groups,
-          quantize_row,
-          interleave_steps};
+  LinearTiles tiles = {{}, prologue, quantize_groups, quantize_row, interleave_steps};
+  set_products(tiles, std::make_integer_sequence<int, kNumWeightFormats>());
+  return tiles;
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

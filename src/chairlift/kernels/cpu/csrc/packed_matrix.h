@@ -10,7 +10,6 @@ namespace chairlift {
 
 WeightFormat parse_weight_format(const std::string& name);  // throws std::invalid_argument
 const char* name_of(WeightFormat format);
-int shift_of(WeightFormat format);  // the difference between stored bytes or nibbles and their values
 
 constexpr int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return divide_up(n, multiple) * multiple; }
@@ -27,7 +26,10 @@ class PackedMatrix {
   int64_t out_features() const { return out_features_; }
   int64_t in_features() const { return in_features_; }
   int64_t padded_inputs() const { return padded_inputs_; }
-  int64_t num_stripes() const { return (out_features_ + kStripe - 1) / kStripe; }
+  int64_t num_stripes() const {
+    const int64_t stripes = divide_up(out_features_, kStripe);
+    return is_grouped(format_) ? round_up(stripes, kStripesOfTile) : stripes;
+  }
   int64_t stripe_bytes() const { return stripe_bytes_; }
   int64_t num_bytes() const { return num_stripes() * stripe_bytes_; }
   const uint8_t* stripe(int64_t index) const { return data_ + index * stripe_bytes_; }
@@ -38,7 +40,7 @@ class PackedMatrix {
   // Writes rows first_row .. first_row + num_rows - 1 from the bytes of a file in this format (GGUF blocks or plain
   // values).
   void pack_blocks(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride);
-  // Writes the same rows from floats, rounded to the format.
+  // Writes the same rows from floats, rounded to the format (if can_round, or the format has no groups).
   void pack_floats(int64_t first_row, int64_t num_rows, const float* source, int64_t row_stride);
   // Writes the values that products use to out [num_rows, in_features].
   void unpack(int64_t first_row, int64_t num_rows, float* out) const;
@@ -49,6 +51,7 @@ class PackedMatrix {
   uint8_t* stripe_of(int64_t row) { return data_ + row / kStripe * stripe_bytes_; }
   void pack_row_blocks(int64_t row, const uint8_t* source);
   void pack_row_floats(int64_t row, const float* source);
+  void pack_row_int8(int64_t row, const float* source);
   void unpack_row(int64_t row, float* out) const;
 
   WeightFormat format_;

@@ -15,19 +15,19 @@ import torch
 from chairlift.config import EngineConfig
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.loaded_model import default_num_threads
+from chairlift.engine.startup.native_memory_plan import MatrixFormats, native_parts
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
-from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format
+from chairlift.kernels.cpu.formats import BYTES_PER_INPUT
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.lab.bench.distribution import MeasuredRange
 from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
-from chairlift.lab.bench.kernels.instructions import InstructionCount, instruction_counts
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
-from chairlift.models.declaration import MatrixSpec, ModelConfig
+from chairlift.models.declaration import ModelConfig
 
 CHUNK: Final = 512
 """Maximum number of tokens of a prefill pass: the default token budget."""
@@ -127,7 +127,6 @@ class KernelResult:
     linear: list[KernelTime]
     attention: list[KernelTime]
     sampling: list[KernelTime]
-    instructions: list[InstructionCount]
     peak_rss_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +140,6 @@ class KernelResult:
             "ceilings": self.ceilings.to_dict(),
             "median_ceilings": self.median_ceilings.to_dict(),
             **{kind: [time.to_dict() for time in getattr(self, kind)] for kind in ("linear", "attention", "sampling")},
-            "instructions": [asdict(count) for count in self.instructions],
             "peak_rss_bytes": self.peak_rss_bytes,
         }
 
@@ -175,7 +173,6 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     sampling = list(_measure_each(_sampling_measurements(model, options), options.repeats, meter))
     samples = [sample for measured in (*linear, *attention, *sampling) for sample in measured.ceilings]
     times = [time for measured in linear for time in measured.times()]
-    formats = options.formats or sorted({name for time in times for name in time.format.split(", ")})
     return KernelResult(
         machine=machine_facts(),
         model=files.name,
@@ -186,7 +183,6 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         linear=times,
         attention=[time for measured in attention for time in measured.times()],
         sampling=[time for measured in sampling for time in measured.times()],
-        instructions=[count for name in formats for count in instruction_counts(best.isa, name, options.rows)],
         peak_rss_bytes=peak_rss_bytes(),
     )
 
@@ -228,18 +224,15 @@ class _Measurement:
 
 
 def _linear_measurements(
-    native: NativeExtension, model: ModelConfig, found: Callable[[str], str], options: KernelOptions
+    native: NativeExtension, model: ModelConfig, found: MatrixFormats, options: KernelOptions
 ) -> Iterator[_Measurement]:
     """Create the weights in all formats together, so that changes of the machine's speed affect all formats alike."""
     for name in options.formats or (None,):
-        layers = LinearPass(native, model, partial(_format_of, found, name), max(options.rows))
+        parts_of = partial(native_parts, formats=found, quantization=name)
+        layers = LinearPass(native, model, parts_of, max(options.rows))
         for rows in options.rows:
             kernels = {kernel: (layers.formats_of(kernel), layers.work(kernel, rows)) for kernel in layers.kernels}
             yield _Measurement(kernels, {"rows": rows}, partial(layers, rows))
-
-
-def _format_of(found: Callable[[str], str], name: str | None, matrix: MatrixSpec) -> str:
-    return name or common_format([found(part) for part in matrix.weight_names])
 
 
 def _attention_measurements(

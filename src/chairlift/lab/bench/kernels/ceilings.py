@@ -16,7 +16,7 @@ READ_BYTES: Final = 256 << 20
 
 GEMM_SIZE: Final = 2048
 
-UNITS: Final = ("dot_u8s8", "dot_u4s8", "fma", "tile_s8", "tile_bf16")
+UNITS: Final = ("dot_u8s8", "dot_u7s8", "fma", "tile_s8", "tile_bf16")
 """The operations of kernels, fields of `Ceilings`: sums of products of bytes, the same with one factor below 16 (which
 takes fewer instructions without VNNI), float32 multiply-adds, and products of bytes and of bfloat16 in tiles."""
 
@@ -51,7 +51,7 @@ class Ceilings:
 
     Attributes:
         isa: the instruction set of the kernels.
-        dot_u8s8, dot_u4s8, fma: operations/s of a loop over one unit (see UNITS).
+        dot_u8s8, dot_u7s8, fma: operations/s of a loop over one unit (see UNITS).
         tile_s8, tile_bf16: the same; None if the kernels use no tile instructions.
         read: bytes/s of reading memory.
         onednn_int8, onednn_fp32: operations/s of torch's product of two matrices of size GEMM_SIZE; None if torch has
@@ -61,7 +61,7 @@ class Ceilings:
     isa: str
     num_threads: int
     dot_u8s8: float
-    dot_u4s8: float
+    dot_u7s8: float
     fma: float
     read: float
     tile_s8: float | None = None

@@ -1,8 +1,8 @@
 """Passes over the layers of a model that time each kernel, in the order and with the memory traffic of a step.
 
 A pass computes all layers of the model, so weights, K and V are read from memory as in a step, and not from a cache.
-Weights and activations are normal random numbers. The time of a product does not depend on its values except for
-outliers, of which a model has more.
+Activations are normal random numbers. So are weights, except in formats to which floats cannot be rounded, where they
+are zero. The time of a product does not depend on its values except for outliers, of which a model has more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
 from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
-from chairlift.kernels.cpu.formats import FLOATS
+from chairlift.kernels.cpu.formats import EIGHT_BIT, FLOATS, ROUNDED
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
@@ -59,7 +59,7 @@ def unit_of(weight_format: str, isa: str) -> str:
         return TILE_UNITS[weight_format]
     if weight_format in FLOATS:
         return "fma"
-    return "dot_u4s8" if weight_format.startswith("q4") else "dot_u8s8"
+    return "dot_u8s8" if weight_format in EIGHT_BIT else "dot_u7s8"
 
 
 class LinearPass:
@@ -67,7 +67,7 @@ class LinearPass:
 
     Args:
         native: the native extension.
-        format_of: returns the format of a matrix.
+        parts_of: returns (format, out_features) of the native matrices of a product.
         max_rows: maximum number of rows of activations.
     """
 
@@ -75,7 +75,7 @@ class LinearPass:
         self,
         native: NativeExtension,
         config: ModelConfig,
-        format_of: Callable[[MatrixSpec], str],
+        parts_of: Callable[[MatrixSpec], list[tuple[str, int]]],
         max_rows: int,
     ) -> None:
         self._native, self._kernels = native, native_kernels()
@@ -90,23 +90,29 @@ class LinearPass:
         self._formats: defaultdict[str, set[str]] = defaultdict(set)
         products = [product for layer in config.layers for product in layer.products]
         for product in (*products, config.head_product):
-            self._add(product, format_of(product.matrix))
+            self._add(product, parts_of(product.matrix))
         for product, kernel in self._calls:
             self._multiply(product, kernel, max_rows)  # buffers do not move afterwards, so a tape stays valid
 
-    def _add(self, product: ProductSpec, weight_format: str) -> None:
+    def _add(self, product: ProductSpec, parts: list[tuple[str, int]]) -> None:
         spec, width = product.matrix, input_width(product)
-        matrix = self._native.PackedMatrix(weight_format, spec.out_features, spec.in_features)
-        values = self._weights(spec.in_features)
-        for first in range(0, spec.out_features, len(values)):
-            matrix.pack_floats(first, values[: spec.out_features - first].numpy())
-        linear = self._kernels.make_linear(NativeMatrix(matrix, spec.kernel), None, _prologue(product))
+        matrices = tuple(self._make_matrix(weight_format, out, spec.in_features) for weight_format, out in parts)
+        linear = self._kernels.make_linear(NativeMatrix(matrices, spec.kernel), None, _prologue(product))
         self._calls.append((product, linear))
-        unit = unit_of(weight_format, self._native.isa())
-        self._row_work[spec.kernel] += KernelWork({unit: 2.0 * spec.num_weights}, matrix.num_bytes)
-        self._formats[spec.kernel].add(weight_format)
+        for matrix in matrices:
+            operations = {unit_of(matrix.format, self._native.isa()): 2.0 * matrix.out_features * spec.in_features}
+            self._row_work[spec.kernel] += KernelWork(operations, matrix.num_bytes)
+            self._formats[spec.kernel].add(matrix.format)
         if width not in self._inputs:
             self._inputs[width] = torch.randn((self._max_rows, width), generator=self._generator)
+
+    def _make_matrix(self, weight_format: str, out_features: int, in_features: int) -> _native.PackedMatrix:
+        matrix = self._native.PackedMatrix(weight_format, out_features, in_features)
+        if weight_format in ROUNDED:
+            values = self._weights(in_features)
+            for first in range(0, out_features, len(values)):
+                matrix.pack_floats(first, values[: out_features - first].numpy())
+        return matrix
 
     def _weights(self, in_features: int) -> torch.Tensor:
         if in_features not in self._drawn:

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from chairlift.lab.bench.kernels.benchmark import KernelResult, KernelTime
 from chairlift.lab.bench.kernels.ceilings import GEMM_SIZE
-from chairlift.lab.bench.kernels.instructions import InstructionCount
 from chairlift.lab.bench.kernels.passes import LAYERS, SamplingPass
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.tables import make_table, number, print_report
@@ -32,8 +31,6 @@ def print_kernels(result: KernelResult, file: TextIO | None = None) -> None:
         tables += [formats_table(result, kernel) for kernel in (LAYERS, LM_HEAD)]
     else:
         tables.append(linear_table(result))
-    if result.instructions:
-        tables.append(instructions_table(result.instructions))
     if result.attention:
         tables.append(attention_table(result))
     if result.sampling:
@@ -52,7 +49,7 @@ def ceilings_table(result: KernelResult) -> Table:
     )
     rows = [
         ("8-bit dot products, GOP/s", "dot_u8s8"),
-        ("8-bit by 4-bit dot products, GOP/s", "dot_u4s8"),
+        ("8-bit by 7-bit dot products, GOP/s", "dot_u7s8"),
         ("float32 multiply-adds, GFLOP/s", "fma"),
         ("8-bit products in tiles, GOP/s", "tile_s8"),
         ("bfloat16 products in tiles, GFLOP/s", "tile_bf16"),
@@ -93,20 +90,6 @@ def formats_table(result: KernelResult, kernel: str) -> Table:
         row = [times[rows, name] for name in formats]
         cells = (cell for time in row for cell in (number(time.operations_per_s / 1e9), _percent(time)))
         table.add_row(str(rows), *cells)
-    return table
-
-
-def instructions_table(counts: Sequence[InstructionCount]) -> Table:
-    """Create a table of the vector instructions of the linear kernels by purpose."""
-    table = make_table(
-        "vector instructions for 32 weights and a row",
-        ["format", "rows", "dot", "broadcast", "unpack", "epilogue", "total"],
-        "rows: size of a block of rows. Instructions for outliers are not included.",
-        min_width=MIN_WIDTH,
-    )
-    for count in counts:
-        parts = (count.dot, count.broadcast, count.unpack, count.epilogue, count.total)
-        table.add_row(count.format, str(count.rows), *(f"{part:.3f}" for part in parts))
     return table
 
 

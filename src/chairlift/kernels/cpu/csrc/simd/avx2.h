@@ -115,6 +115,18 @@ static inline I iset1(int32_t x) { return _mm256_set1_epi32(x); }
 static inline I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 static inline void istore(void* p, I x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
 static inline I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
+static inline I iand(I a, I b) { return _mm256_and_si256(a, b); }
+static inline I ior(I a, I b) { return _mm256_or_si256(a, b); }
+static inline I shift_left(I x, int n) { return _mm256_slli_epi32(x, n); }
+static inline I shift_right(I x, int n) { return _mm256_srli_epi32(x, n); }
+static inline I ibytes(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+static inline I load_u8(const uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+static inline I load_table(const uint8_t* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+static inline I lookup(I table, I nibbles) { return _mm256_shuffle_epi8(table, nibbles); }
 static inline I low_nibbles(I x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 static inline I high_nibbles(I x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
 static inline I bits_at(I x, int shift, int32_t mask) {
@@ -143,10 +155,10 @@ static inline F round_even(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEARES
 
 #ifdef CHAIRLIFT_VNNI
 static inline I dot_u8s8(I acc, I u, I s) { return _mm256_dpbusd_avx_epi32(acc, u, s); }
-static inline I dot_u4s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
+static inline I dot_u7s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
 #else
-// maddubs adds pairs in 16 bits, which is exact for four-bit operands. Eight-bit operands are divided into two halves.
-static inline I dot_u4s8(I acc, I u, I s) {
+// maddubs adds pairs in 16 bits, which is exact for unsigned bytes up to 127. Larger ones are divided into two halves.
+static inline I dot_u7s8(I acc, I u, I s) {
   const I pairs = _mm256_maddubs_epi16(u, s);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }

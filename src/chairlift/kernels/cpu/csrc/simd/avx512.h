@@ -111,6 +111,18 @@ static inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline I iload(const void* p) { return _mm512_loadu_si512(p); }
 static inline void istore(void* p, I x) { _mm512_storeu_si512(p, x); }
 static inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+static inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
+static inline I ior(I a, I b) { return _mm512_or_si512(a, b); }
+static inline I shift_left(I x, int n) { return _mm512_slli_epi32(x, static_cast<unsigned>(n)); }
+static inline I shift_right(I x, int n) { return _mm512_srli_epi32(x, static_cast<unsigned>(n)); }
+static inline I ibytes(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+static inline I load_u8(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+static inline I load_table(const uint8_t* p) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+static inline I lookup(I table, I nibbles) { return _mm512_shuffle_epi8(table, nibbles); }
 static inline I low_nibbles(I x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 static inline I high_nibbles(I x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
 static inline I bits_at(I x, int shift, int32_t mask) {
@@ -132,10 +144,10 @@ static inline F round_even(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_N
 
 #ifdef CHAIRLIFT_VNNI
 static inline I dot_u8s8(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
-static inline I dot_u4s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
+static inline I dot_u7s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
 #else
-// maddubs adds pairs in 16 bits, which is exact for four-bit operands. Eight-bit operands are divided into two halves.
-static inline I dot_u4s8(I acc, I u, I s) {
+// maddubs adds pairs in 16 bits, which is exact for unsigned bytes up to 127. Larger ones are divided into two halves.
+static inline I dot_u7s8(I acc, I u, I s) {
   const I pairs = _mm512_maddubs_epi16(u, s);
   return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }

@@ -151,8 +151,26 @@ static inline I iload(const void* p) {
 }
 static inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
 static inline I iadd(I a, I b) { return ilanes([&](int i) { return a.v[i] + b.v[i]; }); }
-static inline I low_nibbles(I x) { return ilanes([&](int i) { return x.v[i] & 0x0f0f0f0f; }); }
-static inline I high_nibbles(I x) { return ilanes([&](int i) { return (x.v[i] >> 4) & 0x0f0f0f0f; }); }
+static inline I iand(I a, I b) { return ilanes([&](int i) { return a.v[i] & b.v[i]; }); }
+static inline I ior(I a, I b) { return ilanes([&](int i) { return a.v[i] | b.v[i]; }); }
+static inline I shift_left(I x, int n) {
+  return ilanes([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) << n); });
+}
+// Shifts zeros in.
+static inline I shift_right(I x, int n) {
+  return ilanes([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) >> n); });
+}
+static inline I ibytes(uint8_t x) { return ilanes([&](int) { return static_cast<int32_t>(x * 0x01010101u); }); }
+static inline I load_u8(const uint8_t* p) { return ilanes([&](int i) { return static_cast<int32_t>(p[i]); }); }
+// A table of sixteen bytes for `lookup`, and the entries of the table for bytes up to 15.
+static inline const uint8_t* load_table(const uint8_t* p) { return p; }
+static inline I lookup(const uint8_t* table, I nibbles) {
+  return ilanes([&](int i) {
+    uint32_t bytes = 0;
+    for (int j = 0; j < 32; j += 8) bytes |= static_cast<uint32_t>(table[nibbles.v[i] >> j & 15]) << j;
+    return static_cast<int32_t>(bytes);
+  });
+}
 // (x >> shift) & mask, lane by lane.
 static inline I bits_at(I x, int shift, int32_t mask) {
   return ilanes([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) >> shift) & mask; });
@@ -187,8 +205,8 @@ static inline I dot_u8s8(I acc, I u, I s) {
     for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<int32_t>(a[4 * i + j]) * b[4 * i + j];
   return acc;
 }
-// The same for unsigned bytes up to 15.
-static inline I dot_u4s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
+// The same for unsigned bytes up to 127.
+static inline I dot_u7s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
 
 }  // namespace chairlift::CHAIRLIFT_ISA
 

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 
+#include "../ggml_blocks.h"
 #include "../halves.h"
 #include "../isa.h"
 #include "../linear.h"
@@ -11,7 +12,7 @@
 namespace chairlift::test {
 namespace {
 
-constexpr WeightFormat kFormats[] = {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::int8,
+constexpr WeightFormat kRounded[] = {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::int8,
                                      WeightFormat::bf16, WeightFormat::f16,  WeightFormat::f32};
 constexpr Prologue kPrologues[] = {Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu_and_mul,
                                    Prologue::relu};
@@ -120,19 +121,45 @@ void check_strides(const Linear& linear, const Case& c, const std::vector<float>
   }
 }
 
+void put_half(uint8_t* at, float value) {
+  const uint16_t half = float_to_half(value);
+  std::memcpy(at, &half, 2);
+}
+
+// Random bytes with scales of normal size. Each block has its halves (or exponent) at the start or the end.
+std::vector<uint8_t> random_blocks(WeightFormat format, int64_t num_bytes, Random& random) {
+  std::vector<uint8_t> bytes = random.bytes(num_bytes);
+  const int64_t size = block_bytes(format);
+  const bool is_last = format == WeightFormat::q2_k || format == WeightFormat::q3_k || format == WeightFormat::q6_k;
+  const int64_t header = group_format(format).has_minimum ? 4 : 2;
+  for (int64_t at = 0; at < num_bytes; at += size) {
+    if (format == WeightFormat::mxfp4) {
+      bytes[static_cast<size_t>(at)] = static_cast<uint8_t>(120 + random.below(8));
+      continue;
+    }
+    for (int64_t i = 0; i < header; i += 2)
+      put_half(bytes.data() + at + (is_last ? size - header : 0) + i, random.normal() / 64);
+  }
+  return bytes;
+}
+
 void check_case(const Case& c, Random& random) {
   subject() = c.name();
   auto matrix = std::make_shared<PackedMatrix>(c.format, c.outputs, c.inputs);
-  const std::vector<float> weights = random.normals(c.outputs * c.inputs);
-  matrix->pack_floats(0, c.outputs, weights.data(), c.inputs);
-  std::vector<float> unpacked(weights.size());
+  if (is_grouped(c.format) && !can_round(c.format)) {
+    const int64_t row_bytes = matrix->source_row_bytes();
+    matrix->pack_blocks(0, c.outputs, random_blocks(c.format, c.outputs * row_bytes, random).data(), row_bytes);
+  } else {
+    matrix->pack_floats(0, c.outputs, random.normals(c.outputs * c.inputs).data(), c.inputs);
+  }
+  std::vector<float> unpacked(static_cast<size_t>(c.outputs * c.inputs));
   matrix->unpack(0, c.outputs, unpacked.data());
 
   const std::vector<float> bias = random.normals(c.has_bias ? c.outputs : 0);
   const std::vector<float> norm_weight = random.normals(c.has_norm() ? c.inputs : 0);
   const std::vector<float> norm_bias = random.normals(c.prologue == Prologue::layer_norm ? c.inputs : 0);
   constexpr float kEps = 1e-5f;
-  const Linear linear(matrix, bias, c.prologue, norm_weight, norm_bias, kEps);
+  const Linear linear({matrix}, bias, c.prologue, norm_weight, norm_bias, kEps);
 
   std::vector<float> x = random.normals(c.rows * c.width());
   for (int64_t i = 0; i < c.rows * c.width() / 20; ++i) x[static_cast<size_t>(random.below(c.rows * c.width()))] *= 30;
@@ -155,10 +182,12 @@ void check_products(Random& random) {
   const std::vector<int64_t> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 40};
   const std::vector<int64_t> inputs = {1, 7, 31, 32, 33, 64, 100, 200, 300, 2100};
   const std::vector<int64_t> outputs = {1, 7, 15, 16, 17, 33, 70, 130};
-  for (const WeightFormat format : kFormats) {
+  for (int i = 0; i < kNumWeightFormats; ++i) {
+    const auto format = static_cast<WeightFormat>(i);
+    const int64_t multiple = is_grouped(format) && !can_round(format) ? block_inputs(format) : 1;
     for (const int64_t num_rows : rows) {
       for (const Prologue prologue : kPrologues) {
-        check_case({format, prologue, num_rows, random.among(inputs), random.among(outputs), random.below(2) == 1,
+        check_case({format, prologue, num_rows, round_up(random.among(inputs), multiple), random.among(outputs), random.below(2) == 1,
                     random.below(2) == 1},
                    random);
       }
@@ -171,11 +200,6 @@ struct FileRow {
   std::vector<uint8_t> bytes;
   std::vector<float> values;
 };
-
-void put_half(uint8_t* at, float value) {
-  const uint16_t half = float_to_half(value);
-  std::memcpy(at, &half, 2);
-}
 
 // One block of 32 values: scale, minimum (q4_1), values.
 void fill_block(WeightFormat format, uint8_t* block, float* values, Random& random) {
@@ -195,7 +219,7 @@ void fill_block(WeightFormat format, uint8_t* block, float* values, Random& rand
 
 FileRow file_row(WeightFormat format, int64_t inputs, int64_t num_bytes, Random& random) {
   FileRow row = {random.bytes(num_bytes), {}};
-  if (format <= WeightFormat::q8_0) {
+  if (is_grouped(format)) {
     const int64_t groups = (inputs + kGroup - 1) / kGroup;
     row.values.resize(static_cast<size_t>(groups * kGroup));
     for (int64_t g = 0; g < groups; ++g)
@@ -218,7 +242,7 @@ FileRow file_row(WeightFormat format, int64_t inputs, int64_t num_bytes, Random&
 
 // Checks that products use exactly the values of a file, for rows that are packed in pieces and rows gathered by id.
 void check_packing(Random& random) {
-  for (const WeightFormat format : kFormats) {
+  for (const WeightFormat format : kRounded) {
     for (const int64_t inputs : {1, 31, 32, 33, 96}) {
       subject() = std::string("packing ") + name_of(format) + ", inputs " + std::to_string(inputs);
       constexpr int64_t kRows = 19;
