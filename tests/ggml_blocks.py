@@ -29,7 +29,7 @@ def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, in_features: int, 
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, in_features // size, num_bytes), dtype=np.uint8)
     for offset in HALVES.get(kind.name, (0,)):
-        halves = rng.uniform(1e-3, 1e-2, blocks.shape[:2]).astype(np.float16)
+        halves = rng.uniform(-1e-2, 1e-2, blocks.shape[:2]).astype(np.float16)
         blocks[..., offset : offset + 2] = halves[..., None].view(np.uint8)
     if kind == gguf.GGMLQuantizationType.MXFP4:
         blocks[..., 0] = rng.integers(118, 124, blocks.shape[:2])

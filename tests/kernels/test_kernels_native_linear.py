@@ -23,7 +23,7 @@ from chairlift.kernels.activations import NativePrologueKind
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS, GROUPED, ROUNDED, SUPER_BLOCK
 from chairlift.kernels.interface import Prologue
-from ggml_blocks import random_blocks
+from ggml_blocks import HALVES, random_blocks
 
 try:
     NATIVE = load()
@@ -72,7 +72,8 @@ def pack(kind: str, weight: torch.Tensor) -> Any:
     if kind in ROUNDED:
         matrix.pack_floats(0, weight.numpy())
     else:
-        matrix.pack_blocks(0, random_blocks(gguf.GGMLQuantizationType[kind.upper()], *weight.shape))
+        seed = int(torch.randint(1 << 30, (1,)))
+        matrix.pack_blocks(0, random_blocks(gguf.GGMLQuantizationType[kind.upper()], *weight.shape, seed))
     return matrix
 
 
@@ -241,7 +242,7 @@ def test_packed_floats_are_rounded_to_the_format(name: str, step: float) -> None
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_values_of_a_format_are_packed_exactly(name: str) -> None:
+def test_packed_values_do_not_depend_on_the_pieces(name: str) -> None:
     """Rows are equal if packed in pieces, unpacked in other pieces, or gathered by id."""
     in_features = allowed_inputs(name, 70)
     again = NATIVE.PackedMatrix(name, 37, in_features)
@@ -273,25 +274,31 @@ def test_blocks_keep_their_values_and_their_size(name: str, in_features: int) ->
     assert matrix.num_bytes <= 1.06 * rows.nbytes * 48 / 19, "19 rows are stored as 48"
 
 
-def test_matrices_in_several_formats_are_multiplied_as_one() -> None:
+@pytest.mark.parametrize("num_rows", [1, 7, 45])
+def test_matrices_in_several_formats_are_multiplied_as_one(num_rows: int) -> None:
     torch.manual_seed(0)
-    x, bias = make_rows(7, 256), torch.randn(90)
-    matrices = [pack(name, torch.randn(out, 256)) for name, out in (("q4_k", 40), ("q6_k", 33), ("q5_0", 17))]
+    sizes = [100, 33, 70]
+    x, bias, residual = make_rows(num_rows, 256), torch.randn(sum(sizes)), torch.randn(num_rows, sum(sizes))
+    matrices = [pack(name, torch.randn(out, 256)) for name, out in zip(("q4_k", "q6_k", "q5_0"), sizes, strict=True)]
     linear = NATIVE.FusedLinear(matrices, bias.numpy(), "none", None, None, 0.0)
-    out = torch.empty(7, 90)
-    linear(x.data_ptr(), 256, 7, out.data_ptr(), 90, False)
-    biases = bias.split([40, 33, 17])
-    parts = [multiply(part, x, Prologue("none"), own) for part, own in zip(matrices, biases, strict=True)]
+    out = residual.clone()
+    linear(x.data_ptr(), 256, num_rows, out.data_ptr(), sum(sizes), True)
+    own = zip(matrices, bias.split(sizes), residual.split(sizes, dim=1), strict=True)
+    parts = [multiply(part, x, Prologue("none"), vector, rest.contiguous()) for part, vector, rest in own]
     assert torch.equal(out, torch.cat(parts, dim=1))
 
 
-def test_blocks_of_zeros_and_of_values_that_are_not_finite() -> None:
-    matrix = NATIVE.PackedMatrix("q4_1", 2, 64)
-    rows = np.zeros((2, 40), np.uint8)
-    rows[1, 0:2] = np.array([np.nan], np.float16).view(np.uint8)
+@pytest.mark.parametrize("name", sorted(GROUPED.keys() - {"mxfp4"}))
+def test_scales_that_are_not_finite_damage_only_their_output(name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    matrix, rows = NATIVE.PackedMatrix(name, 2, 256), random_blocks(kind, 2, 256)
+    offset = HALVES.get(kind.name, (0,))[0]
+    rows[1, offset : offset + 2] = np.array([np.nan], np.float16).view(np.uint8)
     matrix.pack_blocks(0, rows)
-    out = multiply(matrix, torch.ones(5, 64), Prologue("none"))
-    assert torch.equal(out[:, 0], torch.zeros(5)), "a damaged row changes no other row"
+    out = multiply(matrix, torch.ones(25, 256), Prologue("none"))
+    expected = gguf.dequantize(rows[:1], kind).sum()
+    assert torch.isnan(out[:, 1]).all()
+    assert torch.allclose(out[:, 0], torch.tensor(expected), rtol=1e-3, atol=1e-4)
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

@@ -154,7 +154,10 @@ KERNEL_OPTIONS = ("kv_cache_dtype", "block_size", "load_format", "num_threads")
 @add_options(KERNEL_OPTIONS)
 @add_group(
     rows=(str, "Rows of activations of linear layers.", "1,2,4,8,16,32,64,128,256,512"),
-    formats=(str | None, "Formats of weights: q4_0, q4_1, q8_0, int8, bf16, f16, f32. Default: those of the file."),
+    formats=(
+        str | None,
+        "Formats of weights: int8, bf16, f16, f32, or GGUF blocks (q4_k). Default: those of the file.",
+    ),
     batch_sizes=(str, "Sequences that decode together, and rows to sample.", "1,16,64"),
     contexts=(str, "Tokens in KV memory for attention.", "128,1024,4096"),
     repeats=(int, "Number of measured passes.", 7),

@@ -18,8 +18,8 @@ FLOATS: Final = ("bf16", "f16", "f32")
 STRIPE: Final = 16
 """The number of outputs whose values are interleaved in memory; the last stripe is padded."""
 
-TILE_STRIPES: Final = 3
-"""Block types have a multiple of this number of stripes."""
+STRIPE_MULTIPLE: Final = 3
+"""Block types have a multiple of this number of stripes, which AVX-512 kernels multiply at once."""
 
 GROUP: Final = 32
 """The number of inputs is padded to a multiple of this number."""
@@ -91,7 +91,7 @@ def stripes(name: str, out_features: int, in_features: int) -> tuple[int, int]:
     stripe_bytes = int(STRIPE * inputs * BYTES_PER_INPUT[name]) + row_scales
     num_stripes = -(-out_features // STRIPE)
     if name in GROUPED:
-        num_stripes = -(-num_stripes // TILE_STRIPES) * TILE_STRIPES
+        num_stripes = -(-num_stripes // STRIPE_MULTIPLE) * STRIPE_MULTIPLE
     return num_stripes, -(-stripe_bytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -33,7 +33,8 @@ def native_kernels(quantization: str | None = None) -> Kernels:
     """The native kernel set for one model, with its own buffers.
 
     Args:
-        quantization: the format of all matrices; None for the format of the file, or the nearest native format.
+        quantization: the format of all matrices; None for the format of each matrix in the file, or
+            q8_0 if it has no native form.
 
     Raises:
         NativeUnavailableError: The extension cannot be loaded.

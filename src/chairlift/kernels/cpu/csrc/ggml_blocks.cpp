@@ -9,12 +9,6 @@
 namespace chairlift {
 namespace {
 
-float read_half(const uint8_t* p) {
-  uint16_t bits;
-  std::memcpy(&bits, p, 2);
-  return half_to_float(bits);
-}
-
 // 16 bytes of 32 numbers: the low nibbles, then the high ones.
 void read_nibbles(const uint8_t* from, uint8_t* numbers) {
   for (int i = 0; i < 16; ++i) numbers[i] = from[i] & 15, numbers[16 + i] = from[i] >> 4;
@@ -23,7 +17,7 @@ void read_nibbles(const uint8_t* from, uint8_t* numbers) {
 // --- blocks of 32 -----------------------------------------------------------------------------------------------------
 
 // scale | minimum | fifth bits | numbers
-void read_small(WeightFormat format, const uint8_t* block, int64_t group, BlockRow& row) {
+void read_block_of_32(WeightFormat format, const uint8_t* block, int64_t group, BlockRow& row) {
   const GroupFormat f = group_format(format);
   uint8_t* const numbers = row.numbers.data() + group * kGroup;
   if (f.scales == ScaleKind::power) {
@@ -111,7 +105,7 @@ void read_iq4_xs(const uint8_t* block, uint8_t* numbers, BlockRow& row) {
   }
 }
 
-void read_large(WeightFormat format, const uint8_t* block, uint8_t* numbers, BlockRow& row) {
+void read_block_of_256(WeightFormat format, const uint8_t* block, uint8_t* numbers, BlockRow& row) {
   switch (format) {
     case WeightFormat::q2_k: return read_q2_k(block, numbers, row);
     case WeightFormat::q3_k: return read_q3_k(block, numbers, row);
@@ -128,8 +122,7 @@ void round_q4_0(const float* x, uint8_t* block) {
   for (int i = 0; i < kGroup; ++i)
     if (std::fabs(x[i]) > std::fabs(extreme)) extreme = x[i];
   const float scale = extreme / -8, inverse = scale != 0 ? 1 / scale : 0;
-  const uint16_t half = float_to_half(scale);
-  std::memcpy(block, &half, 2);
+  write_half(block, scale);
   for (int i = 0; i < 16; ++i) {
     const int low = std::min(15, static_cast<int>(x[i] * inverse + 8.5f));
     const int high = std::min(15, static_cast<int>(x[i + 16] * inverse + 8.5f));
@@ -140,8 +133,8 @@ void round_q4_0(const float* x, uint8_t* block) {
 void round_q4_1(const float* x, uint8_t* block) {
   const auto [low_end, high_end] = std::minmax_element(x, x + kGroup);
   const float scale = (*high_end - *low_end) / 15, inverse = scale != 0 ? 1 / scale : 0, minimum = *low_end;
-  const uint16_t halves[2] = {float_to_half(scale), float_to_half(minimum)};
-  std::memcpy(block, halves, 4);
+  write_half(block, scale);
+  write_half(block + 2, minimum);
   for (int i = 0; i < 16; ++i) {
     const int low = std::min(15, static_cast<int>((x[i] - minimum) * inverse + 0.5f));
     const int high = std::min(15, static_cast<int>((x[i + 16] - minimum) * inverse + 0.5f));
@@ -153,8 +146,7 @@ void round_q8_0(const float* x, uint8_t* block) {
   float top = 0;
   for (int i = 0; i < kGroup; ++i) top = std::max(top, std::fabs(x[i]));
   const float scale = top / 127, inverse = scale != 0 ? 1 / scale : 0;
-  const uint16_t half = float_to_half(scale);
-  std::memcpy(block, &half, 2);
+  write_half(block, scale);
   for (int i = 0; i < kGroup; ++i)
     block[2 + i] = static_cast<uint8_t>(
         static_cast<int8_t>(std::clamp(static_cast<int>(std::nearbyint(x[i] * inverse)), -127, 127)));
@@ -188,8 +180,8 @@ BlockRow read_blocks(WeightFormat format, const uint8_t* source, int64_t inputs)
   row.numbers.resize(static_cast<size_t>(inputs));
   const int64_t size = block_inputs(format), bytes = block_bytes(format);
   for (int64_t i = 0; i < inputs / size; ++i) {
-    if (size == kGroup) read_small(format, source + i * bytes, i, row);
-    else read_large(format, source + i * bytes, row.numbers.data() + i * size, row);
+    if (size == kGroup) read_block_of_32(format, source + i * bytes, i, row);
+    else read_block_of_256(format, source + i * bytes, row.numbers.data() + i * size, row);
   }
   return row;
 }

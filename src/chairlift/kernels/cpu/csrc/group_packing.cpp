@@ -38,17 +38,6 @@ void get_bits(const uint8_t* planes, int from, int bits, int64_t lane, GroupByte
   }
 }
 
-void put_half(uint8_t* at, float value) {
-  const uint16_t half = float_to_half(value);
-  std::memcpy(at, &half, 2);
-}
-
-float get_half(const uint8_t* at) {
-  uint16_t half;
-  std::memcpy(&half, at, 2);
-  return half_to_float(half);
-}
-
 void put_factors(const GroupFormat& f, const BlockRow& row, int64_t lane, uint8_t* scales) {
   for (size_t g = 0; g < row.factors.size(); ++g, scales += f.scale_bytes()) {
     const int minimum = f.has_minimum ? row.minimum_factors[g] : 0;
@@ -60,8 +49,8 @@ void put_factors(const GroupFormat& f, const BlockRow& row, int64_t lane, uint8_
 // Writes scales, or super-scales, which are `bytes` apart.
 void put_halves(const GroupFormat& f, const BlockRow& row, int64_t lane, int64_t bytes, uint8_t* at) {
   for (size_t i = 0; i < row.scales.size(); ++i, at += bytes) {
-    put_half(at + lane * 2, row.scales[i]);
-    if (f.has_minimum) put_half(at + (kStripe + lane) * 2, row.minimums[i]);
+    write_half(at + lane * 2, row.scales[i]);
+    if (f.has_minimum) write_half(at + (kStripe + lane) * 2, row.minimums[i]);
   }
 }
 
@@ -71,15 +60,15 @@ struct Affine {
 
 Affine scale_of_group(const GroupFormat& f, int64_t padded_inputs, int64_t g, int64_t lane, const uint8_t* stripe) {
   const uint8_t* const at = stripe + f.scales_at(padded_inputs) + g * f.scale_bytes();
-  if (f.scales == ScaleKind::power) return {std::ldexp(1.0f, at[lane] - 128), 0};
+  if (f.scales == ScaleKind::power) return {at[lane] < 2 ? 0 : std::ldexp(1.0f, at[lane] - 128), 0};  // as in products
   if (f.scales == ScaleKind::direct)
-    return {get_half(at + lane * 2), f.has_minimum ? get_half(at + (kStripe + lane) * 2) : 0};
+    return {read_half(at + lane * 2), f.has_minimum ? read_half(at + (kStripe + lane) * 2) : 0};
   const uint8_t* const super = stripe + f.supers_at(padded_inputs) + g * f.group / kSuperBlock * f.super_bytes();
-  const float scale = get_half(super + lane * 2);
+  const float scale = read_half(super + lane * 2);
   if (!f.has_minimum) return {scale * static_cast<float>(static_cast<int8_t>(at[lane])), 0};
   const int factor = f.shares_bytes() ? at[lane] & 15 : at[lane];
   const int minimum = f.shares_bytes() ? at[lane] >> 4 : at[kStripe + lane];
-  return {scale * static_cast<float>(factor), -get_half(super + (kStripe + lane) * 2) * static_cast<float>(minimum)};
+  return {scale * static_cast<float>(factor), -read_half(super + (kStripe + lane) * 2) * static_cast<float>(minimum)};
 }
 
 }  // namespace

@@ -38,7 +38,24 @@ inline uint16_t float_to_half(float x) {
   return static_cast<uint16_t>(sign | (rounded - 0x38000000) >> 13);
 }
 
+inline float read_half(const uint8_t* p) {
+  uint16_t half;
+  std::memcpy(&half, p, 2);
+  return half_to_float(half);
+}
+
+inline void write_half(uint8_t* p, float x) {
+  const uint16_t half = float_to_half(x);
+  std::memcpy(p, &half, 2);
+}
+
 inline float brain_to_float(uint16_t brain) { return float_of_bits(static_cast<uint32_t>(brain) << 16); }
+
+inline float read_brain(const uint8_t* p) {
+  uint16_t brain;
+  std::memcpy(&brain, p, 2);
+  return brain_to_float(brain);
+}
 
 inline uint16_t float_to_brain(float x) {
   const uint32_t bits = bits_of_float(x);

@@ -26,6 +26,11 @@ const ProductKernel& kernel_of(const PackedMatrix& matrix) {
   return isa().linear.products[static_cast<int>(matrix.format())];
 }
 
+// The number of tiles that contain outputs.
+int64_t num_tiles_of(const PackedMatrix& matrix) {
+  return divide_up(matrix.out_features(), kernel_of(matrix).tile_stripes * kStripe);
+}
+
 }  // namespace
 
 // The layout of the activations of all rows: the blocks, then the outliers of all blocks, then those of all rows. The
@@ -179,6 +184,13 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
   const PrologueArgs args = {prologue_, norm_weight_.data(), norm_bias_.data(), eps_};
   const PrepareScratch scratch(memory, padded);
+  const bool is_partial = first + kRowsAtOnce > call.rows;
+  if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes) {
+    // Products of unpacked weights compute whole blocks, so the missing rows must have values too.
+    const int64_t scale_bytes = 3 * activations.scales_bytes + activations.halves_bytes;
+    std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
+    std::memset(scratch.steps, 0, static_cast<size_t>(kRowsAtOnce * padded));
+  }
   const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
   for (int64_t r = first; r < std::min(first + kRowsAtOnce, call.rows); ++r) {
     const float* const row = call.x + r * call.x_stride;
@@ -269,7 +281,7 @@ class SharedTasks {
 }  // namespace
 
 // Packed weights to be prefetched.
-struct Linear::Weights {
+struct Linear::PrefetchRange {
   const uint8_t* at = nullptr;
   int64_t num_bytes = 0;
 
@@ -282,7 +294,7 @@ struct Linear::Weights {
 
 // Some consecutive stripes of one part of a layer.
 struct Linear::Stripes {
-  Weights weights() const { return {matrix->stripe(first), (end - first) * matrix->stripe_bytes()}; }
+  PrefetchRange weights() const { return {matrix->stripe(first), (end - first) * matrix->stripe_bytes()}; }
 
   const PackedMatrix* matrix;
   int64_t first, end;
@@ -291,7 +303,7 @@ struct Linear::Stripes {
 
 int64_t Linear::num_stripe_tiles() const {
   int64_t tiles = 0;
-  for (const auto& part : parts_) tiles += divide_up(part->num_stripes(), kernel_of(*part).tile_stripes);
+  for (const auto& part : parts_) tiles += num_tiles_of(*part);
   return tiles;
 }
 
@@ -299,7 +311,7 @@ int64_t Linear::num_stripe_tiles() const {
 Linear::Stripes Linear::stripes_of(int64_t index) const {
   int64_t column = 0;
   for (const auto& part : parts_) {
-    const int64_t at_once = kernel_of(*part).tile_stripes, tiles = divide_up(part->num_stripes(), at_once);
+    const int64_t at_once = kernel_of(*part).tile_stripes, tiles = num_tiles_of(*part);
     if (index < tiles)
       return {part.get(), index * at_once, std::min((index + 1) * at_once, part->num_stripes()), column};
     index -= tiles;
@@ -309,7 +321,7 @@ Linear::Stripes Linear::stripes_of(int64_t index) const {
 }
 
 // The weights that a thread multiplies first, where all rows are in one tile.
-Linear::Weights Linear::first_weights(int64_t range, int64_t num_ranges) const {
+Linear::PrefetchRange Linear::first_weights(int64_t range, int64_t num_ranges) const {
   return stripes_of(num_stripe_tiles() * range / num_ranges).weights();
 }
 
@@ -328,9 +340,9 @@ struct Linear::Tiling {
 
   int64_t first_block(int64_t tile) const { return tile / stripe_tiles * blocks_at_once; }
   // The weights of the tile that follows, or none if it has the first stripes again.
-  Weights weights_after(const Linear& linear, int64_t tile) const {
+  PrefetchRange weights_after(const Linear& linear, int64_t tile) const {
     const int64_t next = (tile + 1) % stripe_tiles;
-    return next ? linear.stripes_of(next).weights() : Weights{};
+    return next ? linear.stripes_of(next).weights() : PrefetchRange{};
   }
 
   int64_t blocks_at_once, stripe_tiles, num_tiles;
@@ -373,7 +385,7 @@ struct TileStripes {
 // Computes a tile, and prefetches the weights that its thread multiplies next, a share with each block. Reading and
 // computing overlap, so that a product takes the longer of the two times and not their sum.
 void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
-                      const Weights& next, uint8_t* memory) const {
+                      const PrefetchRange& next, uint8_t* memory) const {
   const Stripes stripes = stripes_of(tile % tiling.stripe_tiles);
   const PackedMatrix& matrix = *stripes.matrix;
   const int64_t count = stripes.end - stripes.first, block_rows = activations.kernel.block_rows;
@@ -432,9 +444,9 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
       if (layout.merges_apart()) merge_block(0);
     }
     tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
-      Weights ahead = is_last ? Weights{} : tiling.weights_after(*this, tile);
+      PrefetchRange ahead = is_last ? PrefetchRange{} : tiling.weights_after(*this, tile);
       if (is_last && next) ahead = next->first_weights(its_range, tiles.count());
-      multiply(call, activations, tiling, tile, ahead, scratch + prepare_bytes);
+      multiply(call, activations, tiling, tile, ahead, is_shared ? scratch + prepare_bytes : nullptr);
     });
   });
 }

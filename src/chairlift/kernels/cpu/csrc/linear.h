@@ -29,14 +29,14 @@ class Linear {
   struct Call;
   struct Stripes;
   struct Tiling;
-  struct Weights;
+  struct PrefetchRange;
   void prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* scratch) const;
   void merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
   void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
-                const Weights& next, uint8_t* scratch) const;
+                const PrefetchRange& next, uint8_t* scratch) const;
   int64_t num_stripe_tiles() const;
   Stripes stripes_of(int64_t index) const;
-  Weights first_weights(int64_t range, int64_t num_ranges) const;
+  PrefetchRange first_weights(int64_t range, int64_t num_ranges) const;
 
   std::vector<std::shared_ptr<const PackedMatrix>> parts_;
   std::vector<float> bias_;

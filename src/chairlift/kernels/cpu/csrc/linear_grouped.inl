@@ -22,14 +22,6 @@ static inline I bits_of_quad(const uint8_t* planes, int q, int to) {
   return iand(moved, ibytes(static_cast<uint8_t>(((1 << kBits) - 1) << to)));
 }
 
-// The same bits of one input of the quad, in 32 bits.
-template <int kBits>
-static inline I bits_of_input(const uint8_t* planes, int input, int to) {
-  const QuadPlace place = place_of_quad(kBits, input / 4);
-  const I bits = bits_at(iload(planes + place.plane * kStripe * 4), input % 4 * 8 + place.position, (1 << kBits) - 1);
-  return shift_left(bits, to);
-}
-
 // The weights of a tile in their format.
 template <WeightFormat kFormat>
 struct PackedWeights {
@@ -55,17 +47,6 @@ struct PackedWeights {
     if constexpr (f.high_bits != 0)
       numbers = ior(numbers, bits_of_quad<f.high_bits>(low + f.low_bits * kStripe * 4, q, f.low_bits));
     if constexpr (has_table(kFormat)) numbers = lookup(load_table(table_of(kFormat)), numbers);
-    return numbers;
-  }
-
-  // The codes of one input, in 32 bits.
-  I codes_of_input(int s, uint32_t k) const {
-    const uint8_t* const low = planes(s, k / kGroup);
-    const int input = static_cast<int>(k % kGroup);
-    I numbers = bits_of_input<f.low_bits>(low, input, 0);
-    if constexpr (f.high_bits != 0)
-      numbers = ior(numbers, bits_of_input<f.high_bits>(low + f.low_bits * kStripe * 4, input, f.low_bits));
-    if constexpr (has_table(kFormat)) numbers = iand(lookup(load_table(table_of(kFormat)), numbers), iset1(255));
     return numbers;
   }
 
@@ -104,9 +85,6 @@ struct UnpackedWeights {
 
   I codes(int s, int64_t group_of_32, int q) const {
     return iload(stripe + s * stripe_bytes + (group_of_32 * kGroup + q * 4) * kStripe);
-  }
-  I codes_of_input(int s, uint32_t k) const {
-    return bits_at(codes(s, k / kGroup, static_cast<int>(k % kGroup / 4)), static_cast<int>(k % 4 * 8), 255);
   }
   GroupScale scale(int s, int64_t group) const {
     const auto* at = reinterpret_cast<const float*>(stripe + s * stripe_bytes + scales_at + group * kScaleBytes);
@@ -178,7 +156,8 @@ static inline void add_group(const ActivationBlock& block, const Weights& weight
   }
 }
 
-// Adds the products of outliers. The value of a row without an outlier at this input is 0, which changes no sum.
+// Adds the products of outliers. The value of a row without an outlier at this input is 0, which changes no sum if the
+// weights are finite.
 template <typename Weights, int kRows, int kStripes>
 static inline void add_outliers(const ActivationBlock& block, const Weights& weights, Sums<kRows, kStripes>& y) {
   constexpr auto kCenter = static_cast<float>(Weights::kCenterBits ? 1 << Weights::kCenterBits : 0);
@@ -188,7 +167,8 @@ static inline void add_outliers(const ActivationBlock& block, const Weights& wei
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) {
       const GroupScale found = weights.scale(s, input / Weights::kInputs);
-      const F codes = to_float(weights.codes_of_input(s, input));
+      const I quad = weights.codes(s, input / kGroup, static_cast<int>(input % kGroup / 4));
+      const F codes = to_float(bits_at(quad, static_cast<int>(input % 4 * 8), 255));
       const F weight = Weights::kHasMinimum ? fma(codes, found.scale, found.minimum)
                                             : mul(sub(codes, set1(kCenter)), found.scale);
 #pragma GCC unroll 16
@@ -236,7 +216,7 @@ static constexpr ProductKernel grouped_kernel() {
   ProductKernel kernel = {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply_grouped<kFormat>};
   constexpr GroupFormat f = group_format(kFormat);
   if constexpr (f.scales != ScaleKind::direct || f.high_bits != 0 || has_table(kFormat)) {
-    kernel.min_unpacked_blocks = 6;
+    kernel.min_unpacked_blocks = 5;  // measured: unpacking pays from 16 to 24 rows on (docs/adr/0014)
     kernel.unpack = unpack<kFormat>;
     kernel.multiply_unpacked = multiply_grouped_rows<Unpacked<kFormat>, kBlockRows>;
   }

@@ -127,10 +127,11 @@ static inline void note_outliers(const float* y, int64_t k, unsigned bits, Outli
   }
 }
 
-// Rounds the inputs of one group, from k on, to multiples of its scale. Returns the sums of its halves, lane by lane.
 struct HalfSums {
   I of[2];
 };
+
+// Rounds the inputs of one group, from k on, to multiples of its scale. Returns the sums of its halves, lane by lane.
 static inline HalfSums round_group(const float* y, int64_t k, F limit, F inverse, int8_t* steps,
                                    const RowTarget& target) {
   HalfSums sums = {{izero(), izero()}};

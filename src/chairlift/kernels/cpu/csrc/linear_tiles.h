@@ -18,7 +18,7 @@ namespace chairlift {
 // Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
 //
 // Stripes of grouped weights that many blocks of rows multiply are unpacked to [inputs / 4][16 rows][4] codes, then for
-// each group [16] f32 scales and [16] f32 minimums.
+// each group [16] f32 scales and, in formats with minimums, [16] f32 minimums.
 
 // Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too. With
 // int8 weights they have one scale for each row, so that one sum of integers runs over all inputs.
@@ -120,7 +120,8 @@ struct ProductKernel {
   void (*multiply)(const StripeTask& task);
   // Copies a row of floats to the values of a block; null where the layout has bytes.
   void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target) = nullptr;
-  // The same product from unpacked stripes, for the number of blocks from which on unpacking pays; null if it never does.
+  // The same product from unpacked stripes, for tiles of at least min_unpacked_blocks blocks of rows. Null if stripes of
+  // this format are never unpacked.
   int min_unpacked_blocks = 0;
   void (*unpack)(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) = nullptr;
   void (*multiply_unpacked)(const StripeTask& task) = nullptr;

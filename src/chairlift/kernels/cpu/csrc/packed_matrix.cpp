@@ -15,8 +15,9 @@
 namespace chairlift {
 namespace {
 
-constexpr const char* kNames[kNumWeightFormats] = {"q2_k", "q3_k", "q4_0", "q4_1", "q4_k",   "q5_0",   "q5_1",  "q5_k", "q6_k",
-                                                  "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "int8", "bf16", "f16", "f32"};
+constexpr const char* kNames[kNumWeightFormats] = {"q2_k", "q3_k",   "q4_0",   "q4_1",  "q4_k", "q5_0",
+                                                   "q5_1", "q5_k",   "q6_k",   "q8_0",  "iq4_nl", "iq4_xs",
+                                                   "mxfp4", "int8",  "bf16",   "f16",   "f32"};
 
 // The offset of the value of input k of the first row of a stripe of floats, in values.
 int64_t input_offset(WeightFormat format, int64_t k) {
@@ -33,12 +34,6 @@ int64_t unpadded_bytes(WeightFormat format, int64_t padded_inputs) {
   if (is_grouped(format)) return group_format(format).stripe_bytes(padded_inputs);
   if (format == WeightFormat::int8) return padded_inputs * kStripe + kStripe * 4;
   return padded_inputs * kStripe * value_bytes(format);
-}
-
-uint16_t read_half(const uint8_t* p) {
-  uint16_t bits;
-  std::memcpy(&bits, p, 2);
-  return bits;
 }
 
 float largest_magnitude(const float* x, int64_t n) {
@@ -146,7 +141,7 @@ void PackedMatrix::unpack_row(int64_t row, float* out) const {
     if (format_ == WeightFormat::f32)
       std::memcpy(out + k, value, 4);
     else
-      out[k] = format_ == WeightFormat::f16 ? half_to_float(read_half(value)) : brain_to_float(read_half(value));
+      out[k] = format_ == WeightFormat::f16 ? read_half(value) : read_brain(value);
   }
 }
 

@@ -28,7 +28,7 @@ class PackedMatrix {
   int64_t padded_inputs() const { return padded_inputs_; }
   int64_t num_stripes() const {
     const int64_t stripes = divide_up(out_features_, kStripe);
-    return is_grouped(format_) ? round_up(stripes, kStripesOfTile) : stripes;
+    return is_grouped(format_) ? round_up(stripes, kStripeMultiple) : stripes;
   }
   int64_t stripe_bytes() const { return stripe_bytes_; }
   int64_t num_bytes() const { return num_stripes() * stripe_bytes_; }

@@ -7,17 +7,17 @@ namespace chairlift {
 
 enum class WeightFormat {
   q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, iq4_nl, iq4_xs, mxfp4,  // integers with scales of groups
-  int8,                                                                              // integers with one scale
+  int8,  // integers with one scale for each output
   bf16, f16, f32
 };
 constexpr int kNumWeightFormats = 17;
 constexpr bool is_grouped(WeightFormat format) { return format <= WeightFormat::mxfp4; }
 constexpr bool is_integer(WeightFormat format) { return format <= WeightFormat::int8; }
 
-constexpr int kStripe = 16;        // outputs whose values are interleaved
-constexpr int kStripesOfTile = 3;  // grouped matrices have a multiple of this number of stripes
-constexpr int kGroup = 32;         // the number of inputs is padded to a multiple of this number
-constexpr int kSuperBlock = 256;   // inputs with one super-scale
+constexpr int kStripe = 16;         // outputs whose values are interleaved
+constexpr int kStripeMultiple = 3;  // grouped matrices have a multiple of it: the stripes of a tile with AVX-512
+constexpr int kGroup = 32;          // the number of inputs is padded to a multiple of this number
+constexpr int kSuperBlock = 256;    // inputs with one super-scale
 
 // How the scale of a group is stored: as a float16, as an integer of up to 8 bits that is multiplied by the super-scale
 // of 256 inputs (a float16), or as the exponent of a power of two.
@@ -73,7 +73,8 @@ constexpr GroupFormat group_format(WeightFormat format) {
     case WeightFormat::iq4_nl: return {4, 0, 32, 7, direct, false};
     case WeightFormat::iq4_xs: return {4, 0, 32, 7, factor, false};
     case WeightFormat::mxfp4: return {4, 0, 32, 4, ScaleKind::power, false};
-    default: return {8, 0, 32, 7, direct, false};
+    case WeightFormat::q8_0: return {8, 0, 32, 7, direct, false};
+    default: return {};
   }
 }
 

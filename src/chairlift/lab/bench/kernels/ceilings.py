@@ -17,8 +17,8 @@ READ_BYTES: Final = 256 << 20
 GEMM_SIZE: Final = 2048
 
 UNITS: Final = ("dot_u8s8", "dot_u7s8", "fma", "tile_s8", "tile_bf16")
-"""The operations of kernels, fields of `Ceilings`: sums of products of bytes, the same with one factor below 16 (which
-takes fewer instructions without VNNI), float32 multiply-adds, and products of bytes and of bfloat16 in tiles."""
+"""The operations of kernels, fields of `Ceilings`: sums of products of bytes, the same with unsigned bytes below 128
+(which takes fewer instructions without VNNI), float32 multiply-adds, and products of bytes and of bfloat16 in tiles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from chairlift.errors import ConfigError
 from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
 from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
@@ -107,7 +108,10 @@ class LinearPass:
             self._inputs[width] = torch.randn((self._max_rows, width), generator=self._generator)
 
     def _make_matrix(self, weight_format: str, out_features: int, in_features: int) -> _native.PackedMatrix:
-        matrix = self._native.PackedMatrix(weight_format, out_features, in_features)
+        try:
+            matrix = self._native.PackedMatrix(weight_format, out_features, in_features)
+        except ValueError as error:
+            raise ConfigError(f"formats has {weight_format!r}, which does not fit this model: {error}") from error
         if weight_format in ROUNDED:
             values = self._weights(in_features)
             for first in range(0, out_features, len(values)):
