@@ -6,7 +6,6 @@
 // keys have the weight 0, so a row has the same bits in any block. float32 keys use the products of AVX-512.
 #include <utility>
 
-#define CHAIRLIFT_PREFETCH_LOCALITY 2  // the second-level cache: the operands in scratch memory fill the first
 #include "attention_walk.inl"
 #include "isa_table.h"
 #include "simd/tiles.h"
@@ -220,7 +219,6 @@ static void attend_tiled(const AttentionShape& shape, const PagedKV& kv, const T
   Tiles::release();
 }
 
-#undef CHAIRLIFT_PREFETCH_LOCALITY
 #undef CHAIRLIFT_INLINE
 #undef CHAIRLIFT_ALWAYS
 

@@ -1,10 +1,7 @@
 // Tiles of KV memory: the addresses of their rows, and loads into registers and scratch memory.
 #include "attention_words.inl"
 #include "attention_work.inl"
-
-#ifndef CHAIRLIFT_PREFETCH_LOCALITY
-#define CHAIRLIFT_PREFETCH_LOCALITY 3  // the first-level cache
-#endif
+#include "prefetch.h"
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
@@ -82,10 +79,10 @@ static inline Tile tile_at(const TileRows& rows, const PagedKV& kv, int64_t head
 template <int bytes>
 static CHAIRLIFT_INLINE void prefetch(const uint8_t* data) {
 #pragma GCC unroll 4
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, CHAIRLIFT_PREFETCH_LOCALITY);
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, kSecondLevel);
 }
 static CHAIRLIFT_INLINE void prefetch(const uint8_t* data, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, CHAIRLIFT_PREFETCH_LOCALITY);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, kSecondLevel);
 }
 
 // Prefetches one line of every 16 keys, a whole tile ahead, because translating the address of a page is the slow part.

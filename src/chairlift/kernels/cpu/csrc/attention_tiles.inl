@@ -92,7 +92,6 @@ static void merge(const AttentionShape& shape, const QueryBlock& block, const fl
   write_out(shape, block, total);
 }
 
-#undef CHAIRLIFT_PREFETCH_LOCALITY
 #undef CHAIRLIFT_INLINE
 #undef CHAIRLIFT_ALWAYS
 

@@ -8,6 +8,7 @@
 #include "isa.h"
 #include "reusable_memory.h"
 #include "pool.h"
+#include "prefetch.h"
 
 namespace chairlift {
 
@@ -288,7 +289,7 @@ struct Linear::PrefetchRange {
   // Always inlined, because GCC removes calls of functions that only prefetch.
   inline __attribute__((always_inline)) void prefetch() const {
     constexpr int64_t kMost = 64 << 10;
-    for (int64_t i = 0; i < std::min(num_bytes, kMost); i += 64) __builtin_prefetch(at + i);
+    for (int64_t i = 0; i < std::min(num_bytes, kMost); i += 64) __builtin_prefetch(at + i, 0, kSecondLevel);
   }
 };
 

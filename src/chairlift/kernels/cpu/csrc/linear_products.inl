@@ -4,6 +4,7 @@
 // integers are exact. Each group of inputs ends in one fma, in ascending order; then each outlier of the row is one fma,
 // in ascending order of inputs. With int8 weights, all inputs are two sums of integers: one of outliers, one of the rest.
 #include "linear_tiles.h"
+#include "prefetch.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
 
@@ -29,7 +30,7 @@ struct Ahead {
 
   inline void prefetch_part() {
     const uint8_t* const stop = end - at < step ? end : at + step;
-    for (; at < stop; at += 64) __builtin_prefetch(at);
+    for (; at < stop; at += 64) __builtin_prefetch(at, 0, kSecondLevel);
   }
 
   const uint8_t* at;
