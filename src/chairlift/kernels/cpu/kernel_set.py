@@ -77,11 +77,6 @@ class NativeMatrix:
         """The number of outputs of all parts."""
         return sum(part.out_features for part in self.parts)
 
-    @property
-    def num_bytes(self) -> int:
-        """The size of all parts in memory."""
-        return sum(part.num_bytes for part in self.parts)
-
 
 class MatrixLoader:
     """Packs matrices part by part, so that no complete matrix is in memory twice."""
@@ -157,7 +152,7 @@ class NativeLinear:
         )
         self._key = (matrix.purpose, matrix.out_features)
         self._buffers = buffers
-        self.matrix_bytes = matrix.num_bytes
+        self.matrix_bytes = sum(part.num_bytes for part in matrix.parts)
         self.num_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
