@@ -24,7 +24,7 @@ def try_product() -> None:
     matrix = native.PackedMatrix("q4_1", 96, 160)
     matrix.pack_floats(0, torch.randn(96, 160).numpy())
     x, out = torch.randn(5, 160), torch.empty(5, 96)
-    native.FusedLinear(matrix)(x.data_ptr(), 160, 5, out.data_ptr(), 96, False)
+    native.FusedLinear([matrix])(x.data_ptr(), 160, 5, out.data_ptr(), 96, False)
     expected = reference.quantized_linear(x, torch.from_numpy(matrix.unpack(0, 96)), None, "none")
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
     print(f"products: largest difference from the reference {(out - expected).abs().max():.1e}")
