@@ -35,12 +35,94 @@ LLAMA3_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA3_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
+}
+YARN_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+OLMO3_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": YARN_ROPE,
+}
+LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.5, 2.0],
+    "long_factor": [1.0, 2.0, 5.0, 9.0],
+    "original_max_position_embeddings": 256,
+}
 TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", TINY_GATED),
     "llama3": ("Llama", {**TINY_GATED, "rope_parameters": LLAMA3_ROPE}),
     "mistral": ("Mistral", {**TINY_GATED, "sliding_window": 24}),
     "qwen2": ("Qwen2", TINY_GATED),
     "qwen3": ("Qwen3", {**TINY_GATED, "head_dim": 16}),
+    "gemma2": (
+        "Gemma2",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 40,
+            "sliding_window": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 7.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 40,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": GEMMA3_ROPES,
+            "final_logit_softcapping": 7.0,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            **TINY_GATED,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "smollm3": (
+        "SmolLM3",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"],
+        },
+    ),
+    "olmo2": ("Olmo2", TINY_GATED),
+    "phi3": (
+        "Phi3",
+        {
+            **TINY_GATED,
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {**LONG_ROPE, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "olmo3": (
+        "Olmo3",
+        {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20, "rope_parameters": OLMO3_ROPES},
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 
@@ -58,9 +140,8 @@ def _write_tiny_model(arch: str, folder: Path, overrides: dict[str, Any], max_sh
     import transformers
 
     family, extra = TINY_MODELS[arch]
-    config_class = getattr(transformers, f"{family}Config")
     model_class = getattr(transformers, f"{family}ForCausalLM")
-    model = model_class(config_class(**{**TINY_COMMON, **extra, **overrides})).to(torch.float32).eval()
+    model = model_class(model_class.config_class(**{**TINY_COMMON, **extra, **overrides})).to(torch.float32).eval()
     _randomize(model)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
 
@@ -69,8 +150,9 @@ def _write_tiny_model(arch: str, folder: Path, overrides: dict[str, Any], max_sh
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny_model_dir(arch, max_shard_size="1GB", **config overrides)` -> a folder that transformers wrote.
 
-    `arch` is a key of TINY_MODELS: fp32, hidden 64, 2 layers, 4 heads (2 of K and V but for OPT), vocabulary 256,
-    random with a fixed seed. The same arguments give the same folder: treat it as read-only. OPT ties its embeddings.
+    `arch` is a key of TINY_MODELS: fp32, hidden 64, 2 layers or more, 4 heads (2 of K and V but for OPT), vocabulary
+    256, random with a fixed seed. The same arguments give the same folder: treat it as read-only. OPT and Gemma tie
+    their embeddings.
     """
     made: dict[str, Path] = {}
 

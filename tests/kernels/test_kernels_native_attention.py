@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -33,8 +34,10 @@ WORK = [(0, 31, 32), (1, 0, 133), (2, 7, 8), (3, 15, 31), (4, 0, 1), (5, 1099, 1
 """Decode, prefill and chunk rows mixed; sequences end before, at and after boundaries of blocks, tiles and splits."""
 
 
-def make_shape(heads: tuple[int, int], head_dim: int, kv_dtype: torch.dtype) -> AttentionShape:
-    return AttentionShape(*heads, head_dim, head_dim**-0.5, torch.float32, CPU, kv_dtype)
+def make_shape(
+    heads: tuple[int, int], head_dim: int, kv_dtype: torch.dtype, soft_cap: float | None = None
+) -> AttentionShape:
+    return AttentionShape(*heads, head_dim, head_dim**-0.5, torch.float32, CPU, kv_dtype, soft_cap)
 
 
 def poisoned(cache: KVCache) -> KVCache:
@@ -59,8 +62,8 @@ def copy_of(cache: KVCache) -> KVCache:
     return KVCache(*(None if part is None else part.clone() for part in cache))
 
 
-def rotary_at(positions: torch.Tensor, head_dim: int) -> RotaryStep:
-    return RotaryStep(positions, rotary_table(RopeConfig(), head_dim, MAX_POSITION, CPU))
+def rotary_at(positions: torch.Tensor, head_dim: int, rotary_dim: int | None = None) -> RotaryStep:
+    return RotaryStep(positions, rotary_table(RopeConfig(rotary_dim=rotary_dim), head_dim, MAX_POSITION, CPU))
 
 
 def assert_same_memory(actual: KVCache, expected: KVCache) -> None:
@@ -95,9 +98,10 @@ def assert_within_bf16(
     the magnitudes of values.
     """
     rounded = (query * shape.scale).bfloat16().float() / shape.scale
-    expected = reference.paged_attention(rounded, cache, metadata, shape.scale, window).flatten(1)
+    attend = partial(reference.paged_attention, rounded, logits_soft_cap=shape.logits_soft_cap)
+    expected = attend(cache, metadata, shape.scale, window).flatten(1)
     magnitudes = cache._replace(value=cache.value.abs())
-    mean = reference.paged_attention(rounded, magnitudes, metadata, shape.scale, window).flatten(1)
+    mean = attend(magnitudes, metadata, shape.scale, window).flatten(1)
     assert ((out - expected).abs() <= 2**-8 * mean + 2e-5).all()
 
 
@@ -109,6 +113,7 @@ def check_step(
     *,
     num_padding: int = 0,
     with_rotary: bool = True,
+    rotary_dim: int | None = None,
     qk_norm: QKNorm | None = None,
 ) -> torch.Tensor:
     """Compare one step with the reference: first the written K and V, then attention over the same memory."""
@@ -118,7 +123,7 @@ def check_step(
     kept = copy_of(cache)
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     qkv = torch.randn(len(step.positions), width)
-    rotary = rotary_at(step.positions, shape.head_dim) if with_rotary else None
+    rotary = rotary_at(step.positions, shape.head_dim, rotary_dim) if with_rotary else None
     out = native.forward(qkv.clone(), rotary, cache, native.plan(step.metadata), window, qk_norm)
 
     query, key, value = shape.split(qkv)
@@ -133,7 +138,9 @@ def check_step(
     if uses_tiles(shape):
         assert_within_bf16(out, query, cache, step.metadata, shape, window)
     else:
-        expected = reference.paged_attention(query, cache, step.metadata, shape.scale, window).flatten(1)
+        expected = reference.paged_attention(
+            query, cache, step.metadata, shape.scale, window, shape.logits_soft_cap
+        ).flatten(1)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
     return out
 
@@ -155,6 +162,26 @@ def test_attention_over_shapes(heads: tuple[int, int], head_dim: int, block_size
 def test_sliding_windows(window: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check_step(make_shape((4, 2), 32, kv_dtype), Tables(300, 8), WORK, window)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("soft_cap", [0.3, 50.0])
+@pytest.mark.parametrize("head_dim", [40, 256])
+def test_soft_caps(soft_cap: float, head_dim: int, kv_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    check_step(make_shape((4, 2), head_dim, kv_dtype, soft_cap), Tables(300, 8), WORK, None)
+
+
+def test_a_negative_soft_cap_is_an_error() -> None:
+    with pytest.raises(ValueError, match="soft_cap must be 0 or a positive number, got -1"):
+        NativeAttention(make_shape((4, 2), 8, torch.float32, -1.0))
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("rotary_dim", [2, 34, 48])
+def test_rotation_of_a_part_of_each_head(rotary_dim: int, kv_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    check_step(make_shape((4, 2), 64, kv_dtype), Tables(300, 8), WORK, None, rotary_dim=rotary_dim)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.kernels import reference
-from chairlift.kernels.activations import NativePrologueKind
+from chairlift.kernels.activations import GATED_SUFFIX, NativePrologueKind
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS, GROUPED, ROUNDED, SUPER_BLOCK
 from chairlift.kernels.interface import Prologue
@@ -43,7 +43,7 @@ def two_threads(isa: str, same_threads: None) -> None:
 
 
 def width(kind: NativePrologueKind, in_features: int) -> int:
-    return 2 * in_features if kind == "silu_and_mul" else in_features
+    return 2 * in_features if kind.endswith(GATED_SUFFIX) else in_features
 
 
 def make_prologue(kind: NativePrologueKind, in_features: int) -> Prologue:

@@ -206,6 +206,37 @@ def test_sums_use_the_memory_of_the_residual_and_other_results_a_shared_buffer(n
 
 
 @needs_native
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("after", ["none", "rms_norm", "layer_norm"])
+@pytest.mark.parametrize("of_sum", ["none", "rms_norm", "layer_norm"])
+@pytest.mark.parametrize("num_rows", [1, 8, 9, 70])
+def test_residual_sums(kernels: str, after: str, of_sum: str, num_rows: int) -> None:
+    torch.manual_seed(0)
+    vectors = torch.randn(4, 37)
+
+    def norm(kind: str, weight: torch.Tensor, bias: torch.Tensor) -> Prologue:
+        has_bias = kind == "layer_norm"
+        return NO_PROLOGUE if kind == "none" else Prologue(kind, weight, bias if has_bias else None, 1e-3)
+
+    norms = norm(after, vectors[0], vectors[1]), norm(of_sum, vectors[2], vectors[3])
+    for multiplier in (1.0, 0.3):
+        ours, expected = (each.make_residual_sum(*norms, multiplier) for each in (get_kernels(kernels), REFERENCE))
+        stream, branch = torch.randn(num_rows, 40)[:, 3:], torch.randn(num_rows, 37)
+        found = ours(stream.clone(), branch.clone()).clone()
+        torch.testing.assert_close(found, expected(stream.clone(), branch.clone()), rtol=1e-4, atol=1e-5)
+        alone = [ours(stream[i : i + 1].clone(), branch[i : i + 1].clone()).clone() for i in range(num_rows)]
+        assert kernels == "torch" or torch.equal(found, torch.cat(alone))
+        torch.testing.assert_close(ours(stream.clone(), None), expected(stream.clone(), None), rtol=1e-4, atol=1e-5)
+
+
+@needs_native
+def test_a_residual_sum_checks_the_size_of_its_norms(native: Kernels) -> None:
+    kernel = native.make_residual_sum(Prologue("rms_norm", torch.ones(8), eps=1e-5), NO_PROLOGUE, 1.0)
+    with pytest.raises(ValueError, match="the weights of the norms must have size values"):
+        kernel(torch.ones(2, 9), torch.ones(2, 9))
+
+
+@needs_native
 def test_rows_may_have_a_stride(native: Kernels) -> None:
     weights = Matrices(down=packed_tensor(torch.randn(6, 10)))
     wide, norm = torch.randn(4, 50), Prologue("rms_norm", torch.rand(10), eps=1e-5)

@@ -134,6 +134,7 @@ def test_norms_and_activation(dtype: torch.dtype) -> None:
         NO_PROLOGUE: x,
         Prologue("relu"): F.relu(x),
         Prologue("silu_and_mul"): F.silu(x[:, :12]) * x[:, 12:],
+        Prologue("gelu_tanh_and_mul"): F.gelu(x[:, :12], approximate="tanh") * x[:, 12:],
         Prologue("rms_norm", weight, eps=1e-5): F.rms_norm(x, (24,), weight, 1e-5),
         Prologue("layer_norm", weight, bias, 1e-5): expected,
     }

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops, torch_plan
+from chairlift.kernels.activations import GATED_SUFFIX
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.interface import NO_PROLOGUE, Prologue
 from chairlift.kernels.registry import REFERENCE, TORCH, get_kernels
@@ -90,6 +91,16 @@ def test_attention_over_tiles_and_windows(monkeypatch: pytest.MonkeyPatch, tile_
     work = [(i, length - 1, length) for i, length in enumerate((5, 90, 1, 17, 16, 64, 88, 3))]
     out, expected = attend_both(shape, Tables(64, 8), [*work, (8, 30, 60)], window, with_rotary=False)
     assert_close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 20])
+def test_soft_caps(dtype: torch.dtype, window: int | None) -> None:
+    torch.manual_seed(0)
+    shape = AttentionShape(6, 2, 32, 0.8, dtype, CPU, logits_soft_cap=2.0)
+    work = [(0, 40, 41), (1, 0, 50), (2, 9, 30), (3, 2, 3)]
+    out, expected = attend_both(shape, Tables(32, 16), work, window)
+    assert_close(out, expected, dtype)
 
 
 def test_attention_in_bfloat16() -> None:
@@ -174,7 +185,7 @@ def test_memory_of_another_type_is_rejected() -> None:
 def prologues(size: int, dtype: torch.dtype) -> list[Prologue]:
     weight, bias = torch.randn(2, size, dtype=dtype)
     norms = [Prologue("rms_norm", weight, eps=1e-5), Prologue("layer_norm", weight, bias, 1e-5)]
-    return [NO_PROLOGUE, Prologue("relu"), Prologue("silu_and_mul"), *norms]
+    return [NO_PROLOGUE, Prologue("relu"), Prologue("silu_and_mul"), Prologue("gelu_tanh_and_mul"), *norms]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -185,7 +196,7 @@ def test_linear(dtype: torch.dtype, rows: int, with_bias: bool) -> None:
     weight, residual = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 40, dtype=dtype)
     bias = torch.randn(40, dtype=dtype) if with_bias else None
     for prologue in prologues(24, dtype):
-        x = torch.randn(rows, 48 if prologue.kind == "silu_and_mul" else 24, dtype=dtype)
+        x = torch.randn(rows, 48 if prologue.kind.endswith(GATED_SUFFIX) else 24, dtype=dtype)
         before = x.clone()
         fast, slow = (kernels.make_linear(weight, bias, prologue) for kernels in (TORCH, REFERENCE))
         assert fast(x).dtype == dtype
@@ -204,7 +215,7 @@ def test_prologues(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 32, dtype=dtype)
     for prologue in prologues(32, dtype)[1:]:
-        assert_close(TORCH.make_prologue(prologue)(x), REFERENCE.make_prologue(prologue)(x), dtype)
+        assert_close(torch_ops.make_prologue(prologue)(x), reference.apply_prologue(x, prologue), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

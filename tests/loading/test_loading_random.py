@@ -9,7 +9,7 @@ import torch
 
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.llama import LlamaSizes
+from chairlift.models.llama_sizes import LlamaSizes
 from chairlift.models.opt import OPTSizes
 
 CONFIG = LlamaSizes(
@@ -21,7 +21,7 @@ CONFIG = LlamaSizes(
     num_kv_heads=2,
     head_dim=16,
     max_position_embeddings=64,
-    qk_norm=True,
+    qk_norm="heads",
 ).declare()
 OPT = OPTSizes(
     vocab_size=256,

@@ -55,7 +55,9 @@ def test_replaced_gguf_file_is_opened_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x/" * 2500, "owner/" + "x" * 200, "x" * 5000 + ".gguf", "a\0b"])
 def test_name_that_no_file_can_have_is_a_model_load_error(name: str) -> None:
-    with pytest.raises(ModelLoadError, match=r"a model is smollm2-135m-instruct \(the default\)") as caught:
+    with pytest.raises(
+        ModelLoadError, match=r"a model is one of smollm2-135m-instruct, gemma-3-270m \(the first is the default\)"
+    ) as caught:
         resolve_model(name)
     assert len(str(caught.value)) < 400
 

@@ -38,7 +38,10 @@ def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3", "opt"])
+@pytest.mark.parametrize(
+    "arch",
+    ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "smollm3", "olmo2", "olmo3", "phi3", "opt"],
+)
 @pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
 def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
     folder = tiny_model_dir(arch, max_shard_size=max_shard_size)

@@ -154,7 +154,8 @@ def test_end_tokens_of_both_files_are_merged() -> None:
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps", "nan"]),
         ({"rms_norm_eps": 0}, ["rms_norm_eps", "0"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ["rope_scaling.rope_type", "yarn", "llama3"]),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, ["rope_scaling.rope_type", "ntk", "llama3", "yarn"]),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ["rope_scaling.original_max_position_embeddings"]),
         ({"rope_scaling": {"rope_type": "linear"}}, ["rope_scaling.factor", "missing"]),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
         ({"rope_scaling": "linear"}, ["rope_scaling", "object"]),
@@ -191,7 +192,8 @@ GGUF: dict[str, Any] = {
 
 def gguf(tensor_names: tuple[str, ...] = (), rope_freqs: list[float] | None = None, **changes: Any) -> ModelConfig:
     metadata = {**GGUF, **{key.replace("__", "."): value for key, value in changes.items()}}
-    return read_gguf_config(metadata, source="m.gguf", tensor_names=tensor_names, rope_freqs=rope_freqs)
+    factors = None if rope_freqs is None else {"rope_freqs.weight": rope_freqs}
+    return read_gguf_config(metadata, source="m.gguf", tensor_names=tensor_names, rope_factors=factors)
 
 
 def test_gguf_metadata() -> None:
@@ -227,7 +229,7 @@ def test_gguf_rope_factors() -> None:
         ({"general__architecture": "mamba"}, ["general.architecture", "mamba", "qwen3"]),
         ({"llama__block_count": None}, ["llama.block_count", "missing"]),
         ({"llama__expert_count": 8}, ["llama.expert_count", "8"]),
-        ({"llama__rope__scaling__type": "yarn"}, ["llama.rope.scaling.type", "yarn", "linear"]),
+        ({"llama__rope__scaling__type": "longrope"}, ["llama.rope.scaling.type", "longrope", "linear", "yarn"]),
         ({"llama__attention__key_length": 15}, ["llama.attention.key_length", "even", "15"]),
         ({"llama__attention__head_count_kv": 3}, ["llama.attention.head_count (4)", "attention.head_count_kv (3)"]),
         ({"llama__rope__dimension_count": 8}, ["llama.rope.dimension_count", "8"]),

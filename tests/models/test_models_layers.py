@@ -17,8 +17,8 @@ from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration import ATTENTION, MLP, MatrixSpec, ModelConfig, NormSpec, RopeConfig
 from chairlift.models.decoder import build_model
 from chairlift.models.layers import LayerBuilder
-from chairlift.models.llama import LlamaSizes
-from chairlift.models.rotary import rotary_table
+from chairlift.models.llama_sizes import LlamaSizes
+from chairlift.models.rotary import EXTRA_POSITIONS, RotaryTable, rotary_table
 
 CPU = torch.device("cpu")
 
@@ -97,12 +97,33 @@ def test_norms_are_prologues_of_products(kernels: Kernels) -> None:
     layer = builder.norm(NormSpec("layer_norm", "layer", 6, 0.1))
     made = weights.made
     expected = F.rms_norm(x, (6,), made["rms.weight"], 0.1)
-    torch.testing.assert_close(kernels.make_prologue(rms)(x), expected)
     product = linear(builder, "o", 4, rms)(x)
     torch.testing.assert_close(product, F.linear(expected, made["o.weight"]), rtol=1e-5, atol=1e-5)
     product = linear(builder, "p", 10, layer)(x)
     expected = F.layer_norm(x, (6,), made["layer.weight"], made["layer.bias"], 0.1)
     torch.testing.assert_close(product, F.linear(expected, made["p.weight"]), rtol=1e-5, atol=1e-5)
+
+
+def test_offsets_are_added_to_the_weights_of_norms(kernels: Kernels) -> None:
+    weights = Parameters()
+    builder = LayerBuilder(tiny(), weights, kernels, {})
+    norm = builder.norm(NormSpec("rms_norm", "rms", 6, 0.1, weight_offset=1.0))
+    assert norm.weight is not None
+    assert torch.equal(norm.weight, weights.made["rms.weight"] + 1)
+
+
+def test_rotary_tables_are_computed_as_far_as_sequences_reach() -> None:
+    rope = RopeConfig(theta=100.0, scaling="linear", factor=2.0, attention_factor=1.5)
+    whole, table = rotary_table(rope, 8, 5000, CPU), RotaryTable(rope, 8, 5000, CPU)
+    address = table.values.data_ptr()
+    assert not table.values.any()
+    for num_positions in (1, 900, 1500, 5000):
+        table.extend(num_positions)
+        assert torch.equal(table.values[:num_positions], whole[:num_positions])
+    assert table.values.data_ptr() == address
+    unused = RotaryTable(rope, 8, 5000, CPU)
+    unused.extend(10)
+    assert not unused.values[10 + EXTRA_POSITIONS :].any()
 
 
 LLAMA3: dict[str, Any] = {
@@ -113,7 +134,18 @@ LLAMA3: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("scaling", "parameters"), [("none", {}), ("linear", {"factor": 4.0}), ("llama3", LLAMA3)])
+YARN: dict[str, Any] = {
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 20.0,
+    "beta_slow": 2.0,
+    "attention_factor": 1.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "parameters"), [("none", {}), ("linear", {"factor": 4.0}), ("llama3", LLAMA3), ("yarn", YARN)]
+)
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_rotary_tables_equal_those_of_transformers(scaling: str, parameters: dict[str, Any], head_dim: int) -> None:
     rope_type = {"none": "default"}.get(scaling, scaling)
@@ -138,5 +170,7 @@ def test_frequency_factors_divide_the_frequencies() -> None:
 
 
 def test_an_unknown_scaling_is_rejected() -> None:
-    with pytest.raises(ModelLoadError, match="rope scaling must be none, linear, llama3 or factors; got 'yarn'"):
-        rotary_table(RopeConfig(scaling="yarn"), 8, 4, CPU)
+    with pytest.raises(
+        ModelLoadError, match="rope scaling must be none, linear, llama3, factors, yarn or longrope; got 'ntk'"
+    ):
+        rotary_table(RopeConfig(scaling="ntk"), 8, 4, CPU)

@@ -20,6 +20,7 @@ from packed_steps import Tables, pack
 
 KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -34,6 +35,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-some-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
     "qwen3-wide-heads": ("qwen3", {"head_dim": 40}),
+    "gemma2": ("gemma2", {}),
+    "gemma2-one-soft-cap": ("gemma2", {"attn_logit_softcapping": None, "query_pre_attn_scalar": 4000}),
+    "gemma3": ("gemma3", {}),
+    "gemma3-biases": ("gemma3", {"attention_bias": True, "final_logit_softcapping": None}),
+    "granite": ("granite", {}),
+    "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "smollm3": ("smollm3", {}),
+    "smollm3-tied": ("smollm3", {"tie_word_embeddings": True, "no_rope_layers": None, "layer_types": None}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-biases": ("olmo2", {"attention_bias": True}),
+    "olmo3": ("olmo3", {}),
+    "qwen3-yarn": ("qwen3", {"rope_parameters": YARN}),
+    "llama-yarn-options": (
+        "llama",
+        {"rope_parameters": {**YARN, "beta_fast": 8.0, "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.2}},
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-window": ("phi3", {"sliding_window": 24, "rope_parameters": None}),
     "opt": ("opt", {}),
     "opt-projections": ("opt", {"word_embed_proj_dim": 32}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),

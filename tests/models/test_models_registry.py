@@ -16,7 +16,7 @@ from chairlift.loading.resolve import ModelFiles, matrix_formats
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
-from chairlift.models.llama import LlamaSizes
+from chairlift.models.llama_sizes import LlamaSizes
 from chairlift.models.opt import OPTSizes
 from chairlift.models.registry import ARCHITECTURES
 
@@ -47,7 +47,8 @@ def build(config: ModelConfig, kernels: str = "torch") -> DecoderModel:
 
 
 def test_every_architecture_builds() -> None:
-    configs = LLAMA.declare(), OPT.declare()
+    names = ("gemma2", "gemma3", "granite", "llama", "olmo", "phi3", "smollm3")
+    configs = OPT.declare(), *(replace(LLAMA, architecture=name, name=name).declare() for name in names)
     assert {config.architecture for config in configs} == set(ARCHITECTURES)
     for config in configs:
         model = build(config)
@@ -60,10 +61,13 @@ def test_every_architecture_builds() -> None:
     [
         (
             replace(LLAMA.declare(), architecture="mamba", name="mamba2"),
-            "architecture must be one of llama, opt; got 'mamba'",
+            "architecture must be one of gemma2, gemma3, granite, llama, olmo, opt, phi3, smollm3; got 'mamba'",
         ),
-        (replace(LLAMA, activation="gelu").declare(), r"activation must be one of relu, silu; got 'gelu' \(llama\)"),
-        (replace(OPT, activation="gelu").declare(), "activation must be one of relu, silu; got 'gelu'"),
+        (
+            replace(LLAMA, activation="gelu").declare(),
+            r"activation must be one of gelu_tanh, relu, silu; got 'gelu' \(llama\)",
+        ),
+        (replace(OPT, activation="gelu").declare(), "activation must be one of gelu_tanh, relu, silu; got 'gelu'"),
     ],
 )
 def test_unsupported_models_are_rejected(config: ModelConfig, message: str) -> None:

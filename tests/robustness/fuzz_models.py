@@ -172,7 +172,7 @@ def _load_gguf(path: Path) -> None:
     ends = sorted((tensor.offset, tensor.offset + tensor.num_bytes) for tensor in file.tensors.values())
     assert all(end <= path.stat().st_size for _, end in ends)
     assert all(end <= start for (_, end), (start, _) in pairwise(ends)), "tensors overlap"
-    config = read_gguf_config(file.metadata, source="f", tensor_names=file.tensors.keys(), rope_freqs=None)
+    config = read_gguf_config(file.metadata, source="f", tensor_names=file.tensors.keys())
     weights = GGUFWeights(file, config, torch.float32, CPU)
     assert weights.tensor("model.embed_tokens.weight", SHAPE).shape == SHAPE
     weights.unused()

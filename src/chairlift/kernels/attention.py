@@ -78,6 +78,7 @@ class AttentionShape:
     Attributes:
         scale: the factor of the dot products.
         dtype: the type of activations.
+        logits_soft_cap: see `reference.paged_attention`.
         kv_cache_dtype: the type of K and V in memory; None for `dtype`. torch.int8 has a scale for each token and head.
     """
 
@@ -88,6 +89,7 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     kv_cache_dtype: torch.dtype | None = None
+    logits_soft_cap: float | None = None
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -126,7 +128,7 @@ class RotaryStep:
 
     Args:
         positions: int64 [T].
-        cos_sin_cache: float32 [max_position, head_dim], see `reference.rotate`.
+        cos_sin_cache: float32 [max_position, rotated dimensions], see `reference.rotate`.
     """
 
     def __init__(self, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> None:
@@ -135,7 +137,7 @@ class RotaryStep:
 
     @cached_property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines, float32 [T, 1, head_dim] each, gathered on first use.
+        """Cosines and signed sines, float32 [T, 1, rotated dimensions] each, gathered on first use.
 
         The cosines are the same in both halves; the sines are negative in the first half and positive in the second.
         """

@@ -74,6 +74,40 @@ class ComposedLinear:
         return y if residual is None else residual.add_(y)
 
 
+class ResidualSumKernel(Protocol):
+    """of_sum(stream + multiplier * after(branch)), the sum of the residual stream and the branch of a layer."""
+
+    def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
+        """The sum, [T, hidden_size]. The values of both arguments are lost; a branch of None adds nothing."""
+        ...
+
+
+class ComposedResidualSum:
+    """A `ResidualSumKernel` that calls a norm, a sum and a norm one after the other.
+
+    Args:
+        after, of_sum: None leaves rows as they are.
+    """
+
+    def __init__(self, after: RowKernel | None, of_sum: RowKernel | None, multiplier: float) -> None:
+        self._after = after
+        self._of_sum = of_sum
+        self._multiplier = multiplier
+
+    def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
+        if branch is not None:
+            stream.add_(branch if self._after is None else self._after(branch), alpha=self._multiplier)
+        return stream if self._of_sum is None else self._of_sum(stream)
+
+
+def compose_residual_sum(
+    after: Prologue, of_sum: Prologue, multiplier: float, make_prologue: Callable[[Prologue], RowKernel]
+) -> ResidualSumKernel:
+    """A `ResidualSumKernel` of the norms that `make_prologue` returns."""
+    norms = [None if norm.kind == "none" else make_prologue(norm) for norm in (after, of_sum)]
+    return ComposedResidualSum(norms[0], norms[1], multiplier)
+
+
 Layer = Callable[[torch.Tensor, StepContext], torch.Tensor]
 """(x [T, hidden_size], the context of the step) -> [T, hidden_size]; x may be overwritten."""
 
@@ -96,7 +130,8 @@ class Kernels:
         load_matrix: (weights, parts, in_features) -> matrix.
         make_embedding: (matrix) -> int64 ids [T] -> rows [T, in].
         make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
-        make_prologue: a prologue without a product after it.
+        make_residual_sum: (after, of_sum, multiplier) -> the sum of the residual stream and a branch; the prologues are
+            norms or none.
         attention: (shape) -> the attention backend of a model.
         notes: lines to log once a model is loaded.
         run_layers: `run_in_order` for layers that only call functions of this set.
@@ -106,7 +141,7 @@ class Kernels:
     load_matrix: Callable[[Weights, MatrixParts, int], Any]
     make_embedding: Callable[[Any], RowKernel]
     make_linear: Callable[[Any, torch.Tensor | None, Prologue], LinearKernel]
-    make_prologue: Callable[[Prologue], RowKernel]
+    make_residual_sum: Callable[[Prologue, Prologue, float], ResidualSumKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     notes: Callable[[], list[str]] = list
     run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order

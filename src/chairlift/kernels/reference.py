@@ -27,6 +27,7 @@ OUTLIER_AFTER: Final[dict[NativePrologueKind, float]] = {
     "rms_norm": 5,
     "layer_norm": 5,
     "silu_and_mul": 12,
+    "gelu_tanh_and_mul": 12,
     "relu": 12,
 }
 """The threshold of outliers among the inputs of a quantized product, in multiples of the mean magnitude of their group,
@@ -37,6 +38,7 @@ OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = {
     "rms_norm": 3.5,
     "layer_norm": 3.5,
     "silu_and_mul": 6,
+    "gelu_tanh_and_mul": 6,
     "relu": 6,
 }
 """The same in multiples of the mean magnitude of the row, where a row has one scale."""
@@ -150,16 +152,18 @@ def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding (Su et al., 2021): dimensions i and i + head_dim/2 are a pair, rotated by positions * freq_i.
+    """Rotary embedding (Su et al., 2021): of n dimensions, i and i + n/2 are a pair, rotated by positions * freq_i.
 
     Args:
-        x: [T, heads, head_dim].
+        x: [T, heads, head_dim], of which the first n dimensions are rotated.
         positions: int64 [T].
-        cos_sin_cache: float32 [max_position, head_dim]: the cosines of the head_dim/2 angles, then their sines.
+        cos_sin_cache: float32 [max_position, n]: the cosines of the n/2 angles, then their sines.
     """
+    num_dims = cos_sin_cache.shape[1]
     cos, sin = cos_sin_cache[positions][:, None, :].chunk(2, dim=-1)
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    first, second = x[..., :num_dims].float().chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((rotated, x[..., num_dims:]), dim=-1)
 
 
 def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,6 +208,7 @@ def paged_attention(
     metadata: AttentionMetadata,
     scale: float,
     sliding_window: int | None,
+    logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
     """Softmax attention of packed queries over keys and values in blocks (Kwon et al., 2023, section 4.1), in float32.
 
@@ -211,6 +216,7 @@ def paged_attention(
         query: [T, num_heads, head_dim]; head h reads KV head `h // (num_heads // num_kv_heads)`.
         scale: the factor of the dot products.
         sliding_window: a query at position p sees keys p - sliding_window + 1 to p; None for keys 0 to p.
+        logits_soft_cap: c, where a score s becomes c * tanh(s / c) before the softmax (Gemma 2), or None.
 
     Returns:
         [T, num_heads, head_dim] in the dtype of query. A row before the start of its sequence is padding: it sees no
@@ -225,7 +231,7 @@ def paged_attention(
         keys = _sequence(cache.key, cache.key_scale, blocks, seq_len)
         values = _sequence(cache.value, cache.value_scale, blocks, seq_len)
         visible = visible_keys(rows.stop - rows.start, seq_len, sliding_window, query.device)
-        out[rows] = _attend(query[rows].float(), keys, values, visible, scale).to(query.dtype)
+        out[rows] = _attend(query[rows].float(), keys, values, visible, scale, logits_soft_cap).to(query.dtype)
     return out
 
 
@@ -248,10 +254,17 @@ def _sequence(
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scale: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    logits_soft_cap: float | None,
 ) -> torch.Tensor:
     group = query.shape[1] // keys.shape[0]
     scores = torch.einsum("qhd,hkd->hqk", query, keys.repeat_interleave(group, dim=0)) * scale
+    if logits_soft_cap is not None:
+        scores = torch.tanh(scores / logits_soft_cap) * logits_soft_cap
     weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1).nan_to_num(0.0)
     return torch.einsum("hqk,hkd->qhd", weights, values.repeat_interleave(group, dim=0))
 
@@ -279,4 +292,5 @@ class ReferenceAttention(AttentionBackend[AttentionMetadata]):
             query = rotate(query, rotary.positions, rotary.cos_sin_cache)
             key = rotate(key, rotary.positions, rotary.cos_sin_cache)
         write_kv(key, value, cache, plan.slot_mapping)
-        return paged_attention(query, cache, plan, self.shape.scale, sliding_window).flatten(1)
+        shape = self.shape
+        return paged_attention(query, cache, plan, shape.scale, sliding_window, shape.logits_soft_cap).flatten(1)

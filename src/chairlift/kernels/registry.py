@@ -9,7 +9,14 @@ import torch.nn.functional as F
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops
-from chairlift.kernels.interface import ComposedLinear, Kernels, LinearKernel, Prologue, RowKernel
+from chairlift.kernels.interface import (
+    ComposedLinear,
+    Kernels,
+    LinearKernel,
+    Prologue,
+    RowKernel,
+    compose_residual_sum,
+)
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.weights import load_tensor
 
@@ -33,7 +40,7 @@ REFERENCE = Kernels(
     load_matrix=load_tensor,
     make_embedding=lambda table: partial(reference.embedding, table=table),
     make_linear=_reference_linear,
-    make_prologue=_reference_prologue,
+    make_residual_sum=partial(compose_residual_sum, make_prologue=_reference_prologue),
     attention=reference.ReferenceAttention,
 )
 
@@ -42,7 +49,7 @@ TORCH = Kernels(
     load_matrix=load_tensor,
     make_embedding=lambda table: partial(F.embedding, weight=table),
     make_linear=_torch_linear,
-    make_prologue=torch_ops.make_prologue,
+    make_residual_sum=partial(compose_residual_sum, make_prologue=torch_ops.make_prologue),
     attention=TorchAttention,
 )
 

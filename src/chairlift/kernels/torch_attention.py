@@ -62,7 +62,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         return out.flatten(1)
 
     def _decode(self, query: torch.Tensor, cache: KVCache, window: WindowPlan, out: torch.Tensor) -> None:
-        rows, scale = window.decode_rows, self.shape.scale
+        rows = window.decode_rows
         tile_query = query if rows is None else query.index_select(0, rows)
         tile_out = out if rows is None else torch.empty_like(tile_query)
         for tile in window.tiles:
@@ -70,7 +70,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             grouped = (batch, kv_heads, self.shape.group_size, head_dim)
             keys, values = tile.gather(cache)
             part = tile_query[tile.start : tile.stop].reshape(grouped)
-            attended = F.scaled_dot_product_attention(part, keys, values, attn_mask=tile.bias, scale=scale)
+            attended = self._attend(part, keys, values, tile.bias)
             tile_out[tile.start : tile.stop].view(grouped).copy_(attended)
         if rows is not None:
             out.index_copy_(0, rows, tile_out)
@@ -90,12 +90,25 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         else:
             keys, values = (gathered[0] for gathered in chunk.gather(cache))
         grouped = (chunk.stop - chunk.start, shape.num_kv_heads, shape.group_size, shape.head_dim)
-        attended = F.scaled_dot_product_attention(
+        attended = self._attend(
             query[rows].reshape(grouped).permute(1, 2, 0, 3),
             keys[:, None].expand(-1, shape.group_size, -1, -1),
             values[:, None].expand(-1, shape.group_size, -1, -1),
-            attn_mask=chunk.bias,
-            is_causal=chunk.gather is None,
-            scale=shape.scale,
+            chunk.bias,
         )
         out[rows].view(grouped).copy_(attended.permute(2, 0, 1, 3))
+
+    def _attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention with a mask of 0 and -inf, or causal without one; torch has no kernel with a soft cap."""
+        scale, cap = self.shape.scale, self.shape.logits_soft_cap
+        if cap is None:
+            return F.scaled_dot_product_attention(query, keys, values, bias, is_causal=bias is None, scale=scale)
+        scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
+        if bias is None:
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
+            scores.masked_fill_(hidden, -torch.inf)
+        else:
+            scores.add_(bias)
+        return torch.softmax(scores, dim=-1).to(values.dtype) @ values

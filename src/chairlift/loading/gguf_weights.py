@@ -15,7 +15,7 @@ import torch
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
-from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile
+from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture
 
@@ -53,7 +53,7 @@ class GGUFWeights(FileWeights):
         return None if num_heads is None else unpermuted_rows(num_rows, num_heads)
 
     def _file_names(self) -> Iterable[str]:
-        return (name for name in self._file.tensors if name != ROPE_FREQS)
+        return (name for name in self._file.tensors if name not in ROPE_FACTORS)
 
 
 def interleaved_heads(config: ModelConfig) -> dict[str, int]:

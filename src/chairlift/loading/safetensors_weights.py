@@ -61,7 +61,8 @@ class SafetensorsWeights(FileWeights):
 
     def _file_names(self) -> Iterable[str]:
         tied = self.config.head.weight_names if self.config.tie_word_embeddings else ()
-        return (name for name in self._shard_of if not name.endswith((*RECOMPUTED, *tied)))
+        unread = self._architecture.unread_prefixes
+        return (name for name in self._shard_of if not (name.endswith((*RECOMPUTED, *tied)) or name.startswith(unread)))
 
 
 def _single_file(folder: Path) -> list[str]:

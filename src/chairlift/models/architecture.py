@@ -22,14 +22,14 @@ class GGUFHeader:
         fields: the metadata whose keys begin with that name.
         tokens: the metadata whose keys begin with `tokenizer.ggml.`.
         tensor_names: the names of all tensors in the file.
-        rope_freqs: the tensor `rope_freqs.weight`, or None if the file has no such tensor.
+        rope_factors: the factors of rotary embeddings in the file, by the name of the tensor (`rope_freqs.weight`).
     """
 
     name: str
     fields: ConfigFields
     tokens: ConfigFields
     tensor_names: Collection[str]
-    rope_freqs: Sequence[float] | None
+    rope_factors: Mapping[str, Sequence[float]]
 
 
 HFReader = Callable[[ConfigFields], ModelConfig]
@@ -49,6 +49,7 @@ class Architecture:
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
+        unread_prefixes: the prefixes of the parameters in safetensors files that have no part in a text model.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Architecture:
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: frozenset[str] = frozenset()
     other_prefixes: tuple[tuple[str, str], ...] = ()
+    unread_prefixes: tuple[str, ...] = ()
 
     def gguf_name(self, name: str) -> str | None:
         """Return a parameter's name in GGUF files ("model.norm.weight" -> "output_norm.weight"), or None."""

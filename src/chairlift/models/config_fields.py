@@ -38,6 +38,10 @@ class ConfigFields:
             raise self.error(key, "is missing; the file is incomplete or of an unsupported kind")
         return default if value is None else value
 
+    def contains(self, key: str) -> bool:
+        """Whether the file has the field, if only with the value null."""
+        return self._prefix + key in self._values
+
     def integer(self, key: str, default: Any = REQUIRED, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
         return self.as_integer(key, self.get(key, default), low=low, high=high)
 
@@ -73,7 +77,8 @@ class ConfigFields:
             return None
         if not isinstance(value, Mapping):
             raise self.error(key, f"must be an object, got {value!r}")
-        nested = ConfigFields({f"{key}.{name}": item for name, item in value.items()}, self.source, f"{key}.")
+        prefix = f"{self._prefix}{key}."
+        nested = ConfigFields({f"{prefix}{name}": item for name, item in value.items()}, self.source, prefix)
         self._nested.append(nested)
         return nested
 
@@ -108,7 +113,7 @@ class ConfigFields:
                     f"remove it from the file if it has no influence on inference",
                 )
         for nested in self._nested:
-            nested.reject_undeclared(architecture)
+            nested.reject_undeclared(architecture, neutral)
 
 
 def shortened(value: Any, most: int = 80) -> str:

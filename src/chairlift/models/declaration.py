@@ -29,9 +29,14 @@ class RopeConfig:
 
     Attributes:
         scaling: "none", "linear" (uses factor), "llama3" (uses factor, low_freq_factor, high_freq_factor and
-            original_max_position_embeddings), or "factors" (uses freq_factors).
-        freq_factors: head_dim / 2 divisors, one for each inverse frequency. GGUF files store the llama3 scaling in this
-            form (tensor `rope_freqs.weight`).
+            original_max_position_embeddings), "yarn" (Peng et al., 2023; uses factor, beta_fast, beta_slow, truncate
+            and original_max_position_embeddings), "factors" (uses freq_factors), or "longrope" (Ding et al., 2024; uses
+            freq_factors, or long_factors if sequences may be longer than original_max_position_embeddings).
+        freq_factors, long_factors: divisors, one for each inverse frequency. GGUF files store the llama3 scaling in
+            this form (tensor `rope_freqs.weight`).
+        rotary_dim: the number of first dimensions of a head that are rotated; None for all.
+        truncate: whether the range of dimensions that YaRN interpolates is rounded to whole dimensions.
+        attention_factor: the factor of all cosines and sines.
     """
 
     theta: float = 10000.0
@@ -41,16 +46,32 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
     freq_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    rotary_dim: int | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+    def num_dims(self, head_dim: int) -> int:
+        """The number of dimensions of a head that are rotated."""
+        return head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """A norm of rows of `size` values, with the parameters `<name>.weight` and, for LayerNorm, `<name>.bias`."""
+    """A norm of rows of `size` values, with the parameters `<name>.weight` and, for LayerNorm, `<name>.bias`.
+
+    Attributes:
+        weight_offset: the number that is added to the weight of the checkpoint: 1 for Gemma's, whose weights are
+            differences from 1.
+    """
 
     kind: Literal["rms_norm", "layer_norm"]
     name: str
     size: int
     eps: float
+    weight_offset: float = 0.0
 
     @property
     def num_values(self) -> int:
@@ -59,11 +80,19 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadNormSpec:
-    """RMSNorm of each query and key head before the rotation, with `<query>.weight` and `<key>.weight` [head_dim]."""
+    """RMSNorm of query and key before the rotation, with the parameters `<query>.weight` and `<key>.weight`.
+
+    Attributes:
+        weight_offset: see NormSpec.
+        across_heads: whether the heads of a token are normed together, by weights [heads * head_dim], instead of each
+            head by the same weights [head_dim].
+    """
 
     query: str
     key: str
     eps: float
+    weight_offset: float = 0.0
+    across_heads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +131,12 @@ class AttentionSpec:
     """Grouped-query attention over paged KV memory.
 
     Attributes:
-        qkv: the projections of query, key and value, one part each.
+        qkv: the projections of query, key and value, one part each or all in one.
         scale: the factor of the products of query and key.
         rope: the rotary embedding of query and key, or None.
         sliding_window: the number of keys that a query attends to, including its own, or None for all preceding keys.
-        head_norm: the norm of each query and key head, or None.
+        head_norm: the norm of query and key heads, or None.
+        logits_soft_cap: c in c * tanh(score / c), which is applied to the scores before the softmax, or None.
     """
 
     qkv: MatrixSpec
@@ -118,6 +148,7 @@ class AttentionSpec:
     rope: RopeConfig | None = None
     sliding_window: int | None = None
     head_norm: HeadNormSpec | None = None
+    logits_soft_cap: float | None = None
 
     @property
     def query_size(self) -> int:
@@ -128,13 +159,20 @@ class AttentionSpec:
         """The number of values in the keys of one token. Its values, V, have the same number."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def head_norm_sizes(self) -> tuple[int, ...]:
+        """The number of weights of the norms of query and key; empty without norms."""
+        if self.head_norm is None:
+            return ()
+        return (self.query_size, self.key_size) if self.head_norm.across_heads else (self.head_dim, self.head_dim)
+
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardSpec:
     """A feed-forward network: down(activation(up(x))), or, gated, down(activation(gate(x)) * up(x)).
 
     Attributes:
-        up: the up projection; of a gated network gate and up, one part each, gate first.
+        up: the up projection; of a gated network gate and up, one part each or both in one, gate first.
         activation: a key of `kernels.activations.ACTIVATIONS`.
     """
 
@@ -222,9 +260,8 @@ class LayerSpec:
     @property
     def num_values_beside_matrices(self) -> int:
         """The number of values in norms and biases."""
-        head_norms = 0 if self.attention.head_norm is None else 2 * self.attention.head_dim
         biases = sum(matrix.out_features for matrix in self.matrices if matrix.has_bias)
-        return sum(norm.num_values for norm in self.norms) + biases + head_norms
+        return sum(norm.num_values for norm in self.norms) + biases + sum(self.attention.head_norm_sizes)
 
     @property
     def is_fused(self) -> bool:

@@ -16,7 +16,7 @@ from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.registry import get_architecture
-from chairlift.models.rotary import rotary_table
+from chairlift.models.rotary import RotaryTable
 from chairlift.models.torch_operations import fallback_note, torch_operations
 
 logger = logging.getLogger("chairlift")
@@ -29,6 +29,7 @@ class DecoderModel:
 
     Args:
         backends: the backend of each attention shape of the layers.
+        max_model_len: the length of the longest sequence; None for max_position_embeddings.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class DecoderModel:
         weights: Weights,
         kernels: Kernels,
         backends: dict[AttentionShape, AttentionBackend[Any]],
+        max_model_len: int | None = None,
     ) -> None:
         self.config = config
         self.attention_backends = list(backends.values())
@@ -49,7 +51,11 @@ class DecoderModel:
             self.position_table = weights.tensor(f"{learned.name}.weight", (learned.rows, learned.size))
         self.project_in = None if config.project_in is None else builder.linear(config.project_in)
         max_positions = config.max_position_embeddings
-        self.rotary_tables = [rotary_table(rope, size, max_positions, device) for rope, size in config.ropes]
+        self.rotary_tables = [
+            RotaryTable(rope, size, max_positions, device, max_model_len) for rope, size in config.ropes
+        ]
+        for rotary in self.rotary_tables:
+            rotary.extend(1)  # An unknown scaling is an error when the model is loaded.
         self.layers = [DecoderLayer(builder, layer) for layer in config.layers]
         norm = builder.norm(config.final_norm)
         self.project_out: LinearKernel | None = None
@@ -73,6 +79,8 @@ class DecoderModel:
 
     def plan(self, metadata: AttentionMetadata) -> tuple[Any, ...]:
         """Return one plan of the step for each attention backend, as the argument of `forward`."""
+        for table in self.rotary_tables:
+            table.extend(max(metadata.seq_lens_host))
         return tuple(backend.plan(metadata) for backend in self.attention_backends)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
@@ -85,7 +93,7 @@ class DecoderModel:
         Returns:
             The hidden states for `logits`: [T, hidden_size].
         """
-        rotations = tuple(RotaryStep(positions, table) for table in self.rotary_tables)
+        rotations = tuple(RotaryStep(positions, table.values) for table in self.rotary_tables)
         return self._run_layers(self.layers, self._embed(token_ids, positions), StepContext(positions, rotations, plan))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -116,6 +124,7 @@ def build_model(
     kernels: str = "torch",
     quantization: str | None = None,
     kv_cache_dtype: torch.dtype | None = None,
+    max_model_len: int | None = None,
 ) -> DecoderModel:
     """Build the model of a declaration and load its parameters.
 
@@ -124,6 +133,7 @@ def build_model(
         kernels: the name of the kernel set: "native", "torch" or "reference".
         quantization: the format of all matrices under native kernels, or None for the format of the file.
         kv_cache_dtype: the type of K and V in memory, or None for `dtype`.
+        max_model_len: see DecoderModel.
 
     Raises:
         ModelLoadError: The architecture or one of its features is not supported, or a parameter cannot be read.
@@ -135,7 +145,7 @@ def build_model(
     target = torch.device(device)
     shapes = (attention_shape(layer.attention, dtype, target, kv_cache_dtype) for layer in config.layers)
     backends = {shape: kernel_set.attention(shape) for shape in dict.fromkeys(shapes)}
-    model = DecoderModel(config, weights, kernel_set, backends)
+    model = DecoderModel(config, weights, kernel_set, backends, max_model_len)
     operations = torch_operations(config) if kernel_set.name == "native" else []
     for note in (*kernel_set.notes(), *([fallback_note(operations)] if operations else [])):
         logger.info("%s", note)

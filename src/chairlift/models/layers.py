@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, StepContext
-from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, RowKernel
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, ResidualSumKernel
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import AttentionSpec, BranchNorms, LayerSpec, MatrixSpec, ModelConfig, NormSpec
 
@@ -37,16 +37,39 @@ class LayerBuilder:
         """Load a norm as the prologue of a product."""
         if norm is None:
             return NO_PROLOGUE
-        weight = self.weights.tensor(f"{norm.name}.weight", (norm.size,))
+        weight = self.norm_weight(norm.name, norm.size, norm.weight_offset)
         bias = self.weights.tensor(f"{norm.name}.bias", (norm.size,)) if norm.kind == "layer_norm" else None
         return Prologue(norm.kind, weight, bias, norm.eps)
 
-    def residual_sum(self, norms: BranchNorms, multiplier: float) -> ResidualSum:
-        """Load the norms after a branch and after its sum with the residual stream."""
-        return ResidualSum(self._row_norm(norms.after), self._row_norm(norms.of_sum), multiplier)
+    def norm_weight(self, name: str, size: int, offset: float) -> torch.Tensor:
+        """Load the weight of a norm, and add `offset`."""
+        weight = self.weights.tensor(f"{name}.weight", (size,))
+        return weight + offset if offset else weight
 
-    def _row_norm(self, norm: NormSpec | None) -> RowKernel | None:
-        return None if norm is None else self._kernels.make_prologue(self.norm(norm))
+    def head_norm(self, spec: AttentionSpec) -> QKNorm | None:
+        """Load the norm of each query and key head, or return None if there is none."""
+        if (norm := spec.head_norm) is None or norm.across_heads:
+            return None
+        query, key = (self.norm_weight(name, spec.head_dim, norm.weight_offset) for name in (norm.query, norm.key))
+        return QKNorm(query, key, norm.eps)
+
+    def query_and_key_norms(self, spec: AttentionSpec) -> list[tuple[int, ResidualSumKernel]]:
+        """Load the norms across heads: (size, norm) of the queries and of the keys of a token; empty if there are
+        none."""
+        if (norm := spec.head_norm) is None or not norm.across_heads:
+            return []
+        sized = zip((norm.query, norm.key), spec.head_norm_sizes, strict=True)
+        specs = [NormSpec("rms_norm", name, size, norm.eps, norm.weight_offset) for name, size in sized]
+        make = self._kernels.make_residual_sum
+        return [(each.size, make(NO_PROLOGUE, self.norm(each), 1.0)) for each in specs]
+
+    def residual_sum(self, norms: BranchNorms, multiplier: float) -> BranchSum:
+        """Load the norms after a branch and after its sum with the residual stream."""
+        is_fused = norms.after is None and multiplier == 1
+        if is_fused and norms.of_sum is None:
+            return BranchSum(None, is_fused)
+        kernel = self._kernels.make_residual_sum(self.norm(norms.after), self.norm(norms.of_sum), multiplier)
+        return BranchSum(kernel, is_fused)
 
 
 class Attention:
@@ -60,11 +83,8 @@ class Attention:
         self._rotation = None if spec.rope is None else builder.ropes.index((spec.rope, spec.head_dim))
         self._qkv = builder.linear(spec.qkv, builder.norm(norm))
         self._output = builder.linear(spec.output)
-        self._head_norm: QKNorm | None = None
-        if (norms := spec.head_norm) is not None:
-            names = (norms.query, norms.key)
-            query, key = (builder.weights.tensor(f"{name}.weight", (spec.head_dim,)) for name in names)
-            self._head_norm = QKNorm(query, key, norms.eps)
+        self._head_norm = builder.head_norm(spec)
+        self._row_norms = builder.query_and_key_norms(spec)
         self._sliding_window = spec.sliding_window
         self._kv_cache: KVCache | None = None
 
@@ -77,7 +97,7 @@ class Attention:
         """Compute attention, plus `residual` if there is one, which the caller gives up."""
         assert self._kv_cache is not None, "call allocate_kv_cache first"
         attended = self._backend.forward(
-            self._qkv(x),
+            self._normalize_rows(self._qkv(x)),
             None if self._rotation is None else step.rotations[self._rotation],
             self._kv_cache,
             step.plans[self._plan],
@@ -86,32 +106,39 @@ class Attention:
         )
         return self._output(attended, residual)
 
+    def _normalize_rows(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Apply the norms across heads to query and key, in the memory of `qkv`."""
+        first = 0
+        for size, norm in self._row_norms:
+            part = qkv[:, first : first + size]
+            normed = norm(part, None)
+            if normed is not part:
+                part.copy_(normed)
+            first += size
+        return qkv
 
-class ResidualSum:
-    """of_sum(stream + multiplier * after(branch)).
+
+class BranchSum:
+    """The sum of the residual stream and a branch, which the last product of the branch computes where it can.
 
     Args:
-        after, of_sum: None leaves rows as they are.
+        kernel: None if nothing remains to be done after that product.
+        is_fused: whether the product adds the stream, because no norm and no factor precede the sum.
     """
 
-    def __init__(self, after: RowKernel | None, of_sum: RowKernel | None, multiplier: float) -> None:
-        self._after = after
-        self._of_sum = of_sum
-        self._multiplier = multiplier
-        self._is_fused = after is None and multiplier == 1
+    def __init__(self, kernel: ResidualSumKernel | None, is_fused: bool) -> None:
+        self._kernel = kernel
+        self._is_fused = is_fused
 
-    def fused(self, stream: torch.Tensor) -> torch.Tensor | None:
-        """The residual that the last product of the branch adds: the stream, unless a norm or factor precedes the
-        sum."""
+    def residual(self, stream: torch.Tensor) -> torch.Tensor | None:
+        """The residual that the last product of the branch adds, or None."""
         return stream if self._is_fused else None
 
     def __call__(self, stream: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
-        """The sum, computed in the memory of `stream`; with a `fused` residual, `branch` is the sum already."""
-        if not self._is_fused:
-            if self._after is not None:
-                branch = self._after(branch)
-            branch = stream.add_(branch, alpha=self._multiplier)
-        return branch if self._of_sum is None else self._of_sum(branch)
+        """The sum; `branch` is the result of the last product, with its residual. The values of both are lost."""
+        if self._kernel is None:
+            return branch
+        return self._kernel(branch, None) if self._is_fused else self._kernel(stream, branch)
 
 
 class DecoderLayer:
@@ -126,12 +153,21 @@ class DecoderLayer:
         self.add_feed_forward = builder.residual_sum(norms, layer.residual_multiplier)
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
-        x = self.add_attention(x, self.attention(x, step, self.add_attention.fused(x)))
-        return self.add_feed_forward(x, self.down(self.up(x), self.add_feed_forward.fused(x)))
+        x = self.add_attention(x, self.attention(x, step, self.add_attention.residual(x)))
+        return self.add_feed_forward(x, self.down(self.up(x), self.add_feed_forward.residual(x)))
 
 
 def attention_shape(
     spec: AttentionSpec, dtype: torch.dtype, device: torch.device, kv_cache_dtype: torch.dtype | None
 ) -> AttentionShape:
     """Return the properties of an attention layer on which its backend depends."""
-    return AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, dtype, device, kv_cache_dtype)
+    return AttentionShape(
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.scale,
+        dtype,
+        device,
+        kv_cache_dtype,
+        spec.logits_soft_cap,
+    )

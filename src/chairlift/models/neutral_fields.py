@@ -10,7 +10,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 NEUTRAL_GGUF: Final = _names("rope.scaling.finetuned rope.scaling.original_context_length tensor_data_layout")
-"""Keys below the architecture's name. The original context length affects YaRN scaling only, which is rejected."""
+"""Keys below the architecture's name. The original context length affects YaRN scaling only, whose reader reads it."""
 
 _PROVENANCE: Final = _names("""
     _commit_hash _name_or_path architectures auto_map auto_mapping base_model base_model_name_or_path created_by

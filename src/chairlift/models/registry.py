@@ -14,11 +14,18 @@ from chairlift.errors import ModelLoadError
 from chairlift.models.architecture import Architecture, GGUFHeader, HFReader
 from chairlift.models.config_fields import REQUIRED, ConfigFields, unique
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.gemma import GEMMA2, GEMMA3
+from chairlift.models.granite import GRANITE
 from chairlift.models.llama import LLAMA
 from chairlift.models.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
+from chairlift.models.olmo import OLMO
 from chairlift.models.opt import OPT
+from chairlift.models.phi3 import PHI3
+from chairlift.models.smollm3 import SMOLLM3
 
-ARCHITECTURES: Final[dict[str, Architecture]] = {architecture.name: architecture for architecture in (LLAMA, OPT)}
+ARCHITECTURES: Final[dict[str, Architecture]] = {
+    each.name: each for each in (LLAMA, GEMMA2, GEMMA3, GRANITE, OLMO, OPT, PHI3, SMOLLM3)
+}
 """The supported architectures, by `ModelConfig.architecture`."""
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
@@ -86,7 +93,7 @@ def read_gguf_config(
     *,
     source: str,
     tensor_names: Collection[str] = (),
-    rope_freqs: Sequence[float] | None = None,
+    rope_factors: Mapping[str, Sequence[float]] | None = None,
 ) -> ModelConfig:
     """Read the metadata of a GGUF file.
 
@@ -95,7 +102,7 @@ def read_gguf_config(
         source: the file's name, for error messages.
         tensor_names: names of the file's tensors. They show which biases exist and whether the embeddings are tied
             (no `output.weight`).
-        rope_freqs: the tensor `rope_freqs.weight`, or None if the file has no such tensor.
+        rope_factors: see GGUFHeader.
 
     Raises:
         ModelLoadError: as `read_hf_config`.
@@ -104,7 +111,7 @@ def read_gguf_config(
     tokens = ConfigFields(metadata, source, "tokenizer.ggml.")
     readers = {name: reader for each in ARCHITECTURES.values() for name, reader in each.gguf_readers.items()}
     name = general.choice("architecture", readers)
-    header = GGUFHeader(name, ConfigFields(metadata, source, f"{name}."), tokens, tensor_names, rope_freqs)
+    header = GGUFHeader(name, ConfigFields(metadata, source, f"{name}."), tokens, tensor_names, rope_factors or {})
     bos = tokens.token_ids("bos_token_id")
     read = replace(
         readers[name](header),

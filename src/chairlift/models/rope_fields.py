@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import RopeConfig
@@ -11,7 +13,7 @@ from chairlift.models.declaration import RopeConfig
 WHOLE_HEAD = "the rotation must cover the whole head"
 
 
-def read_rope(fields: ConfigFields) -> RopeConfig:
+def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConfig:
     """Read the rotary embedding of a `config.json`.
 
     transformers 5 writes `rope_parameters`; earlier versions write `rope_theta` and `rope_scaling`.
@@ -19,28 +21,55 @@ def read_rope(fields: ConfigFields) -> RopeConfig:
     fields.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
     scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
     if scaling is None:
-        return RopeConfig(theta=fields.number("rope_theta", 10000.0))
+        return RopeConfig(theta=fields.number("rope_theta", default_theta))
+    return _read_scaling(scaling, _theta(fields, scaling, default_theta))
+
+
+def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> tuple[RopeConfig, RopeConfig]:
+    """Read the rotary embedding of layers with a sliding window, and that of the others, which alone is scaled.
+
+    transformers 5 writes one object for each type of layer; earlier versions write `rope_theta` and `rope_scaling`.
+
+    Args:
+        local_theta, theta: the bases in files that do not contain them.
+    """
+    both = fields.mapping("rope_parameters")
+    if both is None:
+        scaling, base = fields.mapping("rope_scaling"), fields.number("rope_theta", theta)
+        scaled = RopeConfig(theta=base) if scaling is None else _read_scaling(scaling, base)
+        return RopeConfig(theta=local_theta), scaled
+    local, whole = both.mapping("sliding_attention"), both.mapping("full_attention")
+    return _read_own_rope(local, local_theta), _read_own_rope(whole, theta)
+
+
+def _read_own_rope(scaling: ConfigFields | None, default_theta: float) -> RopeConfig:
+    if scaling is None:
+        return RopeConfig(theta=default_theta)
+    return _read_scaling(scaling, scaling.number("rope_theta", default_theta))
+
+
+def _read_scaling(scaling: ConfigFields, theta: float) -> RopeConfig:
     scaling.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
     kind = _kind(scaling)
-    rope = RopeConfig(theta=_theta(fields, scaling))
+    rope = RopeConfig(theta=theta)
     if kind == "default":
         scaling.allow_only("factor", 1.0, "rotary embeddings of type default have no factor")
         return rope
     rope = replace(rope, scaling=kind, factor=scaling.number("factor"))
-    return rope if kind == "linear" else _llama3(rope, scaling)
+    return _SCALINGS[kind](rope, scaling)
 
 
 def _kind(scaling: ConfigFields) -> str:
     """Read the type of the scaling, which some files contain under both its old and its new key."""
     key, other = ("type", "rope_type") if scaling.get("rope_type") is None else ("rope_type", "type")
-    kind = scaling.choice(key, ("default", "linear", "llama3"), "default")
+    kind = scaling.choice(key, ("default", *_SCALINGS), "default")
     if scaling.get(other, kind) != kind:
         raise scaling.error(other, f"is {scaling.get(other)!r}, but {key} is {kind!r}; remove the wrong one")
     return kind
 
 
-def _theta(fields: ConfigFields, scaling: ConfigFields) -> float:
-    theta = fields.number("rope_theta", 10000.0)
+def _theta(fields: ConfigFields, scaling: ConfigFields, default: float) -> float:
+    theta = fields.number("rope_theta", default)
     if scaling.get("rope_theta") is None:
         return theta
     inner = scaling.number("rope_theta")
@@ -57,20 +86,74 @@ def _llama3(rope: RopeConfig, scaling: ConfigFields) -> RopeConfig:
     return replace(rope, low_freq_factor=low, high_freq_factor=high, original_max_position_embeddings=original)
 
 
-def read_gguf_rope(fields: ConfigFields, head_dim: int, rope_freqs: Sequence[float] | None) -> RopeConfig:
+def _yarn(rope: RopeConfig, scaling: ConfigFields) -> RopeConfig:
+    """Read the parameters of YaRN, whose attention factor follows from `factor` unless the file contains it."""
+    of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if scaling.get("attention_factor") is not None:
+        attention = scaling.number("attention_factor")
+    elif all(of_all):
+        part, whole = (scaling.number(key) for key in ("mscale", "mscale_all_dim"))
+        attention = yarn_attention_factor(rope.factor, part) / yarn_attention_factor(rope.factor, whole)
+    else:
+        attention = yarn_attention_factor(rope.factor)
+    return replace(
+        rope,
+        original_max_position_embeddings=scaling.integer("original_max_position_embeddings"),
+        beta_fast=scaling.number("beta_fast", 32),
+        beta_slow=scaling.number("beta_slow", 1),
+        truncate=scaling.flag("truncate", True),
+        attention_factor=attention,
+    )
+
+
+def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
+    """Return the factor of cosines and sines for a context that is `factor` times as long (YaRN, section 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+_SCALINGS: Final[dict[str, Callable[[RopeConfig, ConfigFields], RopeConfig]]] = {
+    "linear": lambda rope, scaling: rope,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+"""`rope_type` -> the reader of its parameters."""
+
+
+def read_gguf_rope(
+    fields: ConfigFields, head_dim: int, rope_freqs: Sequence[float] | None, *, has_longrope: bool = False
+) -> RopeConfig:
     """Read the rotary embedding of a GGUF file.
 
     Args:
         rope_freqs: the tensor `rope_freqs.weight`, or None if the file has no such tensor.
+        has_longrope: whether the caller adds the factors of LongRoPE, which are tensors.
     """
     rope = RopeConfig(theta=fields.number("rope.freq_base", 10000.0))
-    kind = fields.choice("rope.scaling.type", ("none", "linear"), "none")
-    fields.allow_only("rope.scaling.attn_factor", 1.0, "only YaRN has an attention factor, and YaRN is not supported")
+    if has_longrope:
+        fields.choice("rope.scaling.type", ("none", "longrope"), "none")
+        return rope
+    kind = fields.choice("rope.scaling.type", ("none", "linear", "yarn"), "none")
+    if kind == "yarn":
+        return _gguf_yarn(fields, rope)
+    fields.allow_only("rope.scaling.attn_factor", 1.0, "only YaRN and LongRoPE have an attention factor")
     key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
     factor = fields.number(key, 1.0) if kind == "linear" or key == "rope.scale_linear" else 1.0
     if rope_freqs is None:
         return rope if factor == 1.0 else replace(rope, scaling="linear", factor=factor)
     return replace(rope, scaling="factors", freq_factors=_freq_factors(fields, head_dim, rope_freqs, factor))
+
+
+def _gguf_yarn(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
+    factor = fields.number("rope.scaling.factor")
+    return replace(
+        rope,
+        scaling="yarn",
+        factor=factor,
+        original_max_position_embeddings=fields.integer("rope.scaling.original_context_length"),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1),
+        attention_factor=fields.number("rope.scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
+    )
 
 
 def _freq_factors(fields: ConfigFields, head_dim: int, rope_freqs: Sequence[float], factor: float) -> tuple[float, ...]:

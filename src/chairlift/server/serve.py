@@ -73,7 +73,7 @@ def run(
     from chairlift.server.preparation.preparation import PreparationWorkers
     from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
-    fingerprint = tokenizer_fingerprint(resolve_model(config.model))
+    fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
     client.wait_until_ready()
     llm = AsyncLLM(client=client)
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

@@ -267,7 +267,24 @@ def test_the_engine_has_the_planned_blocks_and_requests(
 
 
 @pytest.mark.parametrize("kernels", ["torch", "reference"])
-@pytest.mark.parametrize("arch", ["llama", "llama3", "mistral", "qwen2", "qwen3", "opt"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "llama",
+        "llama3",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "smollm3",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "opt",
+    ],
+)
 def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir: Callable[..., Path]) -> None:
     config = EngineConfig(model=str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, kernels=kernels)
     loaded = load_model(config)
@@ -279,7 +296,7 @@ def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir
 
 @needs_native
 @pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "opt"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2", "phi3", "opt"])
 def test_native_weights_are_planned_to_the_byte(
     arch: str, quantization: str | None, tiny_model_dir: Callable[..., Path]
 ) -> None:

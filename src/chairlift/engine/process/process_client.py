@@ -85,7 +85,7 @@ class ProcessClient(EngineClient):
         super().__init__()
         self._config = config
         self._command = command
-        self._files = resolve_model(config.model)
+        self._files = resolve_model(config.model, accept_terms=config.accept_terms)
         self._in_flight = InFlightRequests()
         self._last_events: deque[Event] = deque(maxlen=LAST_EVENTS)
         self._num_uncredited = 0

@@ -153,7 +153,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """
     config.check_files()
     device = _device(config.device)
-    files = resolve_model(config.model)
+    files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files)
     choice = choose_kernels(config, model_config.dtype)
     _set_threads(config.num_threads, choice)
@@ -171,6 +171,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kernels=choice.kernels,
         quantization=choice.quantization,
         kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
+        max_model_len=config.max_model_len,
     )
     _reject_undeclared_tensors(weights.unused(), files, model_config)
     logger.info(

@@ -110,7 +110,7 @@ def small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
 
 def rotary_tables(config: ModelConfig) -> list[MemoryItem]:
     """Cosines and sines of all positions, in one table for each rotary embedding."""
-    positions, sizes = config.max_position_embeddings, [head_dim for _, head_dim in config.ropes]
+    positions, sizes = config.max_position_embeddings, [rope.num_dims(head_dim) for rope, head_dim in config.ropes]
     if not sizes:
         return []
     formula = f"{positions:,} x {join_terms(str(size) for size in sizes)}"
@@ -146,11 +146,13 @@ def plan_activations(
         widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2))
         gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
         masks             for every chunk and decode over all L keys, one set for each window and backend
+        scores            with a soft cap only: T heads L (4 twice, and b)
         logits            N V (48 + b), or the prompt logprobs if they need more
         request rows      token ids, block tables and penalties of every seat
 
-    The sum is an upper bound, because these are never all in memory at the same time. Attention is assumed to be fused,
-    so no scores are stored. The memory of the process (interpreter, libraries, a CUDA context) is not included.
+    The sum is an upper bound, because these are never all in memory at the same time. Attention without a soft cap is
+    assumed to be fused, so its scores are not stored. The memory of the process (interpreter, libraries, a CUDA
+    context) is not included.
     """
     size = DTYPE_BYTES[dtype]
     branches = [_attention(layer.attention, limits, size) for layer in config.layers]
@@ -160,6 +162,7 @@ def plan_activations(
         max(branches, key=lambda item: item.num_bytes),
         _gathered(config, limits, block_size, size, device),
         _masks(config, limits, block_size, size),
+        *_scores(config, limits, block_size, size),
         plan_logits(config, limits, LOGIT_BYTES + size, PROMPT_LOGIT_BYTES + size),
         plan_request_rows(limits, block_size),
     ]
@@ -213,6 +216,16 @@ def _masks(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: 
     row = length * (size + 9) + ids
     formula = f"{sets} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
     return MemoryItem("masks and block ids", formula, sets * (tokens * length * (size + 1) + seqs * row))
+
+
+def _scores(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int) -> list[MemoryItem]:
+    """The scores of attention with a soft cap, for which torch has no fused kernel."""
+    heads = [layer.attention.num_heads for layer in config.layers if layer.attention.logits_soft_cap is not None]
+    if not heads:
+        return []
+    tokens, length = limits.max_num_batched_tokens, -(-limits.max_model_len // block_size) * block_size
+    formula = f"{tokens:,} x {max(heads)} x {length:,} x {8 + size} bytes"
+    return [MemoryItem("scores with a soft cap", formula, tokens * max(heads) * length * (8 + size))]
 
 
 def plan_logits(config: ModelConfig, limits: SchedulerConfig, logit_bytes: int, prompt_logit_bytes: int) -> MemoryItem:

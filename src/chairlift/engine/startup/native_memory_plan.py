@@ -77,7 +77,7 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
     With T tokens, hidden size H, and for the widest layer Q and K as the widths of queries and keys, I as the inner
     size and d as the head size, the numbers of values are:
 
-        residual stream   3 T H (OPT adds positions)
+        residual stream   3 T H (OPT adds positions); 5 T H if a norm or factor comes between a product and the sum
         attention         T (2 Q + 2 K), and T d for the rotation
         MLP               2 T I
         product inputs    T times the widest input, at most float32, with scales
@@ -88,8 +88,9 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
     queries, keys = max(spec.query_size for spec in specs), max(spec.key_size for spec in specs)
     head_dim = max(spec.head_dim for spec in specs)
     widest = max(hidden, queries, inner)
+    copies = 3 if all(layer.is_fused for layer in config.layers) else 5
     return [
-        value_item("residual stream", f"3 x {tokens:,} x {hidden:,}", 3 * tokens * hidden, FLOAT_BYTES),
+        value_item("residual stream", f"{copies} x {tokens:,} x {hidden:,}", copies * tokens * hidden, FLOAT_BYTES),
         value_item(
             "attention",
             f"{tokens:,} x (2 x {queries:,} + 2 x {keys:,} + {head_dim})",
@@ -105,10 +106,7 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
 
 
 def _torch_rows(config: ModelConfig, tokens: int, inner: int) -> list[MemoryItem]:
-    """Rows of the operations that torch computes because native kernels lack them: an activation and a part of it; a
-    branch, its norm and the norm of the sum."""
+    """Rows of the activations that torch computes because native kernels lack them: an activation and a part of it."""
     if not torch_operations(config):
         return []
-    hidden = config.hidden_size
-    how = f"{tokens:,} x (2 x {inner:,} + 3 x {hidden:,})"
-    return [value_item("rows that torch computes", how, tokens * (2 * inner + 3 * hidden), FLOAT_BYTES)]
+    return [value_item("rows that torch computes", f"{tokens:,} x 2 x {inner:,}", tokens * 2 * inner, FLOAT_BYTES)]

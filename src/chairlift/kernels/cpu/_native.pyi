@@ -143,7 +143,8 @@ class FusedLinear:
         parts: Matrices with the same input, whose outputs follow each other; the layer keeps them alive. Their formats are
             equal, or all of them block types of ggml.
         bias: float32 [out_features], copied; None adds nothing.
-        prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul" or "relu".
+        prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
+            "gelu_tanh_and_mul" or "relu".
         norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
         norm_bias: float32 [in_features], copied; for "layer_norm".
         eps: The constant that both norms add to the variance.
@@ -169,12 +170,65 @@ class FusedLinear:
         Compute the layer for all rows.
 
         Args:
-            x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for "silu_and_mul".
+            x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for "silu_and_mul" and
+                "gelu_tanh_and_mul".
             x_stride: The distance between rows of x, in floats.
             num_rows: The number of rows.
             out_ptr: float32 [num_rows, out_features], without overlap with x.
             out_stride: The distance between rows of out, in floats.
             add: Whether the result is added to the values in out, instead of replacing them.
+        """
+
+class Norm:
+    """
+    A norm of rows, or none.
+
+    Args:
+        kind: "none", "rms_norm" or "layer_norm".
+        weight: float32 [size], copied; None for "none".
+        bias: float32 [size], copied; for "layer_norm".
+        eps: The constant that both norms add to the variance.
+
+    Raises:
+        ValueError: The kind is unknown or no norm, or a vector is missing or has another length.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        eps: float = 0.0,
+    ) -> None: ...
+
+class ResidualSum:
+    """
+    The sum of the residual stream and a branch: of_sum(stream + multiplier * after(branch)).
+
+    Args:
+        after: The norm of the branch; copied.
+        of_sum: The norm of the sum; copied.
+        multiplier: The factor of the branch.
+    """
+
+    def __init__(self, after: Norm, of_sum: Norm, multiplier: float) -> None: ...
+    def __call__(
+        self, stream_ptr: int, stream_stride: int, branch_ptr: int, branch_stride: int, num_rows: int, size: int
+    ) -> None:
+        """
+        Compute the sum for all rows, in the memory of the stream.
+
+        Args:
+            stream_ptr: float32 [num_rows, size], overwritten with the result.
+            stream_stride, branch_stride: The distance between rows, in floats.
+            branch_ptr: float32 [num_rows, size], whose values are lost; 0 adds nothing.
+            num_rows: The number of rows.
+            size: The values of a row.
+
+        Raises:
+            ValueError: The weights of a norm have another size.
         """
 
 class AttentionStep:
@@ -215,12 +269,15 @@ class PagedAttention:
         head_dim: Values per head: a multiple of 4, at most 512.
         scale: The factor of the dot products.
         kv_dtype: The type of K and V in memory: "f32", "bf16" or "int8".
+        soft_cap: c where a score s becomes c * tanh(s / c) before the softmax; 0 leaves scores as they are.
 
     Raises:
         ValueError: A number is out of range, or the type is unknown.
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, kv_dtype: str) -> None: ...
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, kv_dtype: str, soft_cap: float = 0.0
+    ) -> None: ...
     def forward(
         self,
         qkv_ptr: int,
@@ -230,6 +287,7 @@ class PagedAttention:
         norm_eps: float,
         positions_ptr: int,
         cos_sin_cache_ptr: int,
+        rotary_dim: int,
         key_ptr: int,
         value_ptr: int,
         key_scale_ptr: int,
@@ -248,8 +306,9 @@ class PagedAttention:
             q_norm_ptr, k_norm_ptr: float32 [head_dim], weights of RMSNorm over each head; 0 for no norm.
             norm_eps: The constant that RMSNorm adds to the mean square.
             positions_ptr: int64 [num_tokens]; 0 without rotary embedding.
-            cos_sin_cache_ptr: float32 [max_position, head_dim], the cosines of each position, then its sines; 0 without
+            cos_sin_cache_ptr: float32 [max_position, rotary_dim], the cosines of each position, then its sines; 0 without
                 rotary embedding.
+            rotary_dim: The number of first dimensions of each head that are rotated: even, at most head_dim.
             key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
             key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
             window: Keys that a query sees, including its own; 0 for all up to its own.

@@ -53,7 +53,12 @@ class NativeAttention(AttentionBackend[NativePlan]):
         super().__init__(shape)
         self._native = load()
         self._attention = self._native.PagedAttention(
-            shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, KV_DTYPES[shape.kv_dtype]
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.scale,
+            KV_DTYPES[shape.kv_dtype],
+            shape.logits_soft_cap or 0.0,
         )
         self._buffers = RowBuffers()
         self._kv_allocations = 0
@@ -90,7 +95,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
             qkv.data_ptr(),
             plan.step,
             *((0, 0, 0.0) if qk_norm is None else (qk_norm.query.data_ptr(), qk_norm.key.data_ptr(), qk_norm.eps)),
-            *((0, 0) if rotary is None else (rotary.positions.data_ptr(), rotary.cos_sin_cache.data_ptr())),
+            *_rotary_arguments(rotary),
             cache.key.data_ptr(),
             cache.value.data_ptr(),
             0 if cache.key_scale is None else cache.key_scale.data_ptr(),
@@ -99,6 +104,12 @@ class NativeAttention(AttentionBackend[NativePlan]):
             plan.out.data_ptr(),
         )
         return plan.out
+
+
+def _rotary_arguments(rotary: RotaryStep | None) -> tuple[int, int, int]:
+    if rotary is None:
+        return 0, 0, 0
+    return rotary.positions.data_ptr(), rotary.cos_sin_cache.data_ptr(), rotary.cos_sin_cache.shape[1]
 
 
 def _check(shape: AttentionShape) -> None:

@@ -23,7 +23,7 @@ from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repac
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, RowKernel
-from chairlift.kernels.weights import MatrixParts, Weights
+from chairlift.kernels.weights import FloatArray, MatrixParts, Weights
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -53,7 +53,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         load_matrix=loader.load,
         make_embedding=partial(NativeEmbedding, buffers=buffers),
         make_linear=make_linear,
-        make_prologue=torch_ops.make_prologue,
+        make_residual_sum=partial(NativeResidualSum, native),
         attention=NativeAttention,
         notes=loader.notes,
         run_layers=RecordedLayers(native, buffers),
@@ -142,9 +142,7 @@ class NativeLinear:
         prologue: Prologue,
         buffers: RowBuffers,
     ) -> None:
-        vectors = [
-            None if vector is None else vector.float().numpy() for vector in (bias, prologue.weight, prologue.bias)
-        ]
+        vectors = [_vector(values) for values in (bias, prologue.weight, prologue.bias)]
         bias_array, norm_weight, norm_bias = vectors
         self._matrix = matrix
         self._kernel = native.FusedLinear(
@@ -163,6 +161,39 @@ class NativeLinear:
         assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
         self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
         return out
+
+
+class NativeResidualSum:
+    """A `ResidualSumKernel` that computes in the memory of the stream.
+
+    Attributes:
+        num_bytes: the size of the norms, which the extension copies.
+    """
+
+    def __init__(self, native: NativeExtension, after: Prologue, of_sum: Prologue, multiplier: float) -> None:
+        norms = []
+        self.num_bytes = 0
+        for norm in (after, of_sum):
+            weight, bias = _vector(norm.weight), _vector(norm.bias)
+            self.num_bytes += sum(vector.nbytes for vector in (weight, bias) if vector is not None)
+            norms.append(native.Norm(norm.kind, weight, bias, norm.eps))
+        self._kernel = native.ResidualSum(norms[0], norms[1], multiplier)
+
+    def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
+        assert stream.dtype == torch.float32, "native kernels compute in float32"
+        assert stream.stride(1) == 1, "each row must be contiguous"
+        num_rows, size = stream.shape
+        address, stride = 0, 0
+        if branch is not None:
+            assert branch.shape == stream.shape, "both must have the same shape"
+            assert branch.stride(1) == 1, "each row must be contiguous"
+            address, stride = branch.data_ptr(), branch.stride(0)
+        self._kernel(stream.data_ptr(), stream.stride(0), address, stride, num_rows, size)
+        return stream
+
+
+def _vector(values: torch.Tensor | None) -> FloatArray | None:
+    return None if values is None else values.float().numpy()
 
 
 class TorchThenNative:

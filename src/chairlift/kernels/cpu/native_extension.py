@@ -24,9 +24,11 @@ class NativeExtension(Protocol):
 
     AttentionStep: type[_native.AttentionStep]
     FusedLinear: type[_native.FusedLinear]
+    Norm: type[_native.Norm]
     PackedMatrix: type[_native.PackedMatrix]
     PagedAttention: type[_native.PagedAttention]
     ReadBuffer: type[_native.ReadBuffer]
+    ResidualSum: type[_native.ResidualSum]
     Tape: type[_native.Tape]
     TokenSampler: type[_native.TokenSampler]
 

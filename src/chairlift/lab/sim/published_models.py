@@ -6,7 +6,7 @@ from typing import Final
 
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import ConfigError
-from chairlift.models.llama import LlamaSizes
+from chairlift.models.llama_sizes import LlamaSizes
 from chairlift.models.opt import OPTSizes
 
 

@@ -35,22 +35,26 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float scale, const std::string& kv_dtype) {
+AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float scale, const std::string& kv_dtype,
+                          float soft_cap) {
   if (num_kv_heads < 1 || num_heads < num_kv_heads || num_heads % num_kv_heads != 0)
     throw nb::value_error(("num_heads must be a multiple of num_kv_heads=" + std::to_string(num_kv_heads) + ", got " +
                            std::to_string(num_heads)).c_str());
   if (head_dim < 4 || head_dim > kMaxHeadDim || head_dim % 4 != 0)
     throw nb::value_error(("head_dim must be a multiple of 4 from 4 to 512, got " + std::to_string(head_dim)).c_str());
-  return {num_heads, num_kv_heads, head_dim, scale, kv_type_of(kv_dtype), nullptr, nullptr, 0.0f};
+  if (!(soft_cap >= 0 && soft_cap < 1e30f))
+    throw nb::value_error(("soft_cap must be 0 or a positive number, got " + std::to_string(soft_cap)).c_str());
+  return {num_heads, num_kv_heads, head_dim, scale, kv_type_of(kv_dtype), nullptr, nullptr, 0.0f, 0, soft_cap};
 }
 
 void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step, uintptr_t q_norm, uintptr_t k_norm,
-             float norm_eps, uintptr_t positions, uintptr_t cos_sin_cache, uintptr_t key, uintptr_t value,
-             uintptr_t key_scale, uintptr_t value_scale, int64_t window, uintptr_t out) {
+             float norm_eps, uintptr_t positions, uintptr_t cos_sin_cache, int rotary_dim, uintptr_t key,
+             uintptr_t value, uintptr_t key_scale, uintptr_t value_scale, int64_t window, uintptr_t out) {
   AttentionShape shape = attention;
   shape.q_norm = pointer<const float>(q_norm);
   shape.k_norm = pointer<const float>(k_norm);
   shape.norm_eps = norm_eps;
+  shape.rotary_dim = rotary_dim;
   const PagedKV kv = {pointer<void>(key), pointer<void>(value), pointer<float>(key_scale), pointer<float>(value_scale),
                       step.shape().block_size};
   const LayerCall call = {kv,     pointer<float>(qkv), nullptr, pointer<const float>(cos_sin_cache),
@@ -99,19 +103,21 @@ Args:
     head_dim: Values per head: a multiple of 4, at most 512.
     scale: The factor of the dot products.
     kv_dtype: The type of K and V in memory: "f32", "bf16" or "int8".
+    soft_cap: c where a score s becomes c * tanh(s / c) before the softmax; 0 leaves scores as they are.
 
 Raises:
     ValueError: A number is out of range, or the type is unknown.)")
       .def("__init__",
            [](AttentionShape* self, int num_heads, int num_kv_heads, int head_dim, float scale,
-              const std::string& kv_dtype) {
-             new (self) AttentionShape(make_shape(num_heads, num_kv_heads, head_dim, scale, kv_dtype));
+              const std::string& kv_dtype, float soft_cap) {
+             new (self) AttentionShape(make_shape(num_heads, num_kv_heads, head_dim, scale, kv_dtype, soft_cap));
            },
-           nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("scale"), nb::arg("kv_dtype"))
+           nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("scale"), nb::arg("kv_dtype"),
+           nb::arg("soft_cap") = 0.0f)
       .def("forward", &forward,
            nb::arg("qkv_ptr"), nb::arg("step"), nb::arg("q_norm_ptr"), nb::arg("k_norm_ptr"), nb::arg("norm_eps"),
-           nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"),
-           nb::arg("key_scale_ptr"), nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
+           nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"), nb::arg("key_ptr"),
+           nb::arg("value_ptr"), nb::arg("key_scale_ptr"), nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
            nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.
 
 Addresses may be 0 only where stated.
@@ -122,8 +128,9 @@ Args:
     q_norm_ptr, k_norm_ptr: float32 [head_dim], weights of RMSNorm over each head; 0 for no norm.
     norm_eps: The constant that RMSNorm adds to the mean square.
     positions_ptr: int64 [num_tokens]; 0 without rotary embedding.
-    cos_sin_cache_ptr: float32 [max_position, head_dim], the cosines of each position, then its sines; 0 without
+    cos_sin_cache_ptr: float32 [max_position, rotary_dim], the cosines of each position, then its sines; 0 without
         rotary embedding.
+    rotary_dim: The number of first dimensions of each head that are rotated: even, at most head_dim.
     key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
     key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
     window: Keys that a query sees, including its own; 0 for all up to its own.

@@ -27,9 +27,9 @@ static inline void norm_head(float* x, int head_dim, const float* weight, float 
   }
 }
 
-// Dimensions i and i + head_dim / 2 are a pair, rotated by the angle whose cosine is cos_sin[i] (Su et al., 2021).
-static inline void rotate_head(float* x, int head_dim, const float* cos_sin) {
-  const int half = head_dim / 2;
+// Dimensions i and i + rotary_dim / 2 are a pair, rotated by the angle whose cosine is cos_sin[i] (Su et al., 2021).
+static inline void rotate_head(float* x, int rotary_dim, const float* cos_sin) {
+  const int half = rotary_dim / 2;
   for (int i = 0; i < half; i += kLanes) {
     const int n = lanes_left(i, half);
     const F a = load_some(x + i, n), b = load_some(x + half + i, n);
@@ -83,11 +83,11 @@ static inline void write_head(const AttentionShape& shape, const float* x, void*
 static inline void norm_and_rotate_head(const AttentionShape& shape, const float* norm, const float* cos_sin,
                                         float* x) {
   if (norm) norm_head(x, shape.head_dim, norm, shape.norm_eps);
-  if (cos_sin) rotate_head(x, shape.head_dim, cos_sin);
+  if (cos_sin) rotate_head(x, shape.rotary_dim, cos_sin);
 }
 
 static inline const float* angles(const AttentionShape& shape, const TokenRows& tokens, int64_t token) {
-  return tokens.cos_sin ? tokens.cos_sin + tokens.positions[token] * shape.head_dim : nullptr;
+  return tokens.cos_sin ? tokens.cos_sin + tokens.positions[token] * shape.rotary_dim : nullptr;
 }
 
 static inline void copy_head(const float* from, int head_dim, float* to) {

@@ -3,7 +3,7 @@
 // The keys of a sequence are divided at absolute positions into tiles of kKeyTile, and into splits of kSplit. A query
 // row is computed with the same operations in the same order for any batch, any chunk of its prompt and any thread:
 //
-//   score of a key         one chain of fma over head_dim, ascending; times the scale of an int8 key
+//   score of a key         one chain of fma over head_dim, ascending; times the scale of an int8 key; then the soft cap
 //   softmax in a split     online, tile after tile (Milakov and Gimelshein, 2018)
 //   output in a split      one chain of fma over keys, ascending; weights times the scales of int8 values first
 //   splits                 merged ascending (as in Flash-Decoding: Dao et al., 2023)
@@ -31,6 +31,8 @@ struct AttentionShape {
   const float* q_norm;  // [head_dim] or null: no norm on query and key
   const float* k_norm;
   float norm_eps;
+  int rotary_dim = 0;  // the first dimensions of each head, which are rotated
+  float soft_cap = 0;  // scores become soft_cap * tanh(score / soft_cap); 0: they do not change
 
   int group() const { return num_heads / num_kv_heads; }
   // The number of floats of query, key and value of one token.
@@ -54,7 +56,7 @@ struct TokenRows {
   const float* qkv;
   const int64_t* slots;      // -1: K and V are not written
   const int64_t* positions;  // for rotary embedding
-  const float* cos_sin;      // [max_position][head_dim]: cosines of the angles, then sines; null: no rotary embedding
+  const float* cos_sin;      // [max_position][rotary_dim]: cosines of the angles, then sines; null: no rotary embedding
 };
 
 // Consecutive tokens of one sequence at consecutive KV heads. The rows are ordered by KV head, token, head of the

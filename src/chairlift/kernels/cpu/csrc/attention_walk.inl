@@ -43,6 +43,17 @@ static CHAIRLIFT_INLINE void scale_rows(float* scores, const float* scales, int 
   }
 }
 
+// tanh(x) is 1 - 2 / (1 + exp(2 * x)).
+static inline void cap_scores(float* scores, float soft_cap, int num_rows, int num_vectors) {
+  const F cap = set1(soft_cap), twice_inverse = set1(2.0f / soft_cap), one = set1(1.0f), two = set1(2.0f);
+  for (int r = 0; r < num_rows; ++r)
+    for (int v = 0; v < num_vectors; ++v) {
+      float* const score = scores + r * kKeyTile + v * kLanes;
+      const F growth = exp(mul(load(score), twice_inverse));
+      store(score, mul(cap, sub(one, div(two, add(one, growth)))));
+    }
+}
+
 // One tile at one head of the block. The next tile is prefetched during its computation.
 struct TileWork {
   int64_t first_key;
@@ -72,6 +83,7 @@ static CHAIRLIFT_INLINE void weigh_rows(const Work& work, const State& state, co
                                         const RowRange& rows, float* scores, float* factor) {
   const int num_rows = rows.num_rows, num_vectors = rows.num_vectors();
   if (type == KVType::int8) scale_rows(scores, tile.scales.key, num_rows, num_vectors);
+  if (work.shape.soft_cap > 0) cap_scores(scores, work.shape.soft_cap, num_rows, num_vectors);
   alignas(64) float largest[16], reference[16];
   for (int r = 0; r < num_rows; ++r) {
     const int row_begin = within_tile(work.first_key[rows.first + r] - tile.first_key);

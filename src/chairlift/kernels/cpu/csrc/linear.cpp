@@ -120,7 +120,7 @@ Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vect
     out += static_cast<size_t>(part->out_features());
   }
   const auto in = static_cast<size_t>(parts_[0]->in_features());
-  const bool has_norm = prologue == Prologue::rms_norm || prologue == Prologue::layer_norm;
+  const bool has_norm = is_norm(prologue);
   if (!bias_.empty() && bias_.size() != out) throw std::invalid_argument("bias must have out_features values");
   if (norm_weight_.size() != (has_norm ? in : 0)) throw std::invalid_argument("norm_weight must have in_features values");
   if (norm_bias_.size() != (prologue == Prologue::layer_norm ? in : 0))

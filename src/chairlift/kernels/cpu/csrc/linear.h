@@ -18,7 +18,7 @@ class Linear {
   Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
          std::vector<float> norm_weight, std::vector<float> norm_bias, float eps);
 
-  // x [rows, in_features], or [rows, 2 * in_features] for silu_and_mul; out [rows, out_features], without overlap with
+  // x [rows, in_features], or [rows, 2 * in_features] if gated; out [rows, out_features], without overlap with
   // x. Strides are in floats. `next`: the layer that is computed after this one, or null. A thread that has finished
   // prefetches its first weights.
   void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,

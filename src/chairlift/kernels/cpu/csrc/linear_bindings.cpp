@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "binding_arguments.h"
 #include "ggml_blocks.h"
 #include "linear.h"
 #include "tape.h"
@@ -16,7 +17,6 @@ namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 nb::builtin_exception value_error(const std::string& message) { return nb::value_error(message.c_str()); }
 
@@ -63,20 +63,6 @@ auto unpack(const PackedMatrix& matrix, int64_t first_row, int64_t num_rows) {
     matrix.unpack(first_row, num_rows, values);
   }
   return nb::ndarray<nb::numpy, float, nb::ndim<2>>(values, {static_cast<size_t>(num_rows), width}, owner);
-}
-
-std::vector<float> to_vector(const std::optional<Vector>& values) {
-  if (!values) return {};
-  return {values->data(), values->data() + values->shape(0)};
-}
-
-Prologue parse_prologue(const std::string& name) {
-  if (name == "none") return Prologue::none;
-  if (name == "rms_norm") return Prologue::rms_norm;
-  if (name == "layer_norm") return Prologue::layer_norm;
-  if (name == "silu_and_mul") return Prologue::silu_and_mul;
-  if (name == "relu") return Prologue::relu;
-  throw value_error("prologue must be one of none, rms_norm, layer_norm, silu_and_mul, relu, got '" + name + "'");
 }
 
 void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride,
@@ -157,7 +143,8 @@ Args:
     parts: Matrices with the same input, whose outputs follow each other; the layer keeps them alive. Their formats are
         equal, or all of them block types of ggml.
     bias: float32 [out_features], copied; None adds nothing.
-    prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul" or "relu".
+    prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
+        "gelu_tanh_and_mul" or "relu".
     norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
     norm_bias: float32 [in_features], copied; for "layer_norm".
     eps: The constant that both norms add to the variance.
@@ -178,7 +165,8 @@ Raises:
            nb::arg("add"), nb::call_guard<nb::gil_scoped_release>(), R"(Compute the layer for all rows.
 
 Args:
-    x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for "silu_and_mul".
+    x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for "silu_and_mul" and
+        "gelu_tanh_and_mul".
     x_stride: The distance between rows of x, in floats.
     num_rows: The number of rows.
     out_ptr: float32 [num_rows, out_features], without overlap with x.

@@ -63,11 +63,19 @@ static void layer_norm(const PrologueArgs& args, Row x, int64_t n, float* y) {
   });
 }
 
-static void silu_and_mul(Row x, int64_t n, float* y) {
+// gate * sigmoid(inner(gate)) * up, where the gate is the first half of the row.
+template <typename Inner>
+static void gate_and_mul(Row x, int64_t n, float* y, Inner inner) {
   each(n, y, [&](int64_t i, int count) {
     const F gate = x.part(i, count), up = x.part(n + i, count);
-    return mul(div(gate, add(set1(1.0f), exp(neg(gate)))), up);
+    return mul(div(gate, add(set1(1.0f), exp(neg(inner(gate))))), up);
   });
+}
+
+// The tanh approximation of GELU (Hendrycks and Gimpel, 2016) is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)).
+static inline F gelu_tanh_inner(F x) {
+  constexpr float kFactor = 1.5957691216057308f;
+  return mul(x, fma(mul(x, x), set1(0.044715f * kFactor), set1(kFactor)));
 }
 
 static void prologue(const PrologueArgs& args, const float* at, const float* next, int64_t n, float* y) {
@@ -75,10 +83,22 @@ static void prologue(const PrologueArgs& args, const float* at, const float* nex
   switch (args.kind) {
     case Prologue::rms_norm: return rms_norm(args, x, n, y);
     case Prologue::layer_norm: return layer_norm(args, x, n, y);
-    case Prologue::silu_and_mul: return silu_and_mul(x, n, y);
+    case Prologue::silu_and_mul: return gate_and_mul(x, n, y, [](F gate) { return gate; });
+    case Prologue::gelu_tanh_and_mul: return gate_and_mul(x, n, y, gelu_tanh_inner);
     case Prologue::relu: return each(n, y, [&](int64_t i, int count) { return max(x.part(i, count), zero()); });
     case Prologue::none: return each(n, y, [&](int64_t i, int count) { return x.part(i, count); });
   }
+}
+
+static void add_branch(const ResidualArgs& args, float* branch, int64_t n, float* stream) {
+  if (branch) {
+    prologue(args.after, branch, branch, n, branch);
+    const F multiplier = set1(args.multiplier);
+    each(n, stream, [&](int64_t i, int count) {
+      return fma(part(branch + i, count), multiplier, part(stream + i, count));
+    });
+  }
+  if (args.of_sum.kind != Prologue::none) prologue(args.of_sum, stream, stream, n, stream);
 }
 
 // --- activations ----------------------------------------------------------------------------------------------------

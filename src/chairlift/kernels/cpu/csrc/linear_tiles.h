@@ -78,7 +78,12 @@ struct StripeTask {
   bool add;  // out += instead of out =
 };
 
-enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, relu };
+enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, relu };
+
+constexpr bool is_norm(Prologue kind) { return kind == Prologue::rms_norm || kind == Prologue::layer_norm; }
+constexpr bool is_gated(Prologue kind) {
+  return kind == Prologue::silu_and_mul || kind == Prologue::gelu_tanh_and_mul;
+}
 
 // The function of a row before the product.
 struct PrologueArgs {
@@ -86,6 +91,12 @@ struct PrologueArgs {
   const float* weight;
   const float* bias;
   float eps;
+};
+
+// The sum of the residual stream and a branch: of_sum(stream + multiplier * after(branch)).
+struct ResidualArgs {
+  PrologueArgs after, of_sum;  // norms or none
+  float multiplier;
 };
 
 // The outliers of a row, in ascending order of their entries.
@@ -129,8 +140,11 @@ struct ProductKernel {
 
 struct LinearTiles {
   ProductKernel products[kNumWeightFormats];
-  // Computes y [inputs] from x [inputs], or x [2 * inputs] for silu_and_mul; y may be x. next: a row to be prefetched.
+  // Computes y [inputs] from x [inputs], or x [2 * inputs] if it is gated; y may be x. next: a row to be prefetched.
   void (*prologue)(const PrologueArgs& args, const float* x, const float* next, int64_t inputs, float* y);
+  // Computes the sum of a row of the residual stream and a branch [n] in `stream`, and overwrites `branch`. Null adds
+  // nothing.
+  void (*add_branch)(const ResidualArgs& args, float* branch, int64_t n, float* stream);
   // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
   void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);

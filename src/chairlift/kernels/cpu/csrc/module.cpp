@@ -10,6 +10,7 @@ namespace nb = nanobind;
 namespace chairlift {
 
 void bind_linear(nb::module_& m);
+void bind_residual(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_ceilings(nb::module_& m);
@@ -53,6 +54,7 @@ are NumPy arrays in C order, whose shape and dtype are checked.)";
   nb::set_leak_warnings(false);  // a process that ends with a model loaded has not leaked it
   chairlift::bind_process(m);
   chairlift::bind_linear(m);
+  chairlift::bind_residual(m);
   chairlift::bind_attention(m);
   chairlift::bind_sampling(m);
   chairlift::bind_ceilings(m);

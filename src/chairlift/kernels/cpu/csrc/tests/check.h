@@ -65,6 +65,7 @@ class Random {
 
 void test_pool();
 void test_linear();
+void test_residual_sum();
 void test_attention();
 void test_sampling();
 

@@ -25,6 +25,7 @@ int main() {
     set_isa(name);
     Pool::get().set_num_threads(3);
     test::run("linear", test::test_linear);
+    test::run("residual", test::test_residual_sum);
     test::run("attention", test::test_attention);
     test::run("sampling", test::test_sampling);
   }

@@ -89,13 +89,13 @@ class Layer {
       first_block += (s.seq_len + c.block_size - 1) / c.block_size;
       tokens_.push_back(random.normals(s.seq_len * c.shape.qkv_width()));
     }
-    cos_sin_.resize(static_cast<size_t>(longest * c.shape.head_dim));
-    const int half = c.shape.head_dim / 2;
+    cos_sin_.resize(static_cast<size_t>(longest * c.shape.rotary_dim));
+    const int half = c.shape.rotary_dim / 2;
     for (int64_t p = 0; p < longest; ++p) {
       for (int i = 0; i < half; ++i) {
         const double angle = static_cast<double>(p) * std::pow(100.0, -i / static_cast<double>(half));
-        cos_sin_[static_cast<size_t>(p * c.shape.head_dim + i)] = static_cast<float>(std::cos(angle));
-        cos_sin_[static_cast<size_t>(p * c.shape.head_dim + half + i)] = static_cast<float>(std::sin(angle));
+        cos_sin_[static_cast<size_t>(p * c.shape.rotary_dim + i)] = static_cast<float>(std::cos(angle));
+        cos_sin_[static_cast<size_t>(p * c.shape.rotary_dim + half + i)] = static_cast<float>(std::sin(angle));
       }
     }
     q_norm_ = random.normals(c.norms ? c.shape.head_dim : 0);
@@ -150,11 +150,12 @@ class Layer {
       for (size_t i = 0; i < n; ++i) y[i] *= weight[i] / std::sqrt(squares);
     }
     if (case_.rotates) {
-      const float* turn = cos_sin_.data() + static_cast<size_t>(token) * n;
-      for (size_t i = 0; i < n / 2; ++i) {
-        const double a = y[i], b = y[n / 2 + i];
-        y[i] = a * turn[i] - b * turn[n / 2 + i];
-        y[n / 2 + i] = b * turn[i] + a * turn[n / 2 + i];
+      const auto half = static_cast<size_t>(shape.rotary_dim) / 2;
+      const float* turn = cos_sin_.data() + static_cast<size_t>(token) * 2 * half;
+      for (size_t i = 0; i < half; ++i) {
+        const double a = y[i], b = y[half + i];
+        y[i] = a * turn[i] - b * turn[half + i];
+        y[half + i] = b * turn[i] + a * turn[half + i];
       }
     }
     return y;
@@ -171,7 +172,8 @@ class Layer {
       double score = 0;
       for (int i = 0; i < shape.head_dim; ++i)
         score += query[static_cast<size_t>(i)] * memory_.key_at(slot(sequence, key), kv_head, i);
-      scores.push_back(score * shape.scale);
+      score *= shape.scale;
+      scores.push_back(shape.soft_cap > 0 ? shape.soft_cap * std::tanh(score / shape.soft_cap) : score);
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
     double sum = 0;
@@ -310,6 +312,8 @@ void test_attention() {
         c.window = random.among(std::vector<int64_t>{0, 0, 1, 30, 520});
         c.rotates = random.below(2) == 1;
         c.norms = random.below(3) == 0;
+        c.shape.rotary_dim = random.below(3) == 0 ? head_dim / 2 : head_dim;
+        c.shape.soft_cap = random.among(std::vector<float>{0, 0, 2});
         check_case(c, random);
       }
     }

@@ -15,7 +15,7 @@ namespace {
 constexpr WeightFormat kRounded[] = {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::int8,
                                      WeightFormat::bf16, WeightFormat::f16,  WeightFormat::f32};
 constexpr Prologue kPrologues[] = {Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu_and_mul,
-                                   Prologue::relu};
+                                   Prologue::gelu_tanh_and_mul, Prologue::relu};
 
 struct Case {
   WeightFormat format;
@@ -23,8 +23,8 @@ struct Case {
   int64_t rows, inputs, outputs;
   bool has_bias, add;
 
-  int64_t width() const { return prologue == Prologue::silu_and_mul ? 2 * inputs : inputs; }
-  bool has_norm() const { return prologue == Prologue::rms_norm || prologue == Prologue::layer_norm; }
+  int64_t width() const { return is_gated(prologue) ? 2 * inputs : inputs; }
+  bool has_norm() const { return is_norm(prologue); }
   std::string name() const {
     return std::string(name_of(format)) + ", prologue " + std::to_string(static_cast<int>(prologue)) + ", " +
            std::to_string(rows) + " x " + std::to_string(inputs) + " x " + std::to_string(outputs);
@@ -45,6 +45,8 @@ std::vector<double> prepared(const Case& c, const float* x, const std::vector<fl
     if (c.prologue == Prologue::layer_norm) y[i] += bias[i];
     if (c.prologue == Prologue::relu) y[i] = std::max(y[i], 0.0);
     if (c.prologue == Prologue::silu_and_mul) y[i] = y[i] / (1 + std::exp(-y[i])) * x[n + i];
+    if (c.prologue == Prologue::gelu_tanh_and_mul)
+      y[i] = 0.5 * y[i] * (1 + std::tanh(std::sqrt(2 / M_PI) * (y[i] + 0.044715 * y[i] * y[i] * y[i]))) * x[n + i];
   }
   return y;
 }

@@ -1,0 +1,45 @@
+"""Readers of properties that the files of many architectures have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from chairlift.models.config_fields import ConfigFields, exact_quotient
+
+MAX_LAYERS: Final = 4096
+
+
+def read_head_dim(fields: ConfigFields, key: str, hidden_key: str, heads_key: str, heads: int) -> int:
+    """Read the head size at `key`; if it is absent, it is the hidden size divided by the number of heads."""
+    if fields.get(key) is None:
+        head_dim = exact_quotient(fields, hidden_key, fields.integer(hidden_key), heads_key, heads)
+    else:
+        head_dim = fields.integer(key, high=4096)
+    if head_dim % 2:
+        raise fields.error(key, f"must be even for rotary embeddings, got {head_dim}")
+    return head_dim
+
+
+def read_layer_windows(fields: ConfigFields, types: Any, layers: int, window: int | None) -> Sequence[int | None]:
+    """Return the window of each layer, or None for full attention.
+
+    Args:
+        types: the value of `layer_types`.
+        window: the window of the layers of type "sliding_attention"; None if there may be no such layer.
+    """
+    known: dict[str, int | None] = {"full_attention": None}
+    if window is not None:
+        known = {"sliding_attention": window, **known}
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(isinstance(kind, str) and kind in known for kind in types)
+    ):
+        raise fields.error("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
+    return tuple(known[kind] for kind in types)
+
+
+def repeat_windows(layers: int, window: int | None, pattern: int) -> Sequence[int | None]:
+    """Return the windows of layers of which every `pattern`-th has none."""
+    return tuple(window if (layer + 1) % pattern else None for layer in range(layers))

@@ -1,0 +1,165 @@
+"""LlamaSizes: the declaration of a Llama-style decoder from its sizes and switches.
+
+RMSNorm, rotary embedding, grouped-query attention and a gated feed-forward network (Llama: Touvron et al., 2023):
+
+    x + attention(norm(x)), then x + down(activation(gate(norm(x))) * up(norm(x)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from chairlift.models.declaration import (
+    ATTENTION,
+    EMBEDDING,
+    LM_HEAD,
+    MLP,
+    AttentionSpec,
+    BranchNorms,
+    FeedForwardSpec,
+    HeadNormSpec,
+    LayerSpec,
+    MatrixSpec,
+    ModelConfig,
+    NormSpec,
+    RopeConfig,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """The names of the norms of a layer, each without the name of the layer; None for a norm that it does not have."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSizes:
+    """The sizes and switches of a Llama-style decoder.
+
+    Attributes:
+        architecture, name, dtype: see ModelConfig.
+        norms: the norms of each layer.
+        norm_weight_offset: see NormSpec, for all norms.
+        ropes: the rotary embedding of each layer; an empty sequence for `rope` in all layers.
+        sliding_windows: the window of each layer, or None for full attention; an empty sequence for none in any layer.
+        attention_scale: see AttentionSpec; None for head_dim ** -0.5.
+        fused_projections: whether query, key and value are one parameter (`qkv_proj`), and gate and up are one
+            (`gate_up_proj`).
+        qkv_bias, output_bias, mlp_bias: whether these projections have biases.
+        qk_norm: "heads" for RMSNorm of each query and key head, "rows" for RMSNorm across heads, or None.
+        residual_multiplier: see LayerSpec.
+        embedding_multiplier, logits_multiplier, logits_soft_cap: see ModelConfig.
+        attention_soft_cap: see AttentionSpec.logits_soft_cap.
+    """
+
+    architecture: str = "llama"
+    name: str = "llama"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    norm_eps: float = 1e-5
+    norms: NormNames = field(default_factory=NormNames)
+    norm_weight_offset: float = 0.0
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    ropes: Sequence[RopeConfig | None] = ()
+    sliding_windows: Sequence[int | None] = ()
+    attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    activation: str = "silu"
+    tie_word_embeddings: bool = False
+    fused_projections: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["heads", "rows"] | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_soft_cap: float | None = None
+    dtype: str = "float32"
+
+    def declare(self) -> ModelConfig:
+        """Return the declaration of the model with these sizes."""
+        return ModelConfig(
+            architecture=self.architecture,
+            name=self.name,
+            hidden_size=self.hidden_size,
+            max_position_embeddings=self.max_position_embeddings,
+            embedding=MatrixSpec(EMBEDDING, EMBEDDING, (("model.embed_tokens", self.vocab_size),), self.hidden_size),
+            layers=tuple(self._layer(index) for index in range(self.num_layers)),
+            head=MatrixSpec(LM_HEAD, LM_HEAD, (("lm_head", self.vocab_size),), self.hidden_size),
+            final_norm=self._norm("model.norm"),
+            tie_word_embeddings=self.tie_word_embeddings,
+            embedding_multiplier=self.embedding_multiplier,
+            logits_multiplier=self.logits_multiplier,
+            logits_soft_cap=self.logits_soft_cap,
+            dtype=self.dtype,
+        )
+
+    def _layer(self, index: int) -> LayerSpec:
+        prefix = f"model.layers.{index}"
+        names = self.norms
+        return LayerSpec(
+            attention=self._attention(f"{prefix}.self_attn", index),
+            attention_norms=self._branch_norms(prefix, names.before_attention, names.after_attention),
+            feed_forward=self._feed_forward(f"{prefix}.mlp"),
+            feed_forward_norms=self._branch_norms(prefix, names.before_mlp, names.after_mlp),
+            residual_multiplier=self.residual_multiplier,
+        )
+
+    def _branch_norms(self, prefix: str, before: str | None, after: str | None) -> BranchNorms:
+        norms = (None if name is None else self._norm(f"{prefix}.{name}") for name in (before, after))
+        return BranchNorms(*norms)
+
+    def _attention(self, prefix: str, index: int) -> AttentionSpec:
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        parts = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
+        qkv = self._parts(prefix, parts, "qkv_proj")
+        output = ((f"{prefix}.o_proj", self.hidden_size),)
+        return AttentionSpec(
+            qkv=MatrixSpec(ATTENTION, "qkv", qkv, self.hidden_size, self.qkv_bias),
+            output=MatrixSpec(ATTENTION, "output", output, queries, self.output_bias),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale,
+            rope=self.ropes[index] if self.ropes else self.rope,
+            sliding_window=self.sliding_windows[index] if self.sliding_windows else None,
+            head_norm=None if self.qk_norm is None else self._head_norm(prefix),
+            logits_soft_cap=self.attention_soft_cap,
+        )
+
+    def _head_norm(self, prefix: str) -> HeadNormSpec:
+        names = f"{prefix}.q_norm", f"{prefix}.k_norm"
+        return HeadNormSpec(*names, self.norm_eps, self.norm_weight_offset, across_heads=self.qk_norm == "rows")
+
+    def _feed_forward(self, prefix: str) -> FeedForwardSpec:
+        inner = self.intermediate_size
+        gate_up = self._parts(prefix, (("gate_proj", inner), ("up_proj", inner)), "gate_up_proj")
+        down = ((f"{prefix}.down_proj", self.hidden_size),)
+        return FeedForwardSpec(
+            up=MatrixSpec(MLP, "gate_up", gate_up, self.hidden_size, self.mlp_bias),
+            down=MatrixSpec(MLP, "down", down, inner, self.mlp_bias),
+            activation=self.activation,
+            gated=True,
+        )
+
+    def _parts(self, prefix: str, parts: Sequence[tuple[str, int]], fused: str) -> tuple[tuple[str, int], ...]:
+        """The parameters of a product: one for each part, or one for all of them."""
+        if self.fused_projections:
+            parts = ((fused, sum(size for _, size in parts)),)
+        return tuple((f"{prefix}.{name}", size) for name, size in parts)
+
+    def _norm(self, name: str) -> NormSpec:
+        return NormSpec("rms_norm", name, self.hidden_size, self.norm_eps, self.norm_weight_offset)

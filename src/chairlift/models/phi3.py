@@ -1,0 +1,148 @@
+"""Phi-3 and Phi-4 (Microsoft, 2024 and 2025): `LlamaSizes` with fused projections.
+
+Some models rotate a part of each head only, and scale the rotary embedding for long contexts by LongRoPE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from chairlift.models.architecture import Architecture, GGUFHeader
+from chairlift.models.config_fields import ConfigFields
+from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.layer_fields import read_head_dim
+from chairlift.models.llama import LlamaConfigReader
+from chairlift.models.llama_sizes import LlamaSizes
+
+ORIGINAL_CONTEXT: Final = 4096
+"""The context before LongRoPE, in files that do not contain it."""
+
+SCALINGS: Final = ("default", "longrope", "su", "yarn")
+"""Early files of Phi-3 call LongRoPE "su" or "yarn"."""
+
+
+class Phi3ConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of Phi-3 and Phi-4."""
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        for key in ("interpolate_factor", "full_attn_mod"):
+            fields.allow_only(key, 1, "the reference implementation ignores this option")
+        return replace(super().read_sizes(fields), fused_projections=True)
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        nested = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+        heads = fields.integer("num_attention_heads")
+        head_dim = read_head_dim(fields, "head_dim", "hidden_size", "num_attention_heads", heads)
+        theta = fields.number("rope_theta", 10_000.0)
+        part = fields.number("partial_rotary_factor", 1.0, high=1.0)
+        original = fields.integer("original_max_position_embeddings", ORIGINAL_CONTEXT)
+        if nested is not None:
+            theta = nested.number("rope_theta", theta)
+            part = nested.number("partial_rotary_factor", part, high=1.0)
+            original = nested.integer("original_max_position_embeddings", original)
+        rope = RopeConfig(theta=theta, rotary_dim=_rotary_dim(fields, int(head_dim * part), head_dim))
+        if nested is None:
+            return rope
+        key = "type" if nested.get("rope_type") is None else "rope_type"
+        if nested.choice(key, SCALINGS, "default") == "default":
+            return rope
+        factor = fields.integer("max_position_embeddings") / original
+        attention = attention_factor(nested.number("factor", factor), original)
+        return _with_longrope(
+            fields,
+            rope,
+            {key: nested.get(key) for key in ("short_factor", "long_factor")},
+            head_dim=head_dim,
+            original=original,
+            attention=nested.number("attention_factor", attention),
+        )
+
+
+def attention_factor(factor: float, original_context: int) -> float:
+    """Return the factor of cosines and sines for a context that is `factor` times as long (LongRoPE, section 4)."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_context))
+
+
+def _rotary_dim(fields: ConfigFields, rotated: int, head_dim: int) -> int | None:
+    if rotated % 2 or not 0 < rotated <= head_dim:
+        raise fields.error("partial_rotary_factor", f"must rotate an even number of the {head_dim} dimensions")
+    return None if rotated == head_dim else rotated
+
+
+def _with_longrope(
+    fields: ConfigFields,
+    rope: RopeConfig,
+    factors: Mapping[str, Any],
+    *,
+    head_dim: int,
+    original: int,
+    attention: float,
+) -> RopeConfig:
+    """Add the factors of LongRoPE, by their names in the file, first those of short contexts."""
+    expected = rope.num_dims(head_dim) // 2
+    for name, values in factors.items():
+        if not _are_factors(values, expected):
+            raise fields.error(name, f"must hold {expected} positive numbers, one for each pair of rotated dimensions")
+    short, long = (tuple(float(value) for value in values) for values in factors.values())
+    return replace(
+        rope,
+        scaling="longrope",
+        freq_factors=short,
+        long_factors=long,
+        original_max_position_embeddings=original,
+        attention_factor=attention,
+    )
+
+
+def _are_factors(values: Any, expected: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == expected
+        and all(isinstance(value, int | float) and 0 < value < math.inf for value in values)
+    )
+
+
+def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
+    return (window,) * layers
+
+
+def read_phi3_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file of Phi-3 or Phi-4."""
+    fields = header.fields
+    sizes = read_gguf_sizes(header, has_longrope=True)
+    window = fields.integer("attention.sliding_window", 0, low=0)
+    names = ("rope_factors_short.weight", "rope_factors_long.weight")
+    rope = sizes.rope
+    if all(name in header.rope_factors for name in names):
+        rope = _with_longrope(
+            fields,
+            rope,
+            {name: header.rope_factors[name] for name in names},
+            head_dim=sizes.head_dim,
+            original=fields.integer("rope.scaling.original_context_length", ORIGINAL_CONTEXT),
+            attention=fields.number("rope.scaling.attn_factor", 1.0),
+        )
+    return replace(
+        sizes,
+        architecture="phi3",
+        rope=rope,
+        sliding_windows=(window or None,) * sizes.num_layers,
+        fused_projections=True,
+    ).declare()
+
+
+PHI3: Final = Architecture(
+    name="phi3",
+    hf_readers={"Phi3ForCausalLM": Phi3ConfigReader("phi3", _windows, architecture="phi3", qkv_bias=False)},
+    gguf_readers={"phi3": read_phi3_gguf},
+    gguf_names={
+        **GGUF_NAMES,
+        "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
+        "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
+    },
+)

@@ -1,0 +1,69 @@
+"""SmolLM3 (Hugging Face, 2025): `LlamaSizes` with layers that have no rotary embedding, every fourth by default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from chairlift.models.architecture import Architecture, GGUFHeader
+from chairlift.models.config_fields import ConfigFields
+from chairlift.models.declaration import ModelConfig
+from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.layer_fields import read_layer_windows
+from chairlift.models.llama import LlamaConfigReader
+
+INTERVAL: Final = 4
+"""In files that do not contain it: every n-th layer has no rotary embedding."""
+
+
+def read_smollm3(fields: ConfigFields) -> ModelConfig:
+    """Read the `config.json` of a SmolLM3 model."""
+    sizes = _READER.read_sizes(fields)
+    has_rope = _read_layers_with_rope(fields, sizes.num_layers)
+    windows = sizes.sliding_windows
+    if not windows and fields.flag("use_sliding_window", False) and fields.get("sliding_window") is not None:
+        window = fields.integer("sliding_window")
+        windows = [None if rotates else window for rotates in has_rope]
+    ropes = [sizes.rope if rotates else None for rotates in has_rope]
+    tied = fields.flag("tie_word_embeddings", True)
+    return replace(sizes, ropes=ropes, sliding_windows=windows, tie_word_embeddings=tied).declare()
+
+
+def _read_layers_with_rope(fields: ConfigFields, layers: int) -> list[bool]:
+    interval = fields.integer("no_rope_layer_interval", INTERVAL)
+    flags = fields.get("no_rope_layers")
+    if flags is None:
+        return [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(flags, list) or len(flags) < layers or not all(flag in (0, 1) for flag in flags):
+        raise fields.error("no_rope_layers", f"must hold 0 or 1 for each of {layers} layers, got {flags!r}")
+    return [bool(flag) for flag in flags[:layers]]
+
+
+def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    """Return the windows that `layer_types` declares; empty if the file does not contain it."""
+    fields.get("max_window_layers")  # Marks the field as read; transformers ignores it.
+    types = fields.get("layer_types")
+    uses_windows = fields.flag("use_sliding_window", False)
+    window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
+    return () if types is None else read_layer_windows(fields, types, layers, window if uses_windows else None)
+
+
+def read_smollm3_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file of SmolLM3, which does not contain the layers without rotary embedding."""
+    sizes = read_gguf_sizes(header)
+    ropes = [sizes.rope if (layer + 1) % INTERVAL else None for layer in range(sizes.num_layers)]
+    return replace(sizes, architecture="smollm3", ropes=ropes).declare()
+
+
+_READER: Final = LlamaConfigReader(
+    "smollm3", _windows, architecture="smollm3", reads_mlp_bias=True, default_theta=2_000_000.0
+)
+
+SMOLLM3: Final = Architecture(
+    name="smollm3",
+    hf_readers={"SmolLM3ForCausalLM": read_smollm3},
+    gguf_readers={"smollm3": read_smollm3_gguf},
+    gguf_names=GGUF_NAMES,
+    gguf_interleaved=frozenset(("smollm3",)),
+)

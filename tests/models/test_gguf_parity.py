@@ -1,0 +1,146 @@
+"""Logits of GGUF files equal those of transformers, with files that are converted as by llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_models_parity import assert_close, expected_logits, prompts, run
+
+from chairlift.loading.resolve import load_config, open_weights, resolve_model
+from chairlift.models.decoder import DecoderModel, build_model
+from gguf_files import NAMES, add_value, finish
+from packed_steps import Tables
+
+BRANCH_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+GGUF_FIELDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "granite": {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.5},
+    "smollm3": {"block_count": 4},
+    "olmo2": {},
+    "olmo3": {
+        "block_count": 4,
+        "attention.sliding_window": 20,
+        "attention.sliding_window_pattern": [True, True, True, False],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+    },
+    "phi3": {
+        "rope.dimension_count": 8,
+        "rope.scaling.original_context_length": 256,
+        "attention.sliding_window": 0,
+    },
+    "gemma2": {
+        "block_count": 4,
+        "attention.sliding_window": 20,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 7.0,
+    },
+    "gemma3": {
+        "block_count": 4,
+        "attention.sliding_window": 20,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.sliding_window_pattern": [True, True, False, True],
+        "final_logit_softcapping": 7.0,
+        "rope.freq_base": 50000.0,
+        "rope.freq_base_swa": 300.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 4.0,
+    },
+}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 24},
+    "gemma3": {"query_pre_attn_scalar": 16},
+    "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
+}
+"""The options of a checkpoint that GGUF files do not contain, because they follow from others or from the name."""
+
+INTERLEAVED = ("llama", "granite", "smollm3")
+
+
+def convert_name(name: str, arch: str) -> str:
+    names = {**NAMES, **FUSED, **(BRANCH_NORMS if arch.startswith(("gemma", "olmo")) else {})}
+    module, _, kind = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{names[module]}.{kind}"
+    _, _, layer, rest = module.split(".", 3)
+    return f"blk.{layer}.{names[rest]}.{kind}"
+
+
+def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
+    """Complete the weights of Gemma's norms, and interleave the rows of queries and keys where llama.cpp does."""
+    if arch.startswith("gemma") and "norm" in name:
+        return tensor + 1
+    if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
+        heads = 4 if "q_proj" in name else 2
+        return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+    return tensor
+
+
+def write_gguf(folder: Path, arch: str, path: Path, **changes: Any) -> Path:
+    """Convert a folder to a GGUF file. A changed field of None is left out."""
+    name = "olmo2" if arch == "olmo3" else arch
+    writer = gguf.GGUFWriter(path, name)
+    fields: dict[str, Any] = {
+        "context_length": 256,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "block_count": 2,
+        "vocab_size": 256,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.layer_norm_rms_epsilon": 1e-5 if name in ("olmo2", "phi3") else 1e-6,
+        "rope.freq_base": 2e6 if arch == "smollm3" else 10000.0,
+        **GGUF_FIELDS[arch],
+    }
+    for key, value in {**fields, **changes}.items():
+        if value is not None:
+            add_value(writer, f"{name}.{key}", value)
+    for key, tensor in load_file(folder / "model.safetensors").items():
+        writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())
+    if arch == "phi3":
+        rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+        for kind in ("short", "long"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], dtype=np.float32))
+    return finish(writer, path)
+
+
+def load(folder_or_file: Path) -> DecoderModel:
+    files = resolve_model(str(folder_or_file))
+    config = load_config(files)
+    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels="torch")
+    assert weights.unused() == []
+    return model
+
+
+def assert_logits_of_transformers(model: DecoderModel, folder: Path) -> None:
+    with torch.inference_mode():
+        model.allocate_kv_cache(num_blocks=64, block_size=8)
+        found = run(model, Tables(64, 8), [(sequence, 0, len(prompt)) for sequence, prompt in prompts().items()])
+        for sequence, logits in expected_logits(folder).items():
+            assert_close(found[sequence], logits)
+
+
+@pytest.mark.parametrize("arch", GGUF_FIELDS)
+def test_gguf_files_give_the_logits_of_transformers(
+    arch: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tiny_model_dir(arch, **OVERRIDES.get(arch, {}))
+    assert_logits_of_transformers(load(write_gguf(folder, arch, tmp_path / "model.gguf")), folder)
