@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf_files import finish, gguf_name, write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights, dequantize
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.declaration import ModelConfig, RopeConfig
+from gguf_files import finish, gguf_name, write_gguf
 
 CPU = torch.device("cpu")
 Q = gguf.GGMLQuantizationType

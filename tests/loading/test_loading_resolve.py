@@ -12,12 +12,12 @@ import httpx
 import huggingface_hub
 import pytest
 import torch
-from gguf_files import write_gguf
 from huggingface_hub import errors
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL
 from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
+from gguf_files import write_gguf
 
 CPU = torch.device("cpu")
 

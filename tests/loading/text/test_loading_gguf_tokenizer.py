@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_files import write_tokenizer_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_corpus import strings
@@ -25,6 +24,7 @@ from chairlift.loading.resolve import ModelFiles, load_tokenizer
 from chairlift.loading.text import gguf_tokenizer
 from chairlift.loading.text.gguf_tokenizer import PRE_TOKENIZERS
 from chairlift.loading.text.tokenizer import Tokenizer
+from gguf_files import write_tokenizer_gguf
 
 SAMPLE = Path(__file__).parents[2] / "data" / "smollm2_llama_cpp_ids.json"
 
