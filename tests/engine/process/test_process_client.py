@@ -21,13 +21,14 @@ import psutil
 import pytest
 import zmq
 
-from chairlift import AsyncLLM, SamplingParams
+from chairlift import LLM, AsyncLLM, SamplingParams
 from chairlift.engine.process import process_client, restart_policy, watchdog, wire
 from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, ModelLoadError, RequestError
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
 from chairlift.kernels import choice
 from chairlift.outputs import RequestOutput
 from process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config, until
+from tiny_tokenizer import add_tokenizer
 
 ModelDir = Callable[..., Path]
 
@@ -271,6 +272,15 @@ def test_errors_of_the_first_start_keep_their_type(tiny_model_dir: ModelDir, tmp
         started(tiny_config(tmp_path / "nothing"))
     with pytest.raises(EngineDeadError, match="exit status 3"):
         started(tiny_config(tiny_model_dir("llama")), (sys.executable, "-c", "raise SystemExit(3)"))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_is_an_error(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
+    folder = add_tokenizer(tiny_model_dir("llama", vocab_size=250), tmp_path / "small")
+    message = r"model 'small': the tokenizer has 256 tokens, but the embedding has only 250 rows"
+    with pytest.raises(ModelLoadError, match=message):
+        started(tiny_config(folder, skip_tokenizer_init=False))
+    with pytest.raises(ModelLoadError, match=message):
+        LLM(model=str(folder), num_kv_blocks=20)
 
 
 def test_a_first_start_that_is_stuck_raises_an_error_with_its_position(

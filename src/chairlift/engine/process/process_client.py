@@ -124,6 +124,8 @@ class ProcessClient(EngineClient):
         try:
             tokenizer = NoTokenizer() if self._config.skip_tokenizer_init else load_tokenizer(self._files)
             facts = wait_for_facts(self._child, self._start_watchdog)
+            if not isinstance(tokenizer, NoTokenizer):
+                tokenizer.check_vocabulary(facts.model_name, facts.model_config.vocab_size)
             self._set_ready()
         except BaseException:
             self.close()

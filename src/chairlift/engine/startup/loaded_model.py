@@ -94,8 +94,12 @@ class LoadedModel:
     def tokenizer(self) -> Tokenizer | NoTokenizer:
         """The tokenizer, which is loaded at first use; raises ModelLoadError as `load_tokenizer`."""
         if self._tokenizer is None:
-            skip = self.engine_config.skip_tokenizer_init
-            self._tokenizer = NoTokenizer() if skip else load_tokenizer(self.files)
+            if self.engine_config.skip_tokenizer_init:
+                self._tokenizer = NoTokenizer()
+            else:
+                tokenizer = load_tokenizer(self.files)
+                tokenizer.check_vocabulary(self.name, self.config.vocab_size)
+                self._tokenizer = tokenizer
         return self._tokenizer
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import processors
 
-from chairlift.errors import RequestError
+from chairlift.errors import ModelLoadError, RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
@@ -51,6 +51,20 @@ class Tokenizer:
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self._token_to_bytes = make_token_to_bytes(backend)
         self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+
+    def check_vocabulary(self, model: str, num_rows: int) -> None:
+        """Check that each token has a row in the embedding of the model, which has `num_rows`.
+
+        Raises:
+            ModelLoadError: The tokenizer has more tokens.
+        """
+        num_tokens = max(self.vocab_size, *(token_id + 1 for token_id in self._added), 0)
+        if num_tokens > num_rows:
+            raise ModelLoadError(
+                f"model {model!r}: the tokenizer has {num_tokens:,} tokens, but the embedding has only {num_rows:,} "
+                "rows; use the tokenizer that belongs to the weights, or enlarge the embedding "
+                "(resize_token_embeddings of transformers)"
+            )
 
     def _role(self, role: str) -> int | None:
         return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
