@@ -169,6 +169,26 @@ def test_frequency_factors_divide_the_frequencies() -> None:
     torch.testing.assert_close(table[3, 4:], torch.tensor(angles).sin())
 
 
+def test_longrope_has_factors_for_short_and_for_long_sequences() -> None:
+    rope = RopeConfig(
+        theta=100.0,
+        scaling="longrope",
+        freq_factors=(1.0, 2.0),
+        long_factors=(4.0, 8.0),
+        original_max_position_embeddings=64,
+    )
+    for longest, factors in ((64, (1.0, 2.0)), (65, (4.0, 8.0)), (None, (4.0, 8.0))):
+        table = RotaryTable(rope, 4, 256, CPU, longest)
+        table.extend(4)
+        expected = rotary_table(RopeConfig(theta=100.0, scaling="factors", freq_factors=factors), 4, 256, CPU)
+        assert torch.equal(table.values[:4], expected[:4])
+
+
+def test_yarn_needs_a_base_above_one() -> None:
+    with pytest.raises(ModelLoadError, match="rope_theta must be above 1 with yarn, got 1"):
+        rotary_table(RopeConfig(theta=1.0, scaling="yarn", factor=2.0), 8, 4, CPU)
+
+
 def test_an_unknown_scaling_is_rejected() -> None:
     with pytest.raises(
         ModelLoadError, match="rope scaling must be none, linear, llama3, factors, yarn or longrope; got 'ntk'"

@@ -21,6 +21,13 @@ from packed_steps import Tables, pack
 KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.5, 2.0, 2.0, 3.0, 3.0, 3.0],
+    "long_factor": [1.0, 2.0, 5.0, 9.0, 9.0, 12.0, 12.0, 12.0],
+    "original_max_position_embeddings": 2,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -52,6 +59,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {**YARN, "beta_fast": 8.0, "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.2}},
     ),
     "phi3": ("phi3", {}),
+    "phi3-long-factors": (
+        "phi3",
+        {"original_max_position_embeddings": 2, "rope_parameters": {**LONG_ROPE, "attention_factor": 1.2}},
+    ),
     "phi3-window": ("phi3", {"sliding_window": 24, "rope_parameters": None}),
     "opt": ("opt", {}),
     "opt-projections": ("opt", {"word_embed_proj_dim": 32}),

@@ -39,11 +39,11 @@ class Phi3ConfigReader(LlamaConfigReader):
         head_dim = read_head_dim(fields, "head_dim", "hidden_size", "num_attention_heads", heads)
         theta = fields.number("rope_theta", 10_000.0)
         part = fields.number("partial_rotary_factor", 1.0, high=1.0)
-        original = fields.integer("original_max_position_embeddings", ORIGINAL_CONTEXT)
+        original = fields.integer("original_max_position_embeddings", ORIGINAL_CONTEXT, low=2)
         if nested is not None:
             theta = nested.number("rope_theta", theta)
             part = nested.number("partial_rotary_factor", part, high=1.0)
-            original = nested.integer("original_max_position_embeddings", original)
+            original = nested.integer("original_max_position_embeddings", original, low=2)
         rope = RopeConfig(theta=theta, rotary_dim=_rotary_dim(fields, int(head_dim * part), head_dim))
         if nested is None:
             return rope

@@ -86,6 +86,8 @@ def _interpolate_yarn(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tens
     `beta_slow` times or less is slowed down by `factor`. Frequencies in between are interpolated by dimension.
     """
     num_pairs = len(frequencies)
+    if rope.theta <= 1:
+        raise ModelLoadError(f"rope_theta must be above 1 with yarn, got {rope.theta:g}")
     low, high = (_pair_of(rotations, rope, num_pairs) for rotations in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)

@@ -157,7 +157,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     native = load()
     native.set_num_threads(config.num_threads or default_num_threads())
     torch.set_num_threads(1)
-    files = resolve_model(config.model, accept_terms=config.accept_terms)
+    files = resolve_model(config.model)
     model = load_config(files)
     longest = max(options.contexts, default=1)
     if longest > model.max_position_embeddings:
