@@ -1,10 +1,15 @@
-"""A pytest mark for tests that require the native kernels."""
+"""A pytest mark for tests that require the native kernels, and properties of their instruction sets."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import pytest
 
 from chairlift.kernels.cpu import NativeUnavailableError, load
+
+ROUNDING_TO_BF16: Final = ("amx", "amx-emulated", "avx512-bf16")
+"""Instruction sets that round activations to bfloat16 for products with bfloat16 weights, keys and values."""
 
 
 def unavailable_reason() -> str | None:

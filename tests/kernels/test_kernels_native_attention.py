@@ -18,6 +18,7 @@ from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.models.declaration import RopeConfig
 from chairlift.models.rotary import rotary_table
+from native import ROUNDING_TO_BF16
 from packed_steps import Tables, pack
 
 try:
@@ -81,7 +82,7 @@ def assert_same_memory(actual: KVCache, expected: KVCache) -> None:
 
 def uses_tiles(shape: AttentionShape) -> bool:
     """Whether products have operands in bfloat16."""
-    return NATIVE.isa().startswith("amx") and shape.kv_cache_dtype != torch.float32
+    return NATIVE.isa() in ROUNDING_TO_BF16 and shape.kv_cache_dtype != torch.float32
 
 
 def assert_within_bf16(

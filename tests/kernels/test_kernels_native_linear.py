@@ -24,6 +24,7 @@ from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS, GROUPED, ROUNDED, SUPER_BLOCK
 from chairlift.kernels.interface import Prologue
 from ggml_blocks import HALVES, random_blocks
+from native import ROUNDING_TO_BF16
 
 try:
     NATIVE = load()
@@ -98,7 +99,7 @@ def prepared(x: torch.Tensor, prologue: Prologue, in_features: int) -> torch.Ten
 def reference_product(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) -> tuple[torch.Tensor, torch.Tensor]:
     """The product of rows after their prologue, and the tolerance of float32 sums."""
     weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
-    if matrix.format == "bf16" and NATIVE.isa().startswith("amx"):
+    if matrix.format == "bf16" and NATIVE.isa() in ROUNDING_TO_BF16:
         y = y.bfloat16().float()
     if matrix.format in FLOATS:
         product = (y.double() @ weight.double().t()).float()
@@ -196,19 +197,17 @@ def test_rows_threads_and_order_change_no_bit(
 
 
 def test_an_instruction_for_products_of_integers_changes_no_bit(isa: str) -> None:
-    without = {"avx512-vnni": "avx512", "avx-vnni": "avx2", "amx": "avx512-vnni", "amx-emulated": "avx512-vnni"}.get(
-        isa
-    )
-    if without is None:
+    without = {"avx512-vnni": "avx512", "avx-vnni": "avx2"} | dict.fromkeys(ROUNDING_TO_BF16, "avx512-vnni")
+    if isa not in without:
         pytest.skip("has none, or nothing else")
     torch.manual_seed(0)
     integers = [*GROUPED, "int8"]
-    floats = ["f16", "f32"] if isa.startswith("amx") else list(FLOATS)
+    floats = ["f16", "f32"] if isa in ROUNDING_TO_BF16 else list(FLOATS)
     for num_rows, in_features in itertools.product((1, 3, 4, 5, 13, 17, 45), (40, 256, 2304)):
         names = [name for name in (*integers, *floats) if allowed_inputs(name, in_features) == in_features]
         x, matrices = make_rows(num_rows, in_features), [pack(name, torch.randn(40, in_features)) for name in names]
         ours = [multiply(matrix, x, Prologue("none")) for matrix in matrices]
-        NATIVE.set_isa(without)
+        NATIVE.set_isa(without[isa])
         theirs = [multiply(matrix, x, Prologue("none")) for matrix in matrices]
         NATIVE.set_isa(isa)
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -356,3 +355,19 @@ def test_scales_that_are_not_finite_damage_only_their_output(name: str) -> None:
 def test_arguments_out_of_range_are_rejected(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_pairs_of_bfloat16_are_added_in_ascending_order(isa: str) -> None:
+    """The products of a pair are added one after the other (VDPBF16PS). A product of two bfloat16 is exact."""
+    if isa != "avx512-bf16":
+        pytest.skip("has no such products")
+    torch.manual_seed(0)
+    x, weight = torch.randn(19, 96).bfloat16().float(), torch.randn(40, 96).bfloat16().float()
+    orders = []
+    for first in (0, 1):
+        sums = torch.zeros(19, 40)
+        for k in range(96):
+            sums += x[:, k ^ first, None] * weight[None, :, k ^ first]
+        orders.append(sums)
+    product = multiply(pack("bf16", weight), x, Prologue("none"))
+    assert any(torch.equal(product, sums) for sums in orders)

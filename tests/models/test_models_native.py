@@ -16,7 +16,7 @@ from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
-from native import needs_native
+from native import ROUNDING_TO_BF16, needs_native
 from packed_steps import Tables, pack
 
 pytestmark = needs_native
@@ -95,7 +95,10 @@ def test_float_formats(case: str, name: str, tiny_model_dir: Callable[..., Path]
     arch, overrides = ARCHITECTURES[case]
     config, native, reference = both(tiny_model_dir(arch, **overrides), name, torch.float32)
     ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=2e-4)
+    if name == "bf16" and load().isa() in ROUNDING_TO_BF16:
+        assert relative_error(ours, expected) < 0.015
+    else:
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", QUANTIZATIONS)

@@ -86,7 +86,8 @@ static constexpr CeilingLoops ceiling_loops() {
            {"dot_u7s8", kDot, dot_u7s8_rounds},
            {"fma", kFma, fma_rounds},
            {"tile_s8", 0, nullptr},
-           {"tile_bf16", 0, nullptr}},
+           {"tile_bf16", 0, nullptr},
+           {"dot_bf16", 0, nullptr}},
           read_bytes};
 }
 

@@ -14,7 +14,7 @@ void bind_ceilings(nb::module_& m) {
 
 Args:
     unit: "dot_u8s8" (unsigned by signed bytes), "dot_u7s8" (the same where the unsigned bytes are below 128), "fma"
-        (float32), "tile_s8" or "tile_bf16" (tile instructions).
+        (float32), "tile_s8" or "tile_bf16" (tile instructions), or "dot_bf16" (AVX-512 BF16).
     seconds: How long to repeat samples; the best one counts. 0 takes one sample, about ten milliseconds.
 
 Returns:

@@ -45,7 +45,7 @@ struct Linear::Activations {
         padded_inputs(linear.parts_[0]->padded_inputs()),
         num_blocks(divide_up(rows, kernel.block_rows)) {
     const int64_t tile_inputs = kernel.layout == ActivationLayout::byte_tiles ? 64 : 1;
-    const int64_t value_bytes = is_integer ? 1 : kernel.layout == ActivationLayout::bf16_tiles ? 2 : 4;
+    const int64_t value_bytes = is_integer ? 1 : is_bf16(kernel.layout) ? 2 : 4;
     values_bytes = round_up(padded_inputs, tile_inputs) * kernel.block_rows * value_bytes;
     scales_bytes = is_integer ? (has_row_scale ? 1 : padded_inputs / kGroup) * kernel.block_rows * 4 : 0;
     const bool has_halves = std::any_of(linear.parts_.begin(), linear.parts_.end(), [](const auto& part) {

@@ -29,6 +29,7 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 //   bytes        values [inputs / 4][block rows][4] int8
 //   byte_tiles   values [inputs / 64][block rows][64] int8, zero beyond the last input
 //   floats       values [inputs][block rows] f32
+//   bf16_pairs   values [inputs / 2][block rows][2] bf16
 //   bf16_tiles   values [inputs / 32][block rows][32] bf16
 //
 // Bytes have scales. With grouped weights there are, for each group of 32, [groups][block rows] of scale (f32), correction
@@ -44,7 +45,13 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 //   int8      entries are quads of four inputs, values [entries][block rows][4] int8, or for byte_tiles
 //             [entries / 16][block rows][16][4], zero beyond the last entry. Activation / scale is an integer
 //             of up to 15 bits, of which these are the multiples of 128, and `values` has the rest
-enum class ActivationLayout { bytes, byte_tiles, floats, bf16_tiles };
+enum class ActivationLayout { bytes, byte_tiles, floats, bf16_pairs, bf16_tiles };
+
+// Whether activations are rounded to bfloat16.
+constexpr bool is_bf16(ActivationLayout layout) {
+  return layout == ActivationLayout::bf16_pairs || layout == ActivationLayout::bf16_tiles;
+}
+
 struct ActivationBlock {
   const void* values;
   const float* scale;

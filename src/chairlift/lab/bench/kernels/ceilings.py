@@ -16,9 +16,10 @@ READ_BYTES: Final = 256 << 20
 
 GEMM_SIZE: Final = 2048
 
-UNITS: Final = ("dot_u8s8", "dot_u7s8", "fma", "tile_s8", "tile_bf16")
+UNITS: Final = ("dot_u8s8", "dot_u7s8", "fma", "tile_s8", "tile_bf16", "dot_bf16")
 """The operations of kernels, fields of `Ceilings`: sums of products of bytes, the same with unsigned bytes below 128
-(which takes fewer instructions without VNNI), float32 multiply-adds, and products of bytes and of bfloat16 in tiles."""
+(which takes fewer instructions without VNNI), float32 multiply-adds, products of bytes and of bfloat16 in tiles, and
+products of pairs of bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Ceilings:
     Attributes:
         isa: the instruction set of the kernels.
         dot_u8s8, dot_u7s8, fma: operations/s of a loop over one unit (see UNITS).
-        tile_s8, tile_bf16: the same; None if the kernels use no tile instructions.
+        tile_s8, tile_bf16, dot_bf16: the same; None if the kernels use no such instructions.
         read: bytes/s of reading memory.
         onednn_int8, onednn_fp32: operations/s of torch's product of two matrices of size GEMM_SIZE; None if torch has
             no such product on this machine.
@@ -66,6 +67,7 @@ class Ceilings:
     read: float
     tile_s8: float | None = None
     tile_bf16: float | None = None
+    dot_bf16: float | None = None
     onednn_int8: float | None = None
     onednn_fp32: float | None = None
 

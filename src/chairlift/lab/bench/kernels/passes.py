@@ -44,8 +44,8 @@ KV_BYTES: Final = 256 << 20
 
 NORM_EPS: Final = 1e-5
 
-TILE_UNITS: Final = {"int8": "tile_s8", "bf16": "tile_bf16"}
-"""The operations of products with tile instructions, by the format of the weights."""
+ISA_UNITS: Final = {"amx": {"int8": "tile_s8", "bf16": "tile_bf16"}, "avx512-bf16": {"bf16": "dot_bf16"}}
+"""The operations of products that an instruction set has instructions for, by instruction set and format."""
 
 LAYERS: Final = "layers"
 """Name of the linear layers of all decoder layers together."""
@@ -56,8 +56,8 @@ Seconds = dict[str, float]
 
 def unit_of(weight_format: str, isa: str) -> str:
     """The operation of products with matrices in this format, one of `ceilings.UNITS`."""
-    if isa == "amx" and weight_format in TILE_UNITS:
-        return TILE_UNITS[weight_format]
+    if unit := ISA_UNITS.get(isa, {}).get(weight_format):
+        return unit
     if weight_format in FLOATS:
         return "fma"
     return "dot_u8s8" if weight_format in EIGHT_BIT else "dot_u7s8"
@@ -247,7 +247,7 @@ class AttentionPass:
     def work(self, isa: str) -> KernelWork:
         """The mean work of a layer on an instruction set: reading every visible key and value once, and two products
         of a query with each."""
-        unit = "tile_bf16" if isa == "amx" and self._kv_dtype != torch.float32 else "fma"
+        unit = "fma" if self._kv_dtype == torch.float32 else ISA_UNITS.get(isa, {}).get("bf16", "fma")
         products = read = 0
         for spec in self._specs:
             window = spec.sliding_window or self._context

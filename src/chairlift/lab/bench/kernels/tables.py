@@ -53,6 +53,7 @@ def ceilings_table(result: KernelResult) -> Table:
         ("float32 multiply-adds, GFLOP/s", "fma"),
         ("8-bit products in tiles, GOP/s", "tile_s8"),
         ("bfloat16 products in tiles, GFLOP/s", "tile_bf16"),
+        ("bfloat16 dot products, GFLOP/s", "dot_bf16"),
         ("reading memory, GB/s", "read"),
         (f"oneDNN int8, {GEMM_SIZE} cubed, GOP/s", "onednn_int8"),
         (f"oneDNN float32, {GEMM_SIZE} cubed, GFLOP/s", "onednn_fp32"),

@@ -8,11 +8,9 @@
 #include <cstdint>
 #include <cstring>
 
-namespace chairlift::CHAIRLIFT_ISA {
+#include "../tile_products.h"
 
-constexpr int kTileRows = 16;
-constexpr int kTileRowBytes = 64;
-constexpr int kTileBytes = kTileRows * kTileRowBytes;
+namespace chairlift::CHAIRLIFT_ISA {
 
 #ifdef CHAIRLIFT_EMULATED_TILES
 

@@ -56,7 +56,7 @@ struct Expected {
 };
 
 // The product in double. Integer formats may be off by half a step of each input's eight bits, where a step is the
-// largest magnitude of its group (or row) over 127. Tiles round inputs to bfloat16. The rest is float rounding.
+// largest magnitude of its group (or row) over 127. Products of bfloat16 round inputs to it. The rest is float rounding.
 Expected product(const Case& c, const std::vector<double>& y, const float* weights) {
   double value = 0, magnitudes = 0, rounding = 0;
   const int64_t size = has_row_scale(c.format) ? c.inputs : kGroup;
@@ -72,7 +72,7 @@ Expected product(const Case& c, const std::vector<double>& y, const float* weigh
     magnitudes += 3 * static_cast<double>(size) * largest * top;
     rounding += group * top / 254;
   }
-  const bool rounds_to_bf16 = isa().linear.products[static_cast<int>(c.format)].layout == ActivationLayout::bf16_tiles;
+  const bool rounds_to_bf16 = is_bf16(isa().linear.products[static_cast<int>(c.format)].layout);
   return {value, (is_integer(c.format) ? 1.01 * rounding : rounds_to_bf16 ? rounding : 0) + 4e-6 * magnitudes + 1e-6};
 }
 
