@@ -17,6 +17,7 @@ from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EngineStarted
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.outputs import SchedulerOutput
+from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from fakes import CheckingExecutor
 
@@ -40,7 +41,9 @@ def build(config: EngineConfig, front_end: FrontEnd) -> Any:
     plan = KVCachePlan(NUM_BLOCKS, block_size, 1024, "memory")
     model_config = load_config(resolve_model(config.model))
     request_limits = RequestLimits(MAX_MODEL_LEN, NUM_BLOCKS * block_size)
-    front_end.send_ready(EngineFacts("fake", model_config, limits, plan, request_limits, started, "fake"))
+    front_end.send_ready(
+        EngineFacts("fake", model_config, limits, plan, request_limits, started, "fake", SamplingDefaults())
+    )
     return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None))
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chairlift.errors import ConfigError
 from chairlift.step_time import StepTime
@@ -147,6 +148,9 @@ class EngineConfig:
         enable_prefix_caching: None enables the prefix cache for "paged"; reservations have none.
         load_format: "auto" reads the weights of the files; "dummy" creates random weights from config.json alone.
         skip_tokenizer_init: load no tokenizer: prompts are token ids, and outputs have no text.
+        generation_config: the source of sampling defaults: "auto" is generation_config.json or the GGUF file of the
+            model, "vllm" is none, and any other value is a folder with generation_config.json.
+        override_generation_config: sampling defaults that replace those of generation_config, by name.
         seed: the seed of the random streams of requests without a seed.
         num_threads: number of CPU threads; None is the number of physical cores that this process and
             its control group may use.
@@ -178,6 +182,8 @@ class EngineConfig:
     enable_prefix_caching: bool | None = None
     load_format: str = "auto"
     skip_tokenizer_init: bool = False
+    generation_config: str = "auto"
+    override_generation_config: dict[str, Any] | None = None
     seed: int | None = None
     num_threads: int | None = None
     event_log: Path | None = None

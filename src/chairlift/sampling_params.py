@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from chairlift.errors import RequestError
@@ -157,7 +157,8 @@ class SamplingParams:
         repetition_penalty: penalty for tokens of prompt and output (Keskar et al., 2019); 1 is none.
         presence_penalty, frequency_penalty: OpenAI's penalties for tokens of the output; 0 is none.
         logit_bias: token id -> value that is added to its logit, from -100 to 100.
-        max_tokens: maximum number of output tokens; None is the maximum that the context and the pool allow.
+        max_tokens: maximum number of output tokens; None is the maximum that the context, the pool and the model's
+            generation configuration allow.
         min_tokens: EOS and stop_token_ids are masked until the output has this number of tokens.
         stop: strings that end the answer and are removed from it, unless include_stop_str_in_output is set.
         stop_token_ids: token ids that end the answer.
@@ -258,3 +259,37 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The sampling parameters of requests that do not set them. None selects the default of `SamplingParams`.
+
+    Attributes:
+        max_new_tokens: maximum number of output tokens of every request of a server.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+    def values(self) -> dict[str, Any]:
+        """The fields that are not None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def updated(self, other: SamplingDefaults) -> SamplingDefaults:
+        """These defaults, replaced by those that `other` has."""
+        return SamplingDefaults(**{**self.values(), **other.values()})
+
+    def params(self, **given: Any) -> SamplingParams:
+        """The sampling parameters of a request that has set only the `given` ones.
+
+        Raises:
+            RequestError: as `SamplingParams`.
+        """
+        defaults = self.values()
+        defaults.pop("max_new_tokens", None)
+        return SamplingParams(**{**defaults, **given})

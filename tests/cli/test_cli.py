@@ -22,6 +22,7 @@ import chairlift
 from chairlift.cli.engine_options import ENGINE_OPTIONS, HELP
 from chairlift.cli.main import app, main
 from chairlift.cli.option_groups import OptionValues
+from chairlift.cli.serve_options import SAMPLING
 from chairlift.cli.workload_options import add_workload_options
 from chairlift.lab.bench.workload_options import WorkloadOptions
 
@@ -45,9 +46,24 @@ def test_version_and_help() -> None:
 
 
 def test_every_engine_option_is_an_option_of_the_command_line() -> None:
-    assert ENGINE_OPTIONS.keys() == {field.name for field in fields(chairlift.EngineConfig)} - {"model"} == HELP.keys()
-    listed = help_of("serve")
-    assert all(f"--{name.replace('_', '-')}" in listed for name in ENGINE_OPTIONS)
+    names = {field.name for field in fields(chairlift.EngineConfig)} - {"model"}
+    served = {option.name for option in SAMPLING}
+    assert ENGINE_OPTIONS.keys() == names - served == HELP.keys()
+    for command in ("serve", "batch"):
+        listed = help_of(command)
+        assert all(f"--{name.replace('_', '-')}" in listed for name in names)
+
+
+def test_sampling_defaults_reach_the_configuration_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[chairlift.EngineConfig] = []
+    monkeypatch.setattr("chairlift.server.serve.run", lambda config, *_: taken.append(config))
+    options = ["--generation-config", "vllm", "--override-generation-config"]
+    assert CliRunner().invoke(app, ["serve", *options, '{"temperature": 0.5}']).exit_code == 0
+    assert [(config.generation_config, config.override_generation_config) for config in taken] == [
+        ("vllm", {"temperature": 0.5})
+    ]
+    error = CliRunner().invoke(app, ["serve", *options, "[1]"]).exception
+    assert str(error) == "override_generation_config must be a JSON object such as {\"temperature\": 0.5}, got '[1]'"
 
 
 def test_every_field_of_a_workload_is_an_option_with_its_default() -> None:

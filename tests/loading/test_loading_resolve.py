@@ -17,13 +17,16 @@ from huggingface_hub import errors
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL
 from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
+from chairlift.sampling_params import SamplingDefaults
 from gguf_files import write_gguf
 
 CPU = torch.device("cpu")
 
 
 def test_default_model(smollm2_gguf: Path) -> None:
-    assert resolve_model(None) == resolve_model(DEFAULT_MODEL) == ModelFiles("gguf", smollm2_gguf, DEFAULT_MODEL)
+    sampling = SamplingDefaults(temperature=0.2, top_p=0.9)
+    files = ModelFiles("gguf", smollm2_gguf, DEFAULT_MODEL, sampling)
+    assert resolve_model(None) == resolve_model(DEFAULT_MODEL) == files
     config = load_config(resolve_model(None))
     assert (config.num_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
 

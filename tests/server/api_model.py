@@ -26,6 +26,7 @@ NO_THOUGHTS: Final = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 EXTENSIONS: Final = {
+    "default_sampling_params",
     "stop_reason",
     "prompt_logprobs",
     "prompt_token_ids",

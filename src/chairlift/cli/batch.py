@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from chairlift.cli.engine_options import ModelOption, add_engine_options, log_to_stderr
-from chairlift.cli.serve_options import add_api_options
+from chairlift.cli.serve_options import add_api_options, add_sampling_options
 from chairlift.config import EngineConfig
 from chairlift.server.api.api_options import ApiOptions
 
 
 @add_engine_options
+@add_sampling_options
 @add_api_options
 def batch(
     input_file: Annotated[Path, typer.Argument(help="File of requests, one per line, in OpenAI's batch format.")],

@@ -15,7 +15,7 @@ from chairlift.cli.key import key
 from chairlift.cli.option_groups import OptionValues, add_group
 from chairlift.cli.plan import plan
 from chairlift.cli.report import report
-from chairlift.cli.serve_options import add_serve_options
+from chairlift.cli.serve_options import add_sampling_options, add_serve_options
 from chairlift.cli.simulate import simulate
 from chairlift.cli.top import top
 from chairlift.config import EngineConfig
@@ -84,6 +84,7 @@ def generate(
 
 @app.command()
 @add_engine_options
+@add_sampling_options
 @add_serve_options
 def serve(
     model: ModelArgument = None,

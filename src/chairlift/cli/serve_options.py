@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from chairlift.cli.option_groups import (
     Command,
@@ -60,6 +63,16 @@ CORS = option_group(
     allow_credentials=(bool, "Allow these pages to send cookies and certificates.", False),
 )
 
+SAMPLING = option_group(
+    "API",
+    generation_config=(
+        str,
+        "Sampling defaults of requests: auto (of the model), vllm (none), or a folder with generation_config.json.",
+        "auto",
+    ),
+    override_generation_config=(str | None, "Sampling defaults that replace these, as a JSON object."),
+)
+
 API = option_group(
     "API",
     tool_call_parser=(
@@ -99,6 +112,31 @@ def add_serve_options(command: Command) -> Command:
 def add_api_options(command: Command) -> Command:
     """Add the options of the API to a command, which receives them as `api`."""
     return with_options(command, API, lambda values: {"api": _api(values)}, "api")
+
+
+def add_sampling_options(command: Command) -> Command:
+    """Add the options of sampling defaults to a command, which receives them in its `config`.
+
+    Options of the engine, which create `config`, must be added around them.
+    """
+
+    def make(values: OptionValues) -> OptionValues:
+        chosen = pop_options(values, SAMPLING)
+        if (text := chosen["override_generation_config"]) is not None:
+            chosen["override_generation_config"] = _json_object("override_generation_config", text)
+        return {"config": replace(values.pop("config"), **chosen)}
+
+    return with_options(command, SAMPLING, make)
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f'{name} must be a JSON object such as {{"temperature": 0.5}}, got {text!r:.100}')
+    return value
 
 
 def _access(values: OptionValues) -> AccessOptions:

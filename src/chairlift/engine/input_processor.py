@@ -99,15 +99,22 @@ class RequestLimits:
         max_model_len: maximum number of prompt and output tokens.
         max_slots: maximum number of slots that the KV pool can allocate to one request.
         supports_priority: the scheduling policy uses priorities.
+        max_new_tokens: maximum number of output tokens by the model's generation configuration, if any.
     """
 
     max_model_len: int
     max_slots: int
     supports_priority: bool = True
+    max_new_tokens: int | None = None
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """Maximum number of output tokens. P prompt tokens and n output tokens write P + n - 1 slots."""
         return min(self.max_model_len, self.max_slots + 1) - num_prompt_tokens
+
+    def default_max_tokens(self, num_prompt_tokens: int) -> int:
+        """Maximum number of output tokens of a request without `max_tokens`."""
+        longest = self.max_output_tokens(num_prompt_tokens)
+        return longest if self.max_new_tokens is None else min(longest, self.max_new_tokens)
 
 
 class InputProcessor:
@@ -227,13 +234,14 @@ class InputProcessor:
             RequestError: a limit is exceeded, or a parameter would have no effect.
         """
         max_output = self.limits.max_output_tokens(len(token_ids))
-        self._check_lengths(params, len(token_ids), max_output)
+        default = self.limits.default_max_tokens(len(token_ids))
+        self._check_lengths(params, len(token_ids), max_output, default)
         self._check_effects(params, priority)
         self._check_token_ids(params)
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
         self._constraints.compile(params)
         params = self._constraints.resolve(params, stop_token_ids)
-        max_tokens = max_output if params.max_tokens is None else params.max_tokens
+        max_tokens = default if params.max_tokens is None else params.max_tokens
         is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1
         core_id = f"{request_id}~{self._num_made}"
@@ -267,7 +275,7 @@ class InputProcessor:
             return secrets.randbits(SEED_BITS)
         return (self._seed + self._num_made * REQUEST_STRIDE) % (1 << SEED_BITS)
 
-    def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int) -> None:
+    def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int, default: int) -> None:
         if params.max_tokens is not None and params.max_tokens > max_output:
             raise RequestError(
                 f"max_tokens={params.max_tokens} is too large: with {num_prompt_tokens} prompt tokens at most "
@@ -275,9 +283,9 @@ class InputProcessor:
                 f"{self.limits.max_slots} slots). Lower max_tokens, leave it out, or shorten the prompt.",
                 "max_tokens",
             )
-        if params.min_tokens > max_output:
+        if params.min_tokens > default:
             raise RequestError(
-                f"min_tokens={params.min_tokens} is too large: at most {max_output} output tokens fit. Lower it.",
+                f"min_tokens={params.min_tokens} is too large: at most {default} output tokens are possible. Lower it.",
                 "min_tokens",
             )
 

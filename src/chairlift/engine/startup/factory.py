@@ -97,7 +97,12 @@ def build_engine(
     slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
     plan = plan_pool(config, slot_bytes, context, default_memory_bytes(loaded.device))
     pool = planned_pool(config, context, plan.num_blocks)
-    limits = RequestLimits(pool.max_model_len, pool.max_request_slots, config.scheduling_policy != "fcfs")
+    limits = RequestLimits(
+        pool.max_model_len,
+        pool.max_request_slots,
+        config.scheduling_policy != "fcfs",
+        loaded.sampling_defaults.max_new_tokens,
+    )
     loaded.provide_kv_cache(plan)
     step_time = _step_time(config, loaded, limits.max_model_len, plan)
     scheduler_config = config.scheduler_config(limits.max_model_len, step_time=step_time)
@@ -111,13 +116,23 @@ def build_engine(
         listeners.sink.emit(started)
     if logs_summary:
         _log_startup_summary(config, loaded, scheduler_config, plan)
+        _log_sampling_defaults(loaded)
         if step_time is not None:
             budget = scheduler_config.max_num_batched_tokens
             logger.info("%s", describe_chunks(step_time, budget, limits.max_model_len))
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     on_add = None if listeners.recorder is None else listeners.recorder.on_add
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
-    facts = EngineFacts(loaded.name, loaded.config, scheduler_config, plan, limits, started, loaded.choice.description)
+    facts = EngineFacts(
+        loaded.name,
+        loaded.config,
+        scheduler_config,
+        plan,
+        limits,
+        started,
+        loaded.choice.description,
+        loaded.sampling_defaults,
+    )
     return Engine(facts, core, loaded, config.seed, listeners)
 
 
@@ -197,3 +212,9 @@ def _log_startup_summary(
         config, scheduler_config, plan, loaded.planned_weights, activations, parameter_bytes(loaded.model)
     ):
         logger.info(line)
+
+
+def _log_sampling_defaults(loaded: LoadedModel) -> None:
+    if values := loaded.sampling_defaults.values():
+        shown = ", ".join(f"{name}={value}" for name, value in values.items())
+        logger.info("default sampling parameters of this model: %s (see --generation-config)", shown)

@@ -17,6 +17,7 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.loading.file_weights import FileWeights
+from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import (
     ModelFiles,
@@ -30,6 +31,7 @@ from chairlift.loading.resolve import (
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
+from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import StepTime
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
@@ -49,6 +51,8 @@ LOADING_OPTIONS: Final = (
     "load_format",
     "skip_tokenizer_init",
     "num_threads",
+    "generation_config",
+    "override_generation_config",
 )
 """The fields of EngineConfig that affect how a model is loaded."""
 
@@ -70,6 +74,7 @@ class LoadedModel:
         engine_config: the configuration that it was loaded for.
         choice: its kernels and data types.
         planned_weights: the planned memory of its weights.
+        sampling_defaults: the sampling parameters of requests that do not set them.
         kv_cache_plan: the plan of its KV memory; None before the first engine.
         step_time: the time of steps that the first engine has measured, for all engines.
     """
@@ -81,6 +86,7 @@ class LoadedModel:
     device: torch.device
     choice: KernelChoice
     planned_weights: list[MemoryItem]
+    sampling_defaults: SamplingDefaults
     kv_cache_plan: KVCachePlan | None = None
     step_time: StepTime | None = None
     _tokenizer: Tokenizer | NoTokenizer | None = None
@@ -159,6 +165,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     device = _device(config.device)
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files)
+    sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype)
     _set_threads(config.num_threads, choice)
     dtype = _torch_dtype(choice.dtype)
@@ -185,7 +192,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
     planned = planned_weights(model_config, choice, device.type, formats)
     close_gguf()
-    return LoadedModel(config, files, model_config, model, device, choice, planned)
+    return LoadedModel(config, files, model_config, model, device, choice, planned, sampling)
 
 
 def _reject_undeclared_tensors(names: list[str], files: ModelFiles, model_config: ModelConfig) -> None:

@@ -31,7 +31,7 @@ CompletionCall = ApiCall[CompletionRequest, RequestPlan]
 def plan_completion(engine: ServedEngine, body: CompletionRequest) -> RequestPlan:
     """Plan a request of /v1/completions; raises RequestError."""
     with attribute_errors_to(body.constraint_field):
-        params = body.params()
+        params = body.params(engine.facts.sampling_defaults)
     encode_prompt = partial(engine.input_processor.encode, add_special_tokens=body.add_special_tokens is not False)
     return RequestPlan([encode_prompt(prompt, params) for prompt in body.prompts()], params, body.constraint_field)
 

@@ -165,7 +165,7 @@ class ConversationPlanner:
         overrides["structured_outputs"] = constraint
         if self._needs_special_tokens(tools):
             overrides["skip_special_tokens"] = False
-        return body.sampling_params(**overrides)
+        return body.sampling_params(self._engine.facts.sampling_defaults, **overrides)
 
     def _needs_special_tokens(self, tools: _ToolSelection) -> bool:
         """Whether markers of tool calls or reasoning are special tokens, which are omitted from text by default."""

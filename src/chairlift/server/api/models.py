@@ -26,8 +26,13 @@ def check_model(requested: str | None, name: str) -> None:
 def router(llm: AsyncLLM, model_name: str) -> APIRouter:
     """The routes that list the served model."""
     routes = APIRouter()
-    longest = llm.engine.facts.scheduler_config.max_model_len
-    card = ModelCard(id=model_name, created=int(time.time()), max_model_len=longest)
+    facts = llm.engine.facts
+    card = ModelCard(
+        id=model_name,
+        created=int(time.time()),
+        max_model_len=facts.scheduler_config.max_model_len,
+        default_sampling_params=facts.sampling_defaults.values(),
+    )
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:

@@ -65,7 +65,7 @@ def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
         if params.prompt_logprobs is not None:
             entries += len(token_ids) * params.n * (params.prompt_logprobs + 1)
         if params.logprobs is not None:
-            room = limits.max_output_tokens(len(token_ids))
+            room = limits.default_max_tokens(len(token_ids))
             entries += (params.max_tokens or room) * params.n * (params.logprobs + 1)
     if entries > MAX_LOGPROB_ENTRIES:
         raise RequestError(

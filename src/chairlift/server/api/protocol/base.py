@@ -102,6 +102,9 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "chairlift"
     max_model_len: int
+    default_sampling_params: dict[str, float | int] = Field(
+        {}, description="The sampling parameters of requests that do not set them; see --generation-config."
+    )
 
 
 class ModelList(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
-from chairlift.sampling_params import MAX_N, SamplingParams
+from chairlift.sampling_params import MAX_N, SamplingDefaults, SamplingParams
 from chairlift.server.api.protocol.base import Timings, UsageInfo, omitted_if_null
 from chairlift.server.api.protocol.compatibility_fields import CompletionsCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_PROMPTS
@@ -43,8 +43,8 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
         """Whether only the prompt and its logprobs are returned."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def params(self) -> SamplingParams:
-        """The validated sampling parameters; raises RequestError."""
+    def params(self, defaults: SamplingDefaults) -> SamplingParams:
+        """The validated sampling parameters; see `sampling_params`."""
         overrides: dict[str, Any] = {"logprobs": self.logprobs}
         if self.max_tokens is not None:  # null selects the default.
             overrides["max_tokens"] = 1 if self.is_echo_only else self.max_tokens
@@ -53,7 +53,7 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
             overrides |= {"n": self.best_of, "logprobs": self.logprobs or 0}
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             overrides["prompt_logprobs"] = self.logprobs
-        return self.sampling_params(**overrides)
+        return self.sampling_params(defaults, **overrides)
 
     def _check_best_of(self, best_of: int) -> None:
         if not self.num_choices() <= best_of <= MAX_N:

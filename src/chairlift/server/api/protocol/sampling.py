@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from chairlift.errors import RequestError
-from chairlift.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_TOKEN_IDS, SamplingParams
+from chairlift.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_IDS,
+    SamplingDefaults,
+    SamplingParams,
+)
 from chairlift.server.api.protocol.base import RequestBody
 from chairlift.server.api.protocol.compatibility_fields import CompatibilityFields, SamplingCompatibilityFields
 from chairlift.server.api.protocol.item_limits import limit_entries
@@ -139,8 +146,13 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
         """The number of answers to generate for each prompt."""
         return 1 if self.n is None else self.n
 
-    def sampling_params(self, **overrides: Any) -> SamplingParams:
-        """The validated sampling parameters of these fields and of `overrides`; raises RequestError."""
+    def sampling_params(self, defaults: SamplingDefaults, **overrides: Any) -> SamplingParams:
+        """The validated sampling parameters of these fields and of `overrides`; raises RequestError.
+
+        Args:
+            defaults: those of the model, for fields that the request has not set. Their `max_new_tokens` is a limit for
+                every request, as in vLLM.
+        """
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream: true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -150,7 +162,10 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
             )
         names = {field.name for field in fields(SamplingParams)} & SamplingFields.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}  # null is the default.
-        return SamplingParams(**{**given, "structured_outputs": self.constraint(), **overrides})
+        params = defaults.params(**{**given, "structured_outputs": self.constraint(), **overrides})
+        limit = defaults.max_new_tokens
+        is_limited = limit is not None and params.max_tokens is not None and params.max_tokens > limit
+        return replace(params, max_tokens=limit) if is_limited else params
 
     @property
     def include_usage(self) -> bool:

@@ -1,0 +1,112 @@
+"""Sampling defaults of a model: `generation_config.json` of its folder, or `general.sampling.*` of its GGUF file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from chairlift.errors import ChairliftError, ConfigError, ModelLoadError, RequestError
+from chairlift.loading.resolve import ModelFiles, open_gguf
+from chairlift.loading.text.hf_tokenizer import read_json
+from chairlift.sampling_params import SamplingDefaults, SamplingParams
+
+logger = logging.getLogger("chairlift")
+
+FILE_NAME: Final = "generation_config.json"
+FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+GGUF_PREFIX: Final = "general.sampling."
+GGUF_FIELDS: Final = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Key of GGUF metadata (llama.cpp) after the prefix -> field."""
+
+HINT: Final = "correct it, or use --generation-config vllm"
+
+
+def load_sampling_defaults(
+    files: ModelFiles, generation_config: str, override: Mapping[str, Any] | None = None
+) -> SamplingDefaults:
+    """Read the sampling defaults of a model, with the meaning of vLLM's `get_diff_sampling_param`.
+
+    Args:
+        generation_config: `auto` reads the files of the model; `vllm` reads none; else a folder with FILE_NAME.
+        override: values that replace those of the files.
+
+    Raises:
+        ModelLoadError: a file cannot be read, or one of its values is out of range.
+        ConfigError: the folder has no such file, or an overriding value is unknown or out of range.
+    """
+    if generation_config == "vllm":
+        found = SamplingDefaults()
+    elif generation_config == "auto":
+        found = _model_defaults(files)
+    else:
+        found = _folder_defaults(Path(generation_config).expanduser())
+    return found.updated(_overriding(override or {}))
+
+
+def _model_defaults(files: ModelFiles) -> SamplingDefaults:
+    if files.kind == "gguf":
+        return files.sampling_defaults.updated(_gguf_defaults(files.path))
+    if files.path.is_file():  # A config.json alone, for random weights.
+        return SamplingDefaults()
+    return _read_fields(files.path / FILE_NAME)
+
+
+def _folder_defaults(folder: Path) -> SamplingDefaults:
+    file = folder / FILE_NAME
+    if not file.is_file():
+        raise ConfigError(
+            f"generation_config must be auto, vllm or a folder with {FILE_NAME}; got {str(folder)!r}, which has none"
+        )
+    return _read_fields(file)
+
+
+def _gguf_defaults(path: Path) -> SamplingDefaults:
+    metadata = open_gguf(path).metadata
+    given = {key.removeprefix(GGUF_PREFIX): value for key, value in metadata.items() if key.startswith(GGUF_PREFIX)}
+    if unsupported := sorted(given.keys() - GGUF_FIELDS.keys()):
+        names = ", ".join(GGUF_PREFIX + key for key in unsupported)
+        logger.warning("%s: these sampling defaults are not supported and not applied: %s", path, names)
+    values = {
+        field: _check(field, _shortest(given[key]), f"{path}: {GGUF_PREFIX}{key}")
+        for key, field in GGUF_FIELDS.items()
+        if key in given
+    }
+    return SamplingDefaults(**values)
+
+
+def _shortest(value: Any) -> Any:
+    """The decimal number that a 32-bit float of the file was written from."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _read_fields(file: Path) -> SamplingDefaults:
+    values = read_json(file)
+    given = {field: values[field] for field in FIELDS if values.get(field) is not None}
+    return SamplingDefaults(**{field: _check(field, value, f"{file}: {field}") for field, value in given.items()})
+
+
+def _overriding(values: Mapping[str, Any]) -> SamplingDefaults:
+    if unknown := sorted(values.keys() - set(FIELDS)):
+        raise ConfigError(f"override_generation_config may have {', '.join(FIELDS)}; got {', '.join(unknown)}")
+    given = {field: value for field, value in values.items() if value is not None}
+    place = "override_generation_config: "
+    return SamplingDefaults(**{name: _check(name, value, place + name, ConfigError) for name, value in given.items()})
+
+
+def _check(field: str, value: Any, place: str, kind: type[ChairliftError] = ModelLoadError) -> Any:
+    """Return a value that is valid as a sampling parameter. The error has the limits of `SamplingParams`."""
+    name = "max_tokens" if field == "max_new_tokens" else field
+    try:
+        SamplingParams(**{name: value})
+    except RequestError as error:
+        hint = HINT if kind is ModelLoadError else "correct it"
+        raise kind(f"{place}{str(error).removeprefix(name)}; {hint}") from None
+    return value
