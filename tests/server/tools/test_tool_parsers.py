@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chairlift.errors import ConfigError
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_formats import FORCED_CALLS, TOOL_CALL_FORMATS, tool_call_format
-from chairlift.server.tools.reasoning_parser import ReasoningParser
+from chairlift.server.tools.reasoning_parser import REASONING_FORMATS, ReasoningParser, reasoning_format
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning
 
@@ -75,6 +75,29 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f{"b": 2}', "", [("f", '{"a": 1}'), ("f", '{"b": 2}')]),
     ("mistral", "I cannot [TOOL", "I cannot [TOOL", []),
     ("forced", f"[{CALL}]", "", [WEATHER]),
+    ("granite", f"<|tool_call|>[{CALL}, {CALL}]", "", [WEATHER] * 2),
+    ("granite", f"<tool_call>[{CALL}]", "", [WEATHER]),
+    ("granite", f" [{CALL}]", "", [WEATHER]),
+    ("granite", "[1] is a source", "[1] is a source", []),
+    ("phi4_mini_json", f"<|tool_call|>[{CALL}, {CALL}]<|/tool_call|>", "", [WEATHER] * 2),
+    ("phi4_mini_json", f'<|tool_call|>[{{"type": "function", "function": {CALL}}}]<|/tool_call|>', "", [WEATHER]),
+    ("phi4_mini_json", f"functools[{CALL}]", "", [WEATHER]),
+    ("phi4_mini_json", "import functools", "import functools", []),
+    ("olmo3", "<function_calls>\nf(a=1)\nf()\n</function_calls> Done.", " Done.", [("f", '{"a": 1}'), ("f", "{}")]),
+    ("olmo3", "See: <function_calls>f(x={'y': [None, 'it\\'s']})", "See:", [("f", '{"x": {"y": [null, "it\'s"]}}')]),
+    ("olmo3", "<function_calls>g(a=1)</function_calls>", "<function_calls>g(a=1)</function_calls>", []),
+    ("olmo3", "<function_calls>f(1)</function_calls>", "<function_calls>f(1)</function_calls>", []),
+    (
+        "pythonic",
+        "[f(a=true), get_weather(city='Paris')]",
+        "",
+        [("f", '{"a": true}'), ("get_weather", '{"city": "Paris"}')],
+    ),
+    ("pythonic", "Now:\n```tool_code\nf(a=-2.5)\n```", "Now:", [("f", '{"a": -2.5}')]),
+    ("pythonic", f"```json\n{CALL}\n```\n```json\n{CALL}\n```", "", [WEATHER] * 2),
+    ("pythonic", '```json\n{"a": 1}\n``` shows f(a=1)', '```json\n{"a": 1}\n``` shows f(a=1)', []),
+    ("pythonic", "[```", "[```", []),
+    ("pythonic", "[f(a=[1, 'b", "", [("f", '{"a": [1, "b')]),
 ]
 
 
@@ -110,7 +133,10 @@ def test_an_object_without_a_name_becomes_content_within_bounded_work() -> None:
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "lo\n", '{"name": ', '"f"', ", ",
     '"arguments": ', '"parameters": ', '{"a": "}"}', "{}", "}", "{", "[", "]", '"', "\\", "\n", " ", ";", "f", "Hello.",
-    "<think>", "</think>", "<", CALL, '"get_weather"',
+    "<think>", "</think>", "<", CALL, '"get_weather"', "<|tool_call|>", "<|/tool_call|>", "functools[",
+    "<function_calls>", "</function_calls>", "```tool_code", "```json", "```", "`", "f(", "a=", "'b'", ")", "None",
+    "1.5", '"function": ',
+    "Here is my thought process:", "Here is my response:",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 PARSERS: dict[str, Callable[[], AnswerParser]] = {
@@ -118,6 +144,9 @@ PARSERS: dict[str, Callable[[], AnswerParser]] = {
     "named": lambda: NamedToolParser("f", None),
     "reasoning": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")),
     "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainTextParser),
+    "granite reasoning": lambda: ReasoningParser(
+        Reasoning("Here is my thought process:", "Here is my response:"), tool_parser("granite")
+    ),
 }
 
 
@@ -164,10 +193,34 @@ def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, exp
 
 
 def test_the_call_format_is_derived_from_the_chat_template() -> None:
-    assert tool_call_format("auto", "... [TOOL_CALLS] ...") is TOOL_CALL_FORMATS["mistral"]
-    assert tool_call_format("auto", "... <|python_tag|> ...") is TOOL_CALL_FORMATS["llama3_json"]
+    expected = {
+        "[TOOL_CALLS]": "mistral",
+        "Environment: ipython <|python_tag|>": "llama3_json",
+        "ipython [func_name1(params_name1=params_value1)]": "pythonic",
+        "<function_calls>": "olmo3",
+        "<|tool|>": "phi4_mini_json",
+        "<|start_of_role|> <|tool_call|>": "granite",
+        "<|start_of_role|> <tool_call>": "hermes",
+    }
+    assert {text: tool_call_format("auto", text) for text in expected} == {
+        text: TOOL_CALL_FORMATS[name] for text, name in expected.items()
+    }
     assert tool_call_format("auto", None) is TOOL_CALL_FORMATS["hermes"]
-    with pytest.raises(
-        ConfigError, match="tool_call_parser must be one of auto, hermes, llama3_json, mistral; got 'x'"
-    ):
+    with pytest.raises(ConfigError, match=r"tool_call_parser must be one of auto, hermes, .*, pythonic; got 'x'"):
         tool_call_format("x", None)
+
+
+def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
+    expected = {
+        "<\uff5cAssistant\uff5c><think> </think>": "deepseek_r1",
+        "<think> </think>": "qwen3",
+        "[THINK] [/THINK]": "mistral",
+        "write 'Here is my thought process:'": "granite",
+    }
+    assert {text: reasoning_format("auto", text) for text in expected} == {
+        text: REASONING_FORMATS[name] for text, name in expected.items()
+    }
+    assert reasoning_format("auto", "<\uff5cAssistant\uff5c>") is None
+    assert reasoning_format("none", "</think>") is None
+    with pytest.raises(ConfigError, match=r"reasoning_parser must be one of auto, none, qwen3, .*; got 'x'"):
+        reasoning_format("x", None)

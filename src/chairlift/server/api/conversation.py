@@ -145,7 +145,7 @@ class ConversationPlanner:
     def _can_be_strict(self) -> bool:
         form = self._calls
         is_text = not any(map(self._engine.tokenizer.is_special, form.markers))
-        return len(form.openings) == 1 and form.closing is not None and is_text
+        return len(form.openings) == 1 and form.closing is not None and is_text and not form.is_pythonic
 
     def _params(
         self, body: ChatCompletionRequest, tools: _ToolSelection, reasoning: Reasoning | None

@@ -17,6 +17,7 @@ class CallFormat:
         closing: the text that ends them; None if they end with the answer.
         is_bare: a brace or bracket at the start of an answer begins a call, without an opening.
         names_first: `name{...}` is a call too, besides `{"name": ..., "arguments": {...}}`.
+        is_pythonic: `name(key=value, ...)` is a call too.
         id_length: the length of call ids that the chat template accepts; None for any length.
     """
 
@@ -24,6 +25,7 @@ class CallFormat:
     closing: str | None = None
     is_bare: bool = False
     names_first: bool = False
+    is_pythonic: bool = False
     id_length: int | None = None
 
     @property
@@ -36,8 +38,27 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "hermes": CallFormat(openings=("<tool_call>",), closing="</tool_call>"),
     "llama3_json": CallFormat(openings=("<|python_tag|>",), is_bare=True),
     "mistral": CallFormat(openings=("[TOOL_CALLS]",), names_first=True, id_length=9),
+    "granite": CallFormat(openings=("<|tool_call|>", "<tool_call>"), is_bare=True),
+    "phi4_mini_json": CallFormat(openings=("<|tool_call|>", "functools["), closing="<|/tool_call|>"),
+    "olmo3": CallFormat(openings=("<function_calls>",), closing="</function_calls>", is_pythonic=True),
+    "pythonic": CallFormat(openings=("```tool_code", "```json"), closing="```", is_bare=True, is_pythonic=True),
 }
-"""hermes: Hermes 2 and 3, Qwen 2.5 and 3, SmolLM2. llama3_json: Llama 3.1 to 3.3. mistral: all forms of Mistral."""
+"""Parsers of vLLM. hermes: Hermes 2 and 3, Qwen 2.5 and 3, SmolLM2 and 3, Granite 4. llama3_json: Llama 3.1 to 3.3.
+mistral: all forms of Mistral. granite: Granite 3. pythonic: Gemma 3 and Llama 3.2 with a list of Python calls, or with
+calls in a fence."""
+
+TEMPLATE_MARKS: Final = (
+    ("[TOOL_CALLS]", "mistral"),
+    ("<function_calls>", "olmo3"),
+    ("<|tool|>", "phi4_mini_json"),
+    ("functools[", "phi4_mini_json"),
+    ("<|tool_call|>", "granite"),
+    ("[func_name1(", "pythonic"),
+    ("```tool_code", "pythonic"),
+    ("<|python_tag|>", "llama3_json"),
+    ("ipython", "llama3_json"),
+)
+"""Text of a chat template, and the parser that it selects. The first text that occurs counts."""
 
 FORCED_CALLS: Final = CallFormat(openings=(), is_bare=True)
 """The format of an answer that is constrained to a JSON list of calls."""
@@ -57,6 +78,4 @@ def tool_call_format(name: str, chat_template: str | None) -> CallFormat:
 
 
 def _name_from_template(chat_template: str) -> str:
-    if "[TOOL_CALLS]" in chat_template:
-        return "mistral"
-    return "llama3_json" if "<|python_tag|>" in chat_template or "ipython" in chat_template else "hermes"
+    return next((name for mark, name in TEMPLATE_MARKS if mark in chat_template), "hermes")

@@ -11,6 +11,8 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 class CallScanner:
     """A pushdown scanner for `{"name": ..., "arguments": {...}}`, fed with the text after the first brace.
 
+    Name and arguments may also be in an object `function`, as in OpenAI's API.
+
     Attributes:
         name: the name of the function; None until it is known.
         is_done: the last brace was read.
@@ -25,6 +27,7 @@ class CallScanner:
         self._has_arguments = False
         self._read: Callable[[str], None] = self._before_key
         self._key = ""
+        self._num_wrappers = 0
         self._start_token()
 
     def feed(self, text: str) -> int:
@@ -43,7 +46,9 @@ class CallScanner:
         return taken
 
     def _before_key(self, character: str) -> None:
-        if character == "}":
+        if character == "}" and self._num_wrappers:
+            self._num_wrappers -= 1
+        elif character == "}":
             self.is_done = True
             self.is_broken = self.name is None
             if not self._has_arguments:
@@ -68,7 +73,10 @@ class CallScanner:
             self.is_broken = not character.isspace()
 
     def _before_value(self, character: str) -> None:
-        if not character.isspace():
+        if character == "{" and self._key == "function" and self.name is None:
+            self._num_wrappers += 1
+            self._read = self._before_key
+        elif not character.isspace():
             self._start_token()
             self._read = self._in_value
             self._in_value(character)

@@ -29,7 +29,20 @@ class ReasoningFormat:
 REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "qwen3": ReasoningFormat("<think>", "</think>"),
     "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
+    "olmo3": ReasoningFormat("<think>", "</think>", is_implied=True),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
 }
+"""Parsers of vLLM. qwen3: Qwen 3, SmolLM3 and others that write both tags, or whose prompt ends with the opening.
+deepseek_r1, olmo3: models that write only the closing tag. granite: Granite 3.2. mistral: Magistral."""
+
+TEMPLATE_MARKS: Final = (
+    (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),
+    (("</think>",), "qwen3"),
+    (("[/THINK]",), "mistral"),
+    (("Here is my thought process:",), "granite"),
+)
+"""Texts that all occur in a chat template, and the parser that they select. The first entry that applies counts."""
 
 
 def reasoning_format(name: str, chat_template: str | None) -> ReasoningFormat | None:
@@ -41,7 +54,9 @@ def reasoning_format(name: str, chat_template: str | None) -> ReasoningFormat | 
     if name == "none":
         return None
     if name == "auto":
-        return REASONING_FORMATS["qwen3"] if "</think>" in (chat_template or "") else None
+        template = chat_template or ""
+        found = (parser for marks, parser in TEMPLATE_MARKS if all(mark in template for mark in marks))
+        return REASONING_FORMATS.get(next(found, ""))
     if name not in REASONING_FORMATS:
         raise ConfigError(f"reasoning_parser must be one of auto, none, {', '.join(REASONING_FORMATS)}; got {name!r}")
     return REASONING_FORMATS[name]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall, new_call_id, overlap
 from chairlift.server.tools.call_formats import CallFormat
 from chairlift.server.tools.call_scanner import CallScanner
+from chairlift.server.tools.python_call_scanner import PythonCallScanner
 
 SEPARATORS = " \t\r\n,;[]"
 NAMED_CALL = re.compile(r"([A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)")
@@ -38,7 +39,7 @@ class ToolParser(AnswerParser):
         self._held = ""
         self._raw = ""  # The text since the opening or the last call: content, if no call follows.
         self._space = ""
-        self._scanner = CallScanner()
+        self._scanner: CallScanner | PythonCallScanner = CallScanner()
         self._scanned_from = ""
         self._has_call_started = False
         self._num_calls = 0
@@ -100,7 +101,7 @@ class ToolParser(AnswerParser):
     def _between_calls(self) -> bool:
         if not self._held:
             return False
-        for marker in self._form.markers:
+        for marker in sorted(self._form.markers, key=len):  # A fence closes with the beginning of its opening.
             if self._held.startswith(marker):
                 self._consume_marker(marker)
                 return True
@@ -109,9 +110,10 @@ class ToolParser(AnswerParser):
         if self._held[0] in SEPARATORS:
             self._raw, self._held = self._raw + self._held[0], self._held[1:]
         elif self._held[0] == "{":
-            self._scanner, self._scanned_from, self._has_call_started = CallScanner(), "{", False
+            self._start_call(CallScanner(), "{")
             self._held = self._held[1:]
-            self._advance = self._in_call
+        elif self._form.is_pythonic and (self._held[0].isalpha() or self._held[0] == "_"):
+            self._start_call(PythonCallScanner(), "")
         else:
             return self._parse_name_first()
         return True
@@ -121,7 +123,7 @@ class ToolParser(AnswerParser):
         if marker != self._form.closing:
             self._raw += marker
         else:
-            if self._raw.strip(SEPARATORS):  # There was no call between the markers.
+            if self._raw.strip(SEPARATORS) or not self._num_calls:  # There was no call between the markers.
                 self._add_content(self._raw + marker)
             self._raw = ""
             self._advance = self._look_for_opening
@@ -130,14 +132,17 @@ class ToolParser(AnswerParser):
         found = NAMED_CALL.match(self._held) if self._form.names_first else None
         if found is not None and found[1] in self._names:
             self._held = f'"name": "{found[1]}", "arguments": {self._held[found.end() :]}'
-            self._scanner, self._scanned_from, self._has_call_started = CallScanner(), found[0], False
-            self._advance = self._in_call
+            self._start_call(CallScanner(), found[0])
             return True
         might_be = self._form.names_first and re.fullmatch(r"[\w.:-]+(?:\[\w*\]?\w*){0,2}\s*", self._held)
         if found is None and might_be and len(self._held) < MAX_NAMED_CALL_CHARACTERS:
             return False
         self._reject_call()
         return True
+
+    def _start_call(self, scanner: CallScanner | PythonCallScanner, scanned: str) -> None:
+        self._scanner, self._scanned_from, self._has_call_started = scanner, scanned, False
+        self._advance = self._in_call
 
     def _in_call(self) -> bool:
         is_named = self._scanner.name is not None
