@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from chairlift.errors import ConfigError
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_formats import FORCED_CALLS, TOOL_CALL_FORMATS, tool_call_format
+from chairlift.server.tools.harmony_parser import HarmonyParser
 from chairlift.server.tools.reasoning_parser import REASONING_FORMATS, ReasoningParser, reasoning_format
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning
@@ -22,6 +23,8 @@ Read = tuple[str, str, list[tuple[str, str]]]
 
 
 def tool_parser(family: str) -> Callable[[], AnswerParser]:
+    if family == "openai":
+        return lambda: HarmonyParser(NAMES)
     return lambda: ToolParser({**TOOL_CALL_FORMATS, "forced": FORCED_CALLS}[family], NAMES)
 
 
@@ -136,7 +139,8 @@ FRAGMENTS = [
     "<think>", "</think>", "<", CALL, '"get_weather"', "<|tool_call|>", "<|/tool_call|>", "functools[",
     "<function_calls>", "</function_calls>", "```tool_code", "```json", "```", "`", "f(", "a=", "'b'", ")", "None",
     "1.5", '"function": ',
-    "Here is my thought process:", "Here is my response:",
+    "Here is my thought process:", "Here is my response:", "<|start|>assistant", "<|channel|>", "analysis", "final",
+    "commentary to=functions.f ", "<|constrain|>json", "<|message|>", "<|end|>", "<|call|>",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 PARSERS: dict[str, Callable[[], AnswerParser]] = {
@@ -162,7 +166,7 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(name: str, text: str,
 
 @given(texts)
 def test_text_without_a_call_is_unchanged(text: str) -> None:
-    for family in TOOL_CALL_FORMATS:
+    for family in TOOL_CALL_FORMATS.keys() - {"openai"}:
         content, _, calls = read(tool_parser(family)(), [text])
         assert calls or content == text
 
@@ -192,12 +196,44 @@ def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, exp
     assert read(parser, [text])[:2] == expected
 
 
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
+WEATHER_HEADER = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (ANALYSIS + FINAL, ("Yes.", "Hm.", [])),
+        (f"{ANALYSIS}<|start|>assistant{WEATHER_HEADER}{WEATHER[1]}<|call|>", ("", "Hm.", [WEATHER])),
+        (ANALYSIS + "<|start|>assistant to=functions.f<|channel|>x json<|message|>", ("", "Hm.", [("f", "{}")])),
+        ("<|channel|>final<|message|>Yes.<|end|> More.", ("Yes. More.", "", [])),
+        (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", ("", "", [("f", "{}")])),
+        ("<|channel|>commentary<|message|>I look.<|end|>" + FINAL, ("I look.Yes.", "", [])),
+        ("<|channel|>commentary to=functions.g<|message|>{}<|call|>", ("{}", "", [])),
+        ("<|channel|>analysis<|message|>One.<|start|>assistant<|channel|>analysis<|message|>Two", ("", "One.Two", [])),
+        ("Plain text.", ("Plain text.", "", [])),
+        ("<|chan", ("<|chan", "", [])),
+        ("<|channel|>final" + "x" * 600 + "<|message|>", ("<|channel|>final" + "x" * 600 + "<|message|>", "", [])),
+    ],
+)
+def test_messages_in_channels(text: str, expected: Read) -> None:
+    assert read(HarmonyParser(NAMES), [text]) == read(HarmonyParser(NAMES), list(text)) == expected
+
+
+def test_options_of_messages_in_channels() -> None:
+    call = f"{WEATHER_HEADER}{WEATHER[1]}<|call|>"
+    assert read(HarmonyParser(NAMES, max_calls=1), [call + call])[2] == [WEATHER]
+    assert read(HarmonyParser(NAMES, has_reasoning=False), [ANALYSIS + FINAL]) == ("Hm.Yes.", "", [])
+
+
 def test_the_call_format_is_derived_from_the_chat_template() -> None:
     expected = {
         "[TOOL_CALLS]": "mistral",
         "Environment: ipython <|python_tag|>": "llama3_json",
         "ipython [func_name1(params_name1=params_value1)]": "pythonic",
         "<function_calls>": "olmo3",
+        "<|start|>assistant<|channel|>final<|message|>": "openai",
         "<|tool|>": "phi4_mini_json",
         "<|start_of_role|> <|tool_call|>": "granite",
         "<|start_of_role|> <tool_call>": "hermes",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from chairlift.engine.served_engine import ServedEngine
-from chairlift.errors import RequestError
+from chairlift.errors import ConfigError, RequestError
 from chairlift.loading.text.chat_template import ChatTemplate
-from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, mask_of, template_text, unmarked
+from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, join_marked, mask_of, template_text, unmarked
 from chairlift.loading.text.template_check import log_template_problems
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.api_options import ApiOptions
@@ -19,11 +19,15 @@ from chairlift.server.api.protocol.tools import FunctionTool, select_tools
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_formats import FORCED_CALLS, CallFormat, tool_call_format
+from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
 from chairlift.server.tools.reasoning_parser import ReasoningParser, reasoning_format
 from chairlift.server.tools.tool_constraints import arguments_constraint, calls_constraint, lazy_calls_constraint
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
+
+REASONING_NAMES: Final = {"reasoning_content": "thinking"}
+"""The names of message fields in the chat template of gpt-oss, where they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,21 @@ class _ToolSelection:
         """The name of the first tool with `strict`, if any."""
         return next((tool.function.name for tool in self.tools if tool.function.strict), None)
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer consists of calls alone."""
+        return self.mode in ("named", "required")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tools that an answer may call."""
+        return frozenset(() if self.mode == "none" else (tool.function.name for tool in self.tools))
+
+    @property
+    def max_calls(self) -> int | None:
+        """The maximum number of calls in an answer, if any."""
+        return None if self.is_parallel else 1
+
     def constraint(self, family: CallFormat) -> StructuredOutputs | None:
         if self.mode == "named":
             return arguments_constraint(self.tools[0])
@@ -71,8 +90,7 @@ class _ToolSelection:
         if self.mode == "named":
             return partial(NamedToolParser, self.tools[0].function.name, family.id_length)
         form = replace(FORCED_CALLS, id_length=family.id_length) if self.mode == "required" else family
-        names = frozenset(tool.function.name for tool in self.tools)
-        return partial(ToolParser, form, names, None if self.is_parallel else 1)
+        return partial(ToolParser, form, self.names, self.max_calls)
 
 
 class Conversation(Protocol):
@@ -95,6 +113,11 @@ class ConversationPlanner:
         text = None if self._template is None else self._template.text
         self._calls = tool_call_format(options.tool_call_parser, text)
         self._reasoning = reasoning_format(options.reasoning_parser, text)
+        if self._calls.is_harmony and self._reasoning is not None:
+            raise ConfigError(
+                f"reasoning_parser={options.reasoning_parser} cannot be combined with tool_call_parser=openai, which "
+                "separates reasoning itself: leave out reasoning_parser, or set it to none"
+            )
 
     def log_template_warnings(self) -> None:
         """Render probe conversations, and log a warning for each special token that the chat template loses."""
@@ -106,6 +129,9 @@ class ConversationPlanner:
         body = conversation.to_chat()
         tools = self._tools(body)
         text = self._render(body, tools)
+        is_structured = tools.is_forced or body.constraint() is not None
+        if self._calls.is_harmony and is_structured:
+            text = join_marked([text, template_text(FINAL_HEADER)])
         reasoning = self._reasoning_in(text)
         source = "tools" if tools.constraint(self._calls) is not None else body.constraint_field
         with attribute_errors_to(source):
@@ -119,7 +145,7 @@ class ConversationPlanner:
             [(unmarked(text), token_ids)],
             params,
             source,
-            new_parser=self._new_parser(tools, reasoning),
+            new_parser=self._new_parser(tools, reasoning, is_structured),
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
         )
@@ -158,7 +184,7 @@ class ConversationPlanner:
                 "keep only one of these constraints",
                 "tool_choice",
             )
-        if structure is not None or tools.mode in ("named", "required"):
+        if structure is not None or tools.is_forced:
             constraint = constraint or structure
             assert constraint is not None, "forced calls are constrained"
             constraint = replace(constraint, reasoning=reasoning)
@@ -169,7 +195,7 @@ class ConversationPlanner:
 
     def _needs_special_tokens(self, tools: _ToolSelection) -> bool:
         """Whether markers of tool calls or reasoning are special tokens, which are omitted from text by default."""
-        markers = self._calls.markers if tools.mode == "auto" else ()
+        markers = self._calls.markers if tools.mode == "auto" or self._calls.is_harmony else ()
         if self._reasoning is not None:
             markers += (self._reasoning.opening, self._reasoning.closing)
         return any(map(self._engine.tokenizer.is_special, markers))
@@ -181,7 +207,11 @@ class ConversationPlanner:
             return None
         return Reasoning(form.opening, form.closing, is_inside=form.is_implied or end.endswith(form.opening))
 
-    def _new_parser(self, tools: _ToolSelection, reasoning: Reasoning | None) -> Callable[[], AnswerParser] | None:
+    def _new_parser(
+        self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool
+    ) -> Callable[[], AnswerParser] | None:
+        if self._calls.is_harmony and not is_structured:
+            return partial(HarmonyParser, tools.names, tools.max_calls, self._options.reasoning_parser != "none")
         rest = tools.new_parser(self._calls)
         if reasoning is not None:
             return partial(ReasoningParser, reasoning, rest)
@@ -190,6 +220,8 @@ class ConversationPlanner:
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
         template = self._template_for(body)
         messages = [message.for_template() for message in body.messages]
+        if self._calls.is_harmony:
+            messages = [{REASONING_NAMES.get(name, name): value for name, value in m.items()} for m in messages]
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
         variables = body.template_variables(template.variables)
         if unknown := sorted(variables.keys() - template.variables):

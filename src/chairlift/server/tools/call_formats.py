@@ -18,6 +18,7 @@ class CallFormat:
         is_bare: a brace or bracket at the start of an answer begins a call, without an opening.
         names_first: `name{...}` is a call too, besides `{"name": ..., "arguments": {...}}`.
         is_pythonic: `name(key=value, ...)` is a call too.
+        is_harmony: answers consist of messages in channels; see `HarmonyParser`.
         id_length: the length of call ids that the chat template accepts; None for any length.
     """
 
@@ -26,6 +27,7 @@ class CallFormat:
     is_bare: bool = False
     names_first: bool = False
     is_pythonic: bool = False
+    is_harmony: bool = False
     id_length: int | None = None
 
     @property
@@ -41,15 +43,17 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "granite": CallFormat(openings=("<|tool_call|>", "<tool_call>"), is_bare=True),
     "phi4_mini_json": CallFormat(openings=("<|tool_call|>", "functools["), closing="<|/tool_call|>"),
     "olmo3": CallFormat(openings=("<function_calls>",), closing="</function_calls>", is_pythonic=True),
+    "openai": CallFormat(openings=("<|channel|>",), is_harmony=True),
     "pythonic": CallFormat(openings=("```tool_code", "```json"), closing="```", is_bare=True, is_pythonic=True),
 }
 """Parsers of vLLM. hermes: Hermes 2 and 3, Qwen 2.5 and 3, SmolLM2 and 3, Granite 4. llama3_json: Llama 3.1 to 3.3.
-mistral: all forms of Mistral. granite: Granite 3. pythonic: Gemma 3 and Llama 3.2 with a list of Python calls, or with
-calls in a fence."""
+mistral: all forms of Mistral. granite: Granite 3. openai: gpt-oss. pythonic: Gemma 3 and Llama 3.2 with a list of
+Python calls, or with calls in a fence."""
 
 TEMPLATE_MARKS: Final = (
     ("[TOOL_CALLS]", "mistral"),
     ("<function_calls>", "olmo3"),
+    ("<|channel|>", "openai"),
     ("<|tool|>", "phi4_mini_json"),
     ("functools[", "phi4_mini_json"),
     ("<|tool_call|>", "granite"),
