@@ -223,6 +223,122 @@ or (message.role == "assistant" and message.tool_calls is not defined) %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
+GRANITE3: Final = """\
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] %}{%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "You are Granite." %}{%- set loop_messages = messages %}
+    {%- if tools %}{%- set system_message = system_message + " Call tools with <|tool_call|>[...]." %}{%- endif %}
+{%- endif %}
+{{- '<|start_of_role|>system<|end_of_role|>' + system_message + '<|end_of_text|>\\n' }}
+{%- if tools %}
+    {{- '<|start_of_role|>tools<|end_of_role|>' }}{{- tools | tojson(indent=4) }}{{- '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for message in loop_messages %}
+    {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + '<|end_of_text|>\\n' }}
+    {%- if loop.last and add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}
+{%- endfor %}"""
+
+PHI4_MINI: Final = """\
+{% for message in messages %}\
+{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}\
+{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}\
+{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"""
+
+SMOLLM3: Final = """\
+{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}
+{{- "<|im_start|>system\\n" -}}
+{%- if messages[0].role == "system" -%}{{- messages[0].content.replace("/no_think", "").rstrip() -}}{%- endif -%}
+{%- if xml_tools -%}
+    {{- "\\n\\n### Tools\\n<tools>\\n" -}}
+    {%- for tool in xml_tools -%}{{- tool | string ~ "\\n" -}}{%- endfor -%}
+    {{- "</tools>\\nAnswer with <tool_call>{}</tool_call>" -}}
+{%- endif -%}
+{{- "<|im_end|>\\n" -}}
+{%- for message in messages -%}
+    {%- set content = message.content if message.content is string else "" -%}
+    {%- if message.role == "user" -%}
+        {{ "<|im_start|>" + message.role + "\\n"  + content + "<|im_end|>\\n" }}
+    {%- elif message.role == "assistant" -%}
+        {{ "<|im_start|>assistant\\n" + ("" if enable_thinking else "<think>\\n\\n</think>\\n") \
++ content.lstrip("\\n") + "<|im_end|>\\n" }}
+    {%- elif message.role == "tool" -%}
+        {{ "<|im_start|>" + "user\\n" + content + "<|im_end|>\\n" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ "<|im_start|>assistant\\n" + ("" if enable_thinking else "<think>\\n\\n</think>\\n") }}
+{%- endif -%}"""
+
+OLMO3: Final = """\
+{%- if messages[0].role != 'system' -%}
+    {{- '<|im_start|>system\\nYou are a helpful AI assistant. ' -}}
+    {%- if tools -%}{{- '<functions>' + (tools | tojson) + '</functions>' -}}{%- endif -%}
+    {{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message['role'] == 'system' -%}
+        {{- '<|im_start|>system\\n' + message['content'] -}}
+        {%- if tools -%}{{- ' <functions>' + (tools | tojson) + '</functions>' -}}{%- endif -%}
+        {{- '<|im_end|>\\n' -}}
+    {%- elif message['role'] == 'user' -%}{{- '<|im_start|>user\\n' + message['content'] + '<|im_end|>\\n' -}}
+    {%- elif message['role'] == 'assistant' -%}
+        {{- '<|im_start|>assistant\\n' -}}
+        {%- if message.get('content', none) is not none -%}{{- message['content'] -}}{%- endif -%}
+        {%- if message.get('tool_calls', none) is not none -%}
+            {{- '<function_calls>' -}}
+            {%- for call in message['tool_calls'] -%}
+                {{- call['function']['name'] + '(' -}}
+                {%- for name, value in call['function']['arguments'].items() -%}
+                    {{- name + '=' + (value | tojson) -}}{%- if not loop.last -%}{{- ', ' -}}{%- endif -%}
+                {%- endfor -%}
+                {{- ')' -}}{%- if not loop.last -%}{{- '\\n' -}}{%- endif -%}
+            {%- endfor -%}
+            {{- '</function_calls>' -}}
+        {%- endif -%}
+        {{- '<|im_end|>\\n' -}}
+    {%- elif message['role'] == 'tool' -%}
+        {{- '<|im_start|>environment\\n' + message['content'] + '<|im_end|>\\n' -}}
+    {%- endif -%}
+    {%- if loop.last and add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+{%- endfor -%}"""
+
+GPT_OSS: Final = """\
+{{- "<|start|>system<|message|>You are ChatGPT.\\n\\nReasoning: " + (reasoning_effort or "medium") + "<|end|>" }}
+{%- if messages[0].role == "system" %}
+    {%- set developer = messages[0].content %}{%- set loop_messages = messages[1:] %}
+{%- else %}{%- set developer = "" %}{%- set loop_messages = messages %}{%- endif %}
+{%- if developer or tools %}
+    {{- "<|start|>developer<|message|>" + developer }}
+    {%- if tools %}
+        {{- "\\n\\n# Tools\\n\\nnamespace functions {\\n" }}
+        {%- for tool in tools %}{{- "type " + tool.function.name + " = () => any;\\n" }}{%- endfor %}
+        {{- "} // namespace functions" }}
+    {%- endif %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last_tool_call = namespace(name=none) %}
+{%- for message in loop_messages %}
+    {%- if message.role == 'assistant' and "tool_calls" in message %}
+        {%- set call = message.tool_calls[0].function %}
+        {%- if message.thinking %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+        {%- endif %}
+        {{- "<|start|>assistant to=" }}{{- "functions." + call.name + "<|channel|>commentary json<|message|>" }}
+        {{- call.arguments|tojson }}{{- "<|call|>" }}
+        {%- set last_tool_call.name = call.name %}
+    {%- elif message.role == 'assistant' %}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+    {%- elif message.role == 'tool' %}
+        {%- if last_tool_call.name is none %}{{- raise_exception("no tool call before this result") }}{%- endif %}
+        {{- "<|start|>functions." + last_tool_call.name }}
+        {{- " to=assistant<|channel|>commentary<|message|>" + message.content|tojson + "<|end|>" }}
+    {%- else %}{{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{%- endif %}"""
+
 DEEPSEEK: Final = """\
 {% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}\
 {% set ns = namespace(is_first=false, system_prompt='') %}\
@@ -253,6 +369,11 @@ TEMPLATES: Final[dict[str, str]] = {
     "gemma": GEMMA,
     "phi3": PHI3,
     "hermes": HERMES,
+    "granite3": GRANITE3,
+    "phi4_mini": PHI4_MINI,
+    "smollm3": SMOLLM3,
+    "olmo3": OLMO3,
+    "gpt_oss": GPT_OSS,
     "deepseek": DEEPSEEK,
     "operations": OPERATIONS,
     "tiny": tiny_tokenizer.TEMPLATE,

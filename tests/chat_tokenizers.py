@@ -35,6 +35,14 @@ SPECIAL: Final = [
     "[/TOOL_RESULTS]",
     "[AVAILABLE_TOOLS]",
     "[/AVAILABLE_TOOLS]",
+    "<|start_of_role|>",
+    "<|end_of_role|>",
+    "<|end_of_text|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
 ]
 MARKUP: Final = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 """Added tokens that are not special, as in Qwen 3."""

@@ -66,14 +66,17 @@ def conversation(template: str, contents: list[str]) -> tuple[list[dict[str, Any
     """Return messages, and tools if the template supports them, with the contents as their texts."""
     first, second, third, fourth = contents
     messages = [system(first), user(second), assistant(third), user(fourth)]
-    if template not in ("qwen3", "llama31", "mistral", "hermes"):
+    if template == "phi4_mini":
+        return [{**messages[0], "tools": third}, *messages[1:]], {}
+    if template not in ("qwen3", "llama31", "mistral", "hermes", "granite3", "smollm3", "olmo3", "gpt_oss"):
         return messages, {}
     properties = {"city": {"type": "string", "description": third}}
     function = {"name": first, "description": second, "parameters": {"type": "object", "properties": properties}}
     call = {"id": "abcdefghi", "type": "function", "function": {"name": third, "arguments": {fourth: [first]}}}
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "name": second, "content": third, "tool_call_id": "abcdefghi"}
-    return [*messages, calling, result], {"tools": [{"type": "function", "function": function}]}
+    tool = {"type": "function", "function": function}
+    return [*messages, calling, result], {"xml_tools": [function]} if template == "smollm3" else {"tools": [tool]}
 
 
 @pytest.fixture(params=TEMPLATES, scope="module")

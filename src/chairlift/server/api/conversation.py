@@ -22,9 +22,19 @@ from chairlift.server.tools.call_formats import FORCED_CALLS, CallFormat, tool_c
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
 from chairlift.server.tools.reasoning_parser import ReasoningParser, reasoning_format
 from chairlift.server.tools.tool_constraints import arguments_constraint, calls_constraint, lazy_calls_constraint
-from chairlift.server.tools.tool_instructions import describe_tools_in_messages
+from chairlift.server.tools.tool_instructions import (
+    describe_tools_in_messages,
+    put_tools_in_system_message,
+    write_calls_in_messages,
+)
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
+
+TOOL_VARIABLES: Final = ("tools", "xml_tools")
+"""Variables of chat templates: a list of tools, or in SmolLM3 of functions."""
+
+TOOLS_IN_MESSAGE: Final = "'tools' in message"
+"""Text of chat templates that read JSON in the field `tools` of the system message, such as that of Phi-4-mini."""
 
 REASONING_NAMES: Final = {"reasoning_content": "thinking"}
 """The names of message fields in the chat template of gpt-oss, where they differ."""
@@ -231,12 +241,29 @@ class ConversationPlanner:
                 "leave it out",
                 field,
             )
-        if "tools" in template.variables:
-            variables["tools"] = declared or None
-        else:
-            messages = describe_tools_in_messages(messages, declared)
+        messages = self._with_tools(template, messages, declared, variables)
         text = _render_template(template, messages, variables, body)
         return template_text(text) if self._options.allow_special_tokens_in_content else text
+
+    def _with_tools(
+        self,
+        template: ChatTemplate,
+        messages: list[dict[str, Any]],
+        declared: list[dict[str, Any]],
+        variables: dict[str, Any],
+    ) -> list[dict[str, Any]]:
+        """Give the tools to the template, in a variable that it reads or in messages, and return the messages."""
+        if template.variables.isdisjoint(TOOL_VARIABLES) and TOOLS_IN_MESSAGE not in template.text:
+            return describe_tools_in_messages(messages, declared)
+        if "tool_calls" not in template.text:
+            messages = write_calls_in_messages(messages, self._calls)
+        if "tools" in template.variables:
+            variables["tools"] = declared or None
+        elif "xml_tools" in template.variables:
+            variables["xml_tools"] = [tool["function"] for tool in declared] or None
+        else:
+            messages = put_tools_in_system_message(messages, declared)
+        return messages
 
     def _template_for(self, body: ChatCompletionRequest) -> ChatTemplate:
         if body.chat_template is not None:

@@ -18,6 +18,7 @@ class CallFormat:
         is_bare: a brace or bracket at the start of an answer begins a call, without an opening.
         names_first: `name{...}` is a call too, besides `{"name": ..., "arguments": {...}}`.
         is_pythonic: `name(key=value, ...)` is a call too.
+        is_list: calls are a list after one opening; otherwise each call has an opening.
         is_harmony: answers consist of messages in channels; see `HarmonyParser`.
         id_length: the length of call ids that the chat template accepts; None for any length.
     """
@@ -27,6 +28,7 @@ class CallFormat:
     is_bare: bool = False
     names_first: bool = False
     is_pythonic: bool = False
+    is_list: bool = False
     is_harmony: bool = False
     id_length: int | None = None
 
@@ -40,8 +42,8 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "hermes": CallFormat(openings=("<tool_call>",), closing="</tool_call>"),
     "llama3_json": CallFormat(openings=("<|python_tag|>",), is_bare=True),
     "mistral": CallFormat(openings=("[TOOL_CALLS]",), names_first=True, id_length=9),
-    "granite": CallFormat(openings=("<|tool_call|>", "<tool_call>"), is_bare=True),
-    "phi4_mini_json": CallFormat(openings=("<|tool_call|>", "functools["), closing="<|/tool_call|>"),
+    "granite": CallFormat(openings=("<|tool_call|>", "<tool_call>"), is_bare=True, is_list=True),
+    "phi4_mini_json": CallFormat(openings=("<|tool_call|>", "functools["), closing="<|/tool_call|>", is_list=True),
     "olmo3": CallFormat(openings=("<function_calls>",), closing="</function_calls>", is_pythonic=True),
     "openai": CallFormat(openings=("<|channel|>",), is_harmony=True),
     "pythonic": CallFormat(openings=("```tool_code", "```json"), closing="```", is_bare=True, is_pythonic=True),

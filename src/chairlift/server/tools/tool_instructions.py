@@ -1,4 +1,4 @@
-"""Describes tools in the system message, in Hermes' format, for models whose chat template does not read tools.
+"""Writes tools and calls into messages, for models whose chat template does not read them.
 
 The text of this module counts as template text, and what the request supplies as content. The tags may be added tokens
 of the model, and only the tags that this module writes are encoded as these tokens.
@@ -10,6 +10,7 @@ import json
 from typing import Any, Final
 
 from chairlift.loading.text.marked_text import MarkedText, join_marked, template_text
+from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS, CallFormat
 
 INSTRUCTIONS: Final = template_text("""You can call functions. These are there, each described by a JSON schema:
 <tools>
@@ -21,11 +22,12 @@ To call one, answer with its name and arguments as a JSON object between tags, a
 </tool_call>""")
 CALL: Final = template_text("<tool_call>\n%s\n</tool_call>")
 RESULT: Final = template_text("<tool_response>\n%s\n</tool_response>")
+HERMES: Final = TOOL_CALL_FORMATS["hermes"]
 LINE_BREAK: Final = template_text("\n")
 
 
 def describe_tools_in_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, with tools, tool calls and tool results written into their text for a template without tools."""
+    """The messages, with tools, tool calls and tool results written into their text in Hermes' format."""
     converted = [_tool_text_message(message) for message in messages]
     if not tools:
         return converted
@@ -40,9 +42,32 @@ def describe_tools_in_messages(messages: list[dict[str, Any]], tools: list[dict[
 def _tool_text_message(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool":
         return {"role": "user", "content": RESULT % message["content"]}
+    return _with_calls_in_content(message, HERMES)
+
+
+def write_calls_in_messages(messages: list[dict[str, Any]], form: CallFormat) -> list[dict[str, Any]]:
+    """The messages, with tool calls written into their text, for a template that reads tools but not calls."""
+    return [_with_calls_in_content(message, form) for message in messages]
+
+
+def put_tools_in_system_message(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with the functions as JSON in the field `tools` of the system message, as Phi-4-mini reads them."""
+    if not tools:
+        return messages
+    if messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": ""}, *messages]
+    functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    return [{**messages[0], "tools": functions}, *messages[1:]]
+
+
+def _with_calls_in_content(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    texts = [CALL % json.dumps(call["function"], ensure_ascii=False) for call in calls]
+    functions = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+    texts = [CALL % function for function in functions]
+    if form.is_list:
+        ends = template_text(form.openings[0]), template_text(form.closing or "")
+        texts = [join_marked([ends[0], MarkedText(f"[{', '.join(functions)}]"), ends[1]])]
     content = LINE_BREAK.join(filter(None, [message["content"], *texts]))
     return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}

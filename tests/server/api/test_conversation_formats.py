@@ -1,0 +1,113 @@
+"""Tools, calls and reasoning reach the chat templates of model families, and answers are parsed in their formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chairlift.config import EngineConfig
+from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.served_engine import EngineFacts, ServedEngine
+from chairlift.errors import ConfigError
+from chairlift.events import EngineStarted
+from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.models.registry import read_hf_config
+from chairlift.sampling_params import SamplingDefaults
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.api.chat import parse_answer
+from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.worker.kv_cache_plan import KVCachePlan
+from chat_templates import TEMPLATES
+from chat_tokenizers import BACKENDS
+from tiny_engine import CONFIG
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA}}
+FUNCTION = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+CONVERSATION = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "tool_calls": [{"id": "c", "function": FUNCTION}], "reasoning_content": "Hm."},
+    {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+]
+CALL = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+DECLARED = "{'name': 'get_weather', 'description': 'Weather', 'parameters': "
+
+
+def planner(template: str, **options: Any) -> ConversationPlanner:
+    """A planner with the template of a family, and an engine without weights."""
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = Tokenizer(BACKENDS["byte_level"](), special_tokens=special, chat_template=TEMPLATES[template])
+    started = EngineStarted(0.0, "tiny", 16, 60, 8, 512, 512, "fcfs", "paged", True)
+    facts = EngineFacts(
+        "tiny",
+        read_hf_config({**CONFIG, "vocab_size": 10_000}, source="config.json"),
+        EngineConfig().scheduler_config(2048),
+        KVCachePlan(200, 16, 1024, "memory"),
+        RequestLimits(2048, 3200),
+        started,
+        "torch",
+        SamplingDefaults(),
+    )
+    return ConversationPlanner(ServedEngine(facts, lambda: tokenizer), ApiOptions(**options))
+
+
+def plan(template: str, **fields: Any) -> ChatPlan:
+    body = {"messages": CONVERSATION, "tools": [TOOL], **fields}
+    return planner(template).plan(ChatCompletionRequest.model_validate(body))
+
+
+def prompt(template: str, **fields: Any) -> str:
+    return plan(template, **fields).prompts[0][0] or ""
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "call", "answer"),
+    [
+        ("granite3", '<|start_of_role|>tools<|end_of_role|>[\n    {\n        "type"', f"<|tool_call|>[{CALL}]", None),
+        ("phi4_mini", '<|system|><|tool|>[{"name": "get_weather"', f"<|tool_call|>[{CALL}]<|/tool_call|>", None),
+        ("smollm3", f"<tools>\n{DECLARED}", f"<tool_call>\n{CALL}\n</tool_call>", None),
+        ("olmo3", '<functions>[{"type": "function"', '<function_calls>get_weather(city="Rome")</function_calls>', None),
+        (
+            "gpt_oss",
+            "type get_weather = () => any;",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary "
+            'json<|message|>{"city": "Rome"}<|call|>',
+            ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Rome"}',
+        ),
+    ],
+)
+def test_a_family_of_models(template: str, tools: str, call: str, answer: str | None) -> None:
+    planned = plan(template)
+    text = planned.prompts[0][0] or ""
+    assert tools in text
+    assert call in text
+    assert "sunny" in text
+    assert planned.params.skip_special_tokens == (template in ("smollm3", "olmo3"))  # Their tags are no special tokens.
+    (found,) = parse_answer(planned, call if answer is None else answer).tool_calls
+    assert (found.function.name, found.function.arguments) == ("get_weather", '{"city": "Rome"}')
+
+
+@pytest.mark.parametrize("template", ["granite3", "phi4_mini", "smollm3", "olmo3"])
+def test_a_prompt_without_tools_does_not_mention_them(template: str) -> None:
+    text = prompt(template, tools=None, messages=CONVERSATION[:1])
+    assert "tool" not in text
+    assert "function" not in text
+
+
+def test_structured_answers_of_gpt_oss_follow_the_header_of_the_final_channel() -> None:
+    structured = plan("gpt_oss", tools=None, response_format={"type": "json_object"})
+    assert (structured.prompts[0][0] or "").endswith("<|start|>assistant<|channel|>final<|message|>")
+    assert parse_answer(structured, '{"a": 1}').content == '{"a": 1}'
+    forced = plan("gpt_oss", tool_choice="required")
+    assert parse_answer(forced, f"[{CALL}]").tool_calls[0].function.arguments == '{"city": "Rome"}'
+    free = plan("gpt_oss", tool_choice="none")
+    final = "<|start|>assistant<|channel|>final<|message|>Yes."
+    parsed = parse_answer(free, f"<|channel|>analysis<|message|>Hm.<|end|>{final}")
+    assert (parsed.content, parsed.reasoning) == ("Yes.", "Hm.")
+
+
+def test_reasoning_of_gpt_oss_needs_no_other_parser() -> None:
+    with pytest.raises(ConfigError, match="reasoning_parser=qwen3 cannot be combined with tool_call_parser=openai"):
+        planner("gpt_oss", reasoning_parser="qwen3")
