@@ -45,6 +45,13 @@ YARN_ROPE: dict[str, Any] = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+MINISTRAL3_ROPE: dict[str, Any] = {
+    **YARN_ROPE,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.5,
+    "llama_4_scaling_beta": 0.7,
+}
 OLMO3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": YARN_ROPE,
@@ -88,6 +95,10 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": GEMMA3_ROPES,
             "final_logit_softcapping": 7.0,
         },
+    ),
+    "ministral3": (
+        "Ministral3",
+        {**TINY_GATED, "head_dim": 24, "sliding_window": 40, "rope_parameters": MINISTRAL3_ROPE},
     ),
     "granite": (
         "Granite",

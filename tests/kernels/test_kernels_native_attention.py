@@ -17,7 +17,7 @@ from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCac
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.models.declaration import RopeConfig
-from chairlift.models.rotary import rotary_table
+from chairlift.models.rotary import RotaryTable
 from native import ROUNDING_TO_BF16
 from packed_steps import Tables, pack
 
@@ -63,8 +63,10 @@ def copy_of(cache: KVCache) -> KVCache:
     return KVCache(*(None if part is None else part.clone() for part in cache))
 
 
-def rotary_at(positions: torch.Tensor, head_dim: int, rotary_dim: int | None = None) -> RotaryStep:
-    return RotaryStep(positions, rotary_table(RopeConfig(rotary_dim=rotary_dim), head_dim, MAX_POSITION, CPU))
+def rotary_at(positions: torch.Tensor, head_dim: int, rope: RopeConfig | None = None) -> RotaryStep:
+    table = RotaryTable(rope or RopeConfig(), head_dim, MAX_POSITION, CPU)
+    table.extend(MAX_POSITION)
+    return RotaryStep(positions, table.values, table.query_scales)
 
 
 def assert_same_memory(actual: KVCache, expected: KVCache) -> None:
@@ -114,7 +116,7 @@ def check_step(
     *,
     num_padding: int = 0,
     with_rotary: bool = True,
-    rotary_dim: int | None = None,
+    rope: RopeConfig | None = None,
     qk_norm: QKNorm | None = None,
 ) -> torch.Tensor:
     """Compare one step with the reference: first the written K and V, then attention over the same memory."""
@@ -124,7 +126,7 @@ def check_step(
     kept = copy_of(cache)
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     qkv = torch.randn(len(step.positions), width)
-    rotary = rotary_at(step.positions, shape.head_dim, rotary_dim) if with_rotary else None
+    rotary = rotary_at(step.positions, shape.head_dim, rope) if with_rotary else None
     out = native.forward(qkv.clone(), rotary, cache, native.plan(step.metadata), window, qk_norm)
 
     query, key, value = shape.split(qkv)
@@ -132,7 +134,7 @@ def check_step(
         query = reference.rms_norm(query, qk_norm.query, qk_norm.eps)
         key = reference.rms_norm(key, qk_norm.key, qk_norm.eps)
     if rotary is not None:
-        query = reference.rotate(query, rotary.positions, rotary.cos_sin_cache)
+        query = rotary.scale_queries(reference.rotate(query, rotary.positions, rotary.cos_sin_cache))
         key = reference.rotate(key, rotary.positions, rotary.cos_sin_cache)
     reference.write_kv(key, value, kept, step.metadata.slot_mapping)
     assert_same_memory(cache, kept)
@@ -182,7 +184,14 @@ def test_a_negative_soft_cap_is_an_error() -> None:
 @pytest.mark.parametrize("rotary_dim", [2, 34, 48])
 def test_rotation_of_a_part_of_each_head(rotary_dim: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    check_step(make_shape((4, 2), 64, kv_dtype), Tables(300, 8), WORK, None, rotary_dim=rotary_dim)
+    check_step(make_shape((4, 2), 64, kv_dtype), Tables(300, 8), WORK, None, rope=RopeConfig(rotary_dim=rotary_dim))
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_queries_scaled_by_position(kv_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rope = RopeConfig(query_scaling_beta=0.9, original_max_position_embeddings=20)
+    check_step(make_shape((4, 2), 24, kv_dtype), Tables(300, 8), WORK, None, rope=rope)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -29,6 +29,15 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "granite": {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.5},
     "smollm3": {"block_count": 4},
+    "ministral3": {
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "attention.temperature_scale": 0.7,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_log_multiplier": 1.5,
+    },
     "olmo2": {},
     "olmo3": {
         "block_count": 4,
@@ -67,11 +76,14 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
 OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 16},
+    "ministral3": {"sliding_window": None},
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
 }
 """The options of a checkpoint that GGUF files do not contain, because they follow from others or from the name."""
 
-INTERLEAVED = ("llama", "granite", "smollm3")
+INTERLEAVED = ("llama", "granite", "smollm3", "ministral3")
+ARCHITECTURE_NAMES = {"olmo3": "olmo2", "ministral3": "mistral3"}
+"""The names of architectures in GGUF files, where they differ."""
 
 
 def convert_name(name: str, arch: str) -> str:
@@ -95,7 +107,7 @@ def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
 
 def write_gguf(folder: Path, arch: str, path: Path, **changes: Any) -> Path:
     """Convert a folder to a GGUF file. A changed field of None is left out."""
-    name = "olmo2" if arch == "olmo3" else arch
+    name = ARCHITECTURE_NAMES.get(arch, arch)
     writer = gguf.GGUFWriter(path, name)
     fields: dict[str, Any] = {
         "context_length": 256,
@@ -105,7 +117,7 @@ def write_gguf(folder: Path, arch: str, path: Path, **changes: Any) -> Path:
         "vocab_size": 256,
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
-        "attention.layer_norm_rms_epsilon": 1e-5 if name in ("olmo2", "phi3") else 1e-6,
+        "attention.layer_norm_rms_epsilon": 1e-5 if name in ("olmo2", "phi3", "mistral3") else 1e-6,
         "rope.freq_base": 2e6 if arch == "smollm3" else 10000.0,
         **GGUF_FIELDS[arch],
     }

@@ -129,11 +129,15 @@ class RotaryStep:
     Args:
         positions: int64 [T].
         cos_sin_cache: float32 [max_position, rotated dimensions], see `reference.rotate`.
+        query_scales: float32 [max_position], the factor of the query at each position, or None for no factors.
     """
 
-    def __init__(self, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> None:
+    def __init__(
+        self, positions: torch.Tensor, cos_sin_cache: torch.Tensor, query_scales: torch.Tensor | None = None
+    ) -> None:
         self.positions = positions
         self.cos_sin_cache = cos_sin_cache
+        self.query_scales = query_scales
 
     @cached_property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,6 +147,12 @@ class RotaryStep:
         """
         cos, sin = self.cos_sin_cache[self.positions][:, None, :].chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+    def scale_queries(self, query: torch.Tensor) -> torch.Tensor:
+        """Multiply the queries [T, num_heads, head_dim] by the factors of their positions, in their memory."""
+        if self.query_scales is None:
+            return query
+        return query.mul_(self.query_scales[self.positions][:, None, None])
 
 
 class StepContext(NamedTuple):

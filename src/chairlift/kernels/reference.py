@@ -289,7 +289,7 @@ class ReferenceAttention(AttentionBackend[AttentionMetadata]):
             query = rms_norm(query, qk_norm.query, qk_norm.eps)
             key = rms_norm(key, qk_norm.key, qk_norm.eps)
         if rotary is not None:
-            query = rotate(query, rotary.positions, rotary.cos_sin_cache)
+            query = rotary.scale_queries(rotate(query, rotary.positions, rotary.cos_sin_cache))
             key = rotate(key, rotary.positions, rotary.cos_sin_cache)
         write_kv(key, value, cache, plan.slot_mapping)
         shape = self.shape

@@ -47,7 +47,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         if qk_norm is not None:
             query, key = rms_norm(query, qk_norm.query, qk_norm.eps), rms_norm(key, qk_norm.key, qk_norm.eps)
         if rotary is not None:
-            query, key = rotate(query, *rotary.rows), rotate(key, *rotary.rows)
+            query, key = rotary.scale_queries(rotate(query, *rotary.rows)), rotate(key, *rotary.rows)
         cache.key.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), key)
         cache.value.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), value)
         window = plan.windows.get(sliding_window)

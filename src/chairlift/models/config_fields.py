@@ -25,7 +25,7 @@ class ConfigFields:
         self.source = source
         self._prefix = prefix
         self._read_keys: set[str] = set()
-        self._nested: list[ConfigFields] = []
+        self._nested: dict[str, ConfigFields] = {}
 
     def error(self, key: str, problem: str) -> ModelLoadError:
         """Return an error that names the file and the key, for the caller to raise."""
@@ -71,16 +71,17 @@ class ConfigFields:
         return value
 
     def mapping(self, key: str) -> ConfigFields | None:
-        """Return the nested object at `key`, or None."""
+        """Return the nested object at `key`, the same one in every call, or None."""
         value = self.get(key)
         if value is None:
             return None
         if not isinstance(value, Mapping):
             raise self.error(key, f"must be an object, got {value!r}")
-        prefix = f"{self._prefix}{key}."
-        nested = ConfigFields({f"{prefix}{name}": item for name, item in value.items()}, self.source, prefix)
-        self._nested.append(nested)
-        return nested
+        if key not in self._nested:
+            prefix = f"{self._prefix}{key}."
+            fields = {f"{prefix}{name}": item for name, item in value.items()}
+            self._nested[key] = ConfigFields(fields, self.source, prefix)
+        return self._nested[key]
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """Return one token id or a list of token ids as a tuple, which is empty if the field is absent."""
@@ -112,7 +113,7 @@ class ConfigFields:
                     f"is {shortened(value)}, and the {architecture} architecture does not declare this property; "
                     f"remove it from the file if it has no influence on inference",
                 )
-        for nested in self._nested:
+        for nested in self._nested.values():
             nested.reject_undeclared(architecture, neutral)
 
 

@@ -37,6 +37,8 @@ class RopeConfig:
         rotary_dim: the number of first dimensions of a head that are rotated; None for all.
         truncate: whether the range of dimensions that YaRN interpolates is rounded to whole dimensions.
         attention_factor: the factor of all cosines and sines.
+        query_scaling_beta: b, where a query at position p is multiplied by 1 + b * log(1 + floor(p / n)) with
+            n = original_max_position_embeddings, as in Llama 4; 0 for no factor.
     """
 
     theta: float = 10000.0
@@ -52,6 +54,12 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    query_scaling_beta: float = 0.0
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether queries are multiplied by a factor that depends on their position."""
+        return self.query_scaling_beta != 0
 
     def num_dims(self, head_dim: int) -> int:
         """The number of dimensions of a head that are rotated."""

@@ -93,7 +93,7 @@ class DecoderModel:
         Returns:
             The hidden states for `logits`: [T, hidden_size].
         """
-        rotations = tuple(RotaryStep(positions, table.values) for table in self.rotary_tables)
+        rotations = tuple(RotaryStep(positions, table.values, table.query_scales) for table in self.rotary_tables)
         return self._run_layers(self.layers, self._embed(token_ids, positions), StepContext(positions, rotations, plan))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,13 @@ from chairlift.models.architecture import Architecture, GGUFHeader
 from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import ModelConfig, RopeConfig
 from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
-from chairlift.models.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows, repeat_windows
+from chairlift.models.layer_fields import (
+    MAX_LAYERS,
+    read_head_dim,
+    read_layer_windows,
+    read_text_model,
+    repeat_windows,
+)
 from chairlift.models.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.rope_fields import read_layer_ropes, read_rope
 
@@ -81,15 +87,8 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
 
 def read_gemma3_with_images(fields: ConfigFields) -> ModelConfig:
     """Read the text model in the `config.json` of a Gemma 3 model with images (`Gemma3ForConditionalGeneration`)."""
-    text = fields.mapping("text_config")
-    if text is None:
-        raise fields.error("text_config", "is missing; the file is incomplete")
-    for key in IMAGE_FIELDS:
-        fields.get(key)
-    for key in ("bos_token_id", "eos_token_id"):
-        text.get(key)
     fields.allow_only("tie_word_embeddings", True, "the LM head must be the embedding")
-    return read_gemma3(text)
+    return read_text_model(fields, IMAGE_FIELDS, read_gemma3)
 
 
 def _read_sizes(fields: ConfigFields, name: str) -> LlamaSizes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.models.config_fields import ConfigFields, exact_quotient
+from chairlift.models.declaration import ModelConfig
 
 MAX_LAYERS: Final = 4096
 
@@ -38,6 +40,24 @@ def read_layer_windows(fields: ConfigFields, types: Any, layers: int, window: in
     ):
         raise fields.error("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
     return tuple(known[kind] for kind in types)
+
+
+def read_text_model(
+    fields: ConfigFields, image_fields: Sequence[str], read: Callable[[ConfigFields], ModelConfig]
+) -> ModelConfig:
+    """Read the text model in the `config.json` of a model with images.
+
+    Args:
+        image_fields: the fields that have no part in the text model.
+        read: the reader of the object `text_config`.
+    """
+    text = fields.mapping("text_config")
+    if text is None:
+        raise fields.error("text_config", "is missing; the file is incomplete")
+    for key in image_fields:
+        fields.get(key)
+    bos = text.token_ids("bos_token_id")
+    return replace(read(text), bos_token_id=bos[0] if bos else None, eos_token_ids=text.token_ids("eos_token_id"))
 
 
 def repeat_windows(layers: int, window: int | None, pattern: int) -> Sequence[int | None]:

@@ -98,7 +98,8 @@ def no_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return ()
 
 
-def _mistral_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+def mistral_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    """Return the window that all layers of a Mistral model have."""
     window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
     return (window,) * layers
 
@@ -140,7 +141,7 @@ LLAMA: Final = Architecture(
     name="llama",
     hf_readers={
         "LlamaForCausalLM": LlamaConfigReader("llama", no_windows, reads_mlp_bias=True),
-        "MistralForCausalLM": LlamaConfigReader("mistral", _mistral_windows, qkv_bias=False),
+        "MistralForCausalLM": LlamaConfigReader("mistral", mistral_windows, qkv_bias=False),
         "Qwen2ForCausalLM": LlamaConfigReader("qwen2", _qwen_windows, qkv_bias=True),
         "Qwen3ForCausalLM": LlamaConfigReader("qwen3", _qwen_windows, qk_norm="heads"),
     },

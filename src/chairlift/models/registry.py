@@ -17,6 +17,7 @@ from chairlift.models.declaration import ModelConfig
 from chairlift.models.gemma import GEMMA2, GEMMA3
 from chairlift.models.granite import GRANITE
 from chairlift.models.llama import LLAMA
+from chairlift.models.ministral3 import MINISTRAL3
 from chairlift.models.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
 from chairlift.models.olmo import OLMO
 from chairlift.models.opt import OPT
@@ -24,7 +25,7 @@ from chairlift.models.phi3 import PHI3
 from chairlift.models.smollm3 import SMOLLM3
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {
-    each.name: each for each in (LLAMA, GEMMA2, GEMMA3, GRANITE, OLMO, OPT, PHI3, SMOLLM3)
+    each.name: each for each in (LLAMA, GEMMA2, GEMMA3, GRANITE, MINISTRAL3, OLMO, OPT, PHI3, SMOLLM3)
 }
 """The supported architectures, by `ModelConfig.architecture`."""
 
@@ -68,10 +69,13 @@ def read_hf_config(
     generation = ConfigFields(generation_config or {}, source.replace("config.json", "generation_config.json"))
     bos = fields.token_ids("bos_token_id")
     dtype_key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    read = reader(fields)
     read = replace(
-        reader(fields),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=unique(fields.token_ids("eos_token_id"), generation.token_ids("eos_token_id")),
+        read,
+        bos_token_id=bos[0] if bos else read.bos_token_id,
+        eos_token_ids=unique(
+            fields.token_ids("eos_token_id") or read.eos_token_ids, generation.token_ids("eos_token_id")
+        ),
         dtype=fields.choice(dtype_key, DTYPES, "float32"),
     )
     fields.reject_undeclared(architecture.name, NEUTRAL_HF)

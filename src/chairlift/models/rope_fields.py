@@ -145,6 +145,9 @@ def read_gguf_rope(
 
 def _gguf_yarn(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
     factor = fields.number("rope.scaling.factor")
+    attention = yarn_attention_factor(factor)
+    if fields.get("rope.scaling.yarn_log_multiplier", 0.0) != 0:
+        attention /= yarn_attention_factor(factor, fields.number("rope.scaling.yarn_log_multiplier"))
     return replace(
         rope,
         scaling="yarn",
@@ -152,7 +155,7 @@ def _gguf_yarn(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
         original_max_position_embeddings=fields.integer("rope.scaling.original_context_length"),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1),
-        attention_factor=fields.number("rope.scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
+        attention_factor=fields.number("rope.scaling.attn_factor", 1.0) * attention,
     )
 
 

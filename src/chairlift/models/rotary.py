@@ -23,6 +23,8 @@ class RotaryTable:
     Attributes:
         values: float32 [max_positions, rotated dimensions], the cosines and then the sines of each position; always in
             the same memory.
+        query_scales: float32 [max_positions], the factor of the query at each position; None without
+            `query_scaling_beta`.
 
     Args:
         longest: the length of the longest sequence, which determines the factors of LongRoPE; None for max_positions.
@@ -34,6 +36,7 @@ class RotaryTable:
         num_dims = rope.num_dims(head_dim)
         # Unlike torch, numpy leaves it to the system to clear a page when it is first used.
         self.values = torch.from_numpy(np.zeros((max_positions, num_dims), dtype=np.float32)).to(device)
+        self.query_scales = _query_scales(rope, max_positions).to(device) if rope.scales_queries else None
         self._rope = rope
         self._longest = longest or max_positions
         self._num_computed = 0
@@ -51,6 +54,11 @@ class RotaryTable:
         angles = torch.outer(torch.arange(first, end, dtype=torch.float32), frequencies)
         self.values[first:end] = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(self._rope.attention_factor)
         self._num_computed = end
+
+
+def _query_scales(rope: RopeConfig, max_positions: int) -> torch.Tensor:
+    periods = torch.arange(max_positions) // rope.original_max_position_embeddings
+    return 1 + rope.query_scaling_beta * torch.log1p(periods.float())
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> torch.Tensor:

@@ -109,8 +109,9 @@ def small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
 
 
 def rotary_tables(config: ModelConfig) -> list[MemoryItem]:
-    """Cosines and sines of all positions, in one table for each rotary embedding."""
-    positions, sizes = config.max_position_embeddings, [rope.num_dims(head_dim) for rope, head_dim in config.ropes]
+    """Cosines, sines and query scales of all positions, in one table for each rotary embedding."""
+    positions = config.max_position_embeddings
+    sizes = [rope.num_dims(head_dim) + rope.scales_queries for rope, head_dim in config.ropes]
     if not sizes:
         return []
     formula = f"{positions:,} x {join_terms(str(size) for size in sizes)}"

@@ -288,6 +288,7 @@ class PagedAttention:
         positions_ptr: int,
         cos_sin_cache_ptr: int,
         rotary_dim: int,
+        query_scales_ptr: int,
         key_ptr: int,
         value_ptr: int,
         key_scale_ptr: int,
@@ -309,6 +310,8 @@ class PagedAttention:
             cos_sin_cache_ptr: float32 [max_position, rotary_dim], the cosines of each position, then its sines; 0 without
                 rotary embedding.
             rotary_dim: The number of first dimensions of each head that are rotated: even, at most head_dim.
+            query_scales_ptr: float32 [max_position], a factor of the scores of the query at each position; 0 for no factors.
+                It requires positions_ptr.
             key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
             key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
             window: Keys that a query sees, including its own; 0 for all up to its own.

@@ -106,10 +106,11 @@ class NativeAttention(AttentionBackend[NativePlan]):
         return plan.out
 
 
-def _rotary_arguments(rotary: RotaryStep | None) -> tuple[int, int, int]:
+def _rotary_arguments(rotary: RotaryStep | None) -> tuple[int, int, int, int]:
     if rotary is None:
-        return 0, 0, 0
-    return rotary.positions.data_ptr(), rotary.cos_sin_cache.data_ptr(), rotary.cos_sin_cache.shape[1]
+        return 0, 0, 0, 0
+    table, scales = rotary.cos_sin_cache, rotary.query_scales
+    return rotary.positions.data_ptr(), table.data_ptr(), table.shape[1], 0 if scales is None else scales.data_ptr()
 
 
 def _check(shape: AttentionShape) -> None:

@@ -97,7 +97,7 @@ class LayerRun {
  public:
   LayerRun(const AttentionShape& shape, const AttentionStep& step, const LayerCall& call, StepPlan& plan)
       : shape_(shape), step_(step), call_(call), plan_(plan),
-        tokens_{call.qkv, step.shape().slot_mapping.data(), call.positions, call.cos_sin},
+        tokens_{call.qkv, step.shape().slot_mapping.data(), call.positions, call.cos_sin, call.query_scales},
         scratch_bytes_(attention_scratch_bytes(shape, plan.max_rows)) {}
 
   void write_prompts() const;

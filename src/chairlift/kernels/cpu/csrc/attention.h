@@ -93,9 +93,10 @@ struct LayerCall {
   PagedKV kv;
   const float* qkv;
   const int64_t* positions;
-  const float* cos_sin;  // null: no rotation
-  int64_t window;        // 0: none
-  float* out;            // [tokens][num_heads * head_dim]
+  const float* cos_sin;       // null: no rotation
+  const float* query_scales;  // null: no factors
+  int64_t window;             // 0: none
+  float* out;                 // [tokens][num_heads * head_dim]
 };
 
 void attention_forward(const AttentionShape& shape, AttentionStep& step, const LayerCall& call);

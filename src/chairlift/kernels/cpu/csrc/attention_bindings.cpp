@@ -48,8 +48,8 @@ AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float s
 }
 
 void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step, uintptr_t q_norm, uintptr_t k_norm,
-             float norm_eps, uintptr_t positions, uintptr_t cos_sin_cache, int rotary_dim, uintptr_t key,
-             uintptr_t value, uintptr_t key_scale, uintptr_t value_scale, int64_t window, uintptr_t out) {
+             float norm_eps, uintptr_t positions, uintptr_t cos_sin_cache, int rotary_dim, uintptr_t query_scales,
+             uintptr_t key, uintptr_t value, uintptr_t key_scale, uintptr_t value_scale, int64_t window, uintptr_t out) {
   AttentionShape shape = attention;
   shape.q_norm = pointer<const float>(q_norm);
   shape.k_norm = pointer<const float>(k_norm);
@@ -57,8 +57,8 @@ void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step
   shape.rotary_dim = rotary_dim;
   const PagedKV kv = {pointer<void>(key), pointer<void>(value), pointer<float>(key_scale), pointer<float>(value_scale),
                       step.shape().block_size};
-  const LayerCall call = {kv,     pointer<float>(qkv), nullptr, pointer<const float>(cos_sin_cache),
-                          window, pointer<float>(out)};
+  const LayerCall call = {kv, pointer<float>(qkv), nullptr, pointer<const float>(cos_sin_cache),
+                          pointer<const float>(query_scales), window, pointer<float>(out)};
   const auto attend = [shape, call, has_positions = positions != 0](const Tape::Step& now) {
     LayerCall layer = call;
     if (has_positions) layer.positions = now.positions;
@@ -116,8 +116,9 @@ Raises:
            nb::arg("soft_cap") = 0.0f)
       .def("forward", &forward,
            nb::arg("qkv_ptr"), nb::arg("step"), nb::arg("q_norm_ptr"), nb::arg("k_norm_ptr"), nb::arg("norm_eps"),
-           nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"), nb::arg("key_ptr"),
-           nb::arg("value_ptr"), nb::arg("key_scale_ptr"), nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
+           nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"),
+           nb::arg("query_scales_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"), nb::arg("key_scale_ptr"),
+           nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
            nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.
 
 Addresses may be 0 only where stated.
@@ -131,6 +132,8 @@ Args:
     cos_sin_cache_ptr: float32 [max_position, rotary_dim], the cosines of each position, then its sines; 0 without
         rotary embedding.
     rotary_dim: The number of first dimensions of each head that are rotated: even, at most head_dim.
+    query_scales_ptr: float32 [max_position], a factor of the scores of the query at each position; 0 for no factors.
+        It requires positions_ptr.
     key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
     key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
     window: Keys that a query sees, including its own; 0 for all up to its own.

@@ -54,9 +54,10 @@ struct PagedKV {
 // The tokens of a step: qkv [tokens][qkv_width()].
 struct TokenRows {
   const float* qkv;
-  const int64_t* slots;      // -1: K and V are not written
-  const int64_t* positions;  // for rotary embedding
-  const float* cos_sin;      // [max_position][rotary_dim]: cosines of the angles, then sines; null: no rotary embedding
+  const int64_t* slots;       // -1: K and V are not written
+  const int64_t* positions;   // for rotary embedding and query_scales
+  const float* cos_sin;       // [max_position][rotary_dim]: cosines of the angles, then sines; null: no rotary embedding
+  const float* query_scales;  // [max_position]: a factor of the scores of a query; null: no factor
 };
 
 // Consecutive tokens of one sequence at consecutive KV heads. The rows are ordered by KV head, token, head of the

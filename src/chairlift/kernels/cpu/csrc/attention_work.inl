@@ -93,7 +93,8 @@ static inline void gather_query(const Work& work, const TokenRows& tokens, int r
   copy_head(tokens.qkv + step_row * shape.qkv_width() + first_head + head_offset(shape, work.rows_per_head, row),
             shape.head_dim, query);
   norm_and_rotate_head(shape, shape.q_norm, angles(shape, tokens, step_row), query);
-  scale_head(query, shape.head_dim, shape.scale);
+  const float factor = tokens.query_scales ? tokens.query_scales[tokens.positions[step_row]] : 1.0f;
+  scale_head(query, shape.head_dim, shape.scale * factor);
 }
 
 // Writes K and V of a decoding token, if this is the task of its last split.

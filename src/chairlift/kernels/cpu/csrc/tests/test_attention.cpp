@@ -23,6 +23,7 @@ struct Case {
   int block_size;
   int64_t window;
   bool rotates, norms;
+  bool scales_queries = false;
 
   std::string name() const {
     std::string text = std::to_string(shape.num_heads) + "/" + std::to_string(shape.num_kv_heads) + " heads of " +
@@ -98,6 +99,7 @@ class Layer {
         cos_sin_[static_cast<size_t>(p * c.shape.rotary_dim + half + i)] = static_cast<float>(std::sin(angle));
       }
     }
+    for (int64_t p = 0; p < longest; ++p) query_scales_.push_back(1.0f + 0.01f * static_cast<float>(p / 7));
     q_norm_ = random.normals(c.norms ? c.shape.head_dim : 0);
     k_norm_ = random.normals(c.norms ? c.shape.head_dim : 0);
   }
@@ -132,7 +134,9 @@ class Layer {
     std::vector<float> out(positions.size() * out_width, std::numeric_limits<float>::quiet_NaN());
     AttentionStep step(std::move(shape));
     attention_forward(attention, step, {memory_.paged(), qkv.data(), positions.data(),
-                                        case_.rotates ? cos_sin_.data() : nullptr, case_.window, out.data()});
+                                        case_.rotates ? cos_sin_.data() : nullptr,
+                                        case_.scales_queries ? query_scales_.data() : nullptr, case_.window,
+                                        out.data()});
     return out;
   }
 
@@ -172,7 +176,7 @@ class Layer {
       double score = 0;
       for (int i = 0; i < shape.head_dim; ++i)
         score += query[static_cast<size_t>(i)] * memory_.key_at(slot(sequence, key), kv_head, i);
-      score *= shape.scale;
+      score *= shape.scale * (case_.scales_queries ? query_scales_[static_cast<size_t>(token)] : 1.0f);
       scores.push_back(shape.soft_cap > 0 ? shape.soft_cap * std::tanh(score / shape.soft_cap) : score);
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
@@ -206,7 +210,7 @@ class Layer {
   std::vector<int32_t> blocks_;
   std::vector<int64_t> first_block_;
   std::vector<std::vector<float>> tokens_;  // one per sequence: [seq_len][qkv_width]
-  std::vector<float> cos_sin_, q_norm_, k_norm_;
+  std::vector<float> cos_sin_, query_scales_, q_norm_, k_norm_;
 };
 
 // Checks the written keys and values, up to the rounding of their type.
@@ -283,8 +287,8 @@ void check_padding() {
   std::fill_n(kept.begin() + 8, 8, 2.0f);
   AttentionStep step({{0, 3}, {1}, {0}, {-1, -1, 1}, 1, 4});
   // The only token is at position 0, and its slot is not the one that it reads.
-  attention_forward(shape, step, {{key.data(), value.data(), nullptr, nullptr, 4}, qkv.data(), nullptr, nullptr, 0,
-                                  out.data()});
+  attention_forward(shape, step, {{key.data(), value.data(), nullptr, nullptr, 4}, qkv.data(), nullptr, nullptr, nullptr,
+                                  0, out.data()});
   CHECK(key == kept && value == kept);
   for (size_t i = 0; i < 2 * 2 * 8; ++i) CHECK(out[i] == 0.0f);
   for (size_t i = 2 * 2 * 8; i < out.size(); ++i) CHECK(out[i] == 1.0f);
@@ -313,6 +317,7 @@ void test_attention() {
         c.window = random.among(std::vector<int64_t>{0, 0, 1, 30, 520});
         c.rotates = random.below(2) == 1;
         c.norms = random.below(3) == 0;
+        c.scales_queries = random.below(3) == 0;
         c.shape.rotary_dim = random.below(3) == 0 ? head_dim / 2 : head_dim;
         c.shape.soft_cap = random.among(std::vector<float>{0, 0, 2});
         check_case(c, random);

@@ -1,0 +1,95 @@
+"""Ministral 3 (Mistral AI, 2025), without images: Mistral with queries that are scaled by their position."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from chairlift.models.architecture import Architecture, GGUFHeader
+from chairlift.models.config_fields import REQUIRED, ConfigFields
+from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.layer_fields import read_text_model
+from chairlift.models.llama import LlamaConfigReader, mistral_windows
+
+IMAGE_FIELDS: Final = (
+    "image_token_id",
+    "image_token_index",
+    "multimodal_projector_bias",
+    "projector_hidden_act",
+    "spatial_merge_size",
+    "vision_config",
+    "vision_feature_layer",
+)
+
+# -- config.json -----------------------------------------------------------------------------------------------------
+
+
+class Ministral3ConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of Ministral 3 without images (`Ministral3ForCausalLM`)."""
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        rope = super()._rope(fields)
+        scaling = fields.mapping("rope_parameters")
+        if scaling is None:
+            raise fields.error("rope_parameters", "is missing; the file is incomplete")
+        scaling.get("max_position_embeddings")  # Marks the field as read; transformers ignores it.
+        beta = _read_beta(scaling, "llama_4_scaling_beta")
+        if not beta:
+            return rope
+        original = scaling.integer("original_max_position_embeddings")
+        return replace(rope, query_scaling_beta=beta, original_max_position_embeddings=original)
+
+
+def _read_beta(fields: ConfigFields, key: str) -> float:
+    return 0.0 if fields.get(key, REQUIRED) == 0 else fields.number(key)
+
+
+TEXT_READERS: Final = {
+    "ministral3": Ministral3ConfigReader("ministral3", mistral_windows, qkv_bias=False, architecture="ministral3"),
+    "mistral": LlamaConfigReader("mistral", mistral_windows, qkv_bias=False, architecture="ministral3"),
+}
+"""`model_type` of the text model in a checkpoint with images -> its reader."""
+
+
+def _read_text_config(fields: ConfigFields) -> ModelConfig:
+    return TEXT_READERS[fields.choice("model_type", TEXT_READERS, "mistral")](fields)
+
+
+def read_mistral3_with_images(fields: ConfigFields) -> ModelConfig:
+    """Read the text model in the `config.json` of a model with images (`Mistral3ForConditionalGeneration`)."""
+    read = read_text_model(fields, IMAGE_FIELDS, _read_text_config)
+    return replace(read, tie_word_embeddings=fields.flag("tie_word_embeddings", read.tie_word_embeddings))
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+def read_mistral3_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file of Ministral 3, or of Mistral Small 3.1, whose queries are not scaled."""
+    sizes = read_gguf_sizes(header)
+    key = "attention.temperature_scale"
+    beta = 0.0 if header.fields.get(key) is None else _read_beta(header.fields, key)
+    rope = sizes.rope
+    if beta:
+        original = header.fields.integer("rope.scaling.original_context_length")
+        rope = replace(rope, query_scaling_beta=beta, original_max_position_embeddings=original)
+    return replace(sizes, architecture="ministral3", rope=rope).declare()
+
+
+MINISTRAL3: Final = Architecture(
+    name="ministral3",
+    hf_readers={
+        "Ministral3ForCausalLM": TEXT_READERS["ministral3"],
+        "Mistral3ForConditionalGeneration": read_mistral3_with_images,
+    },
+    gguf_readers={"mistral3": read_mistral3_gguf},
+    gguf_names=GGUF_NAMES,
+    gguf_interleaved=frozenset(("mistral3",)),
+    other_prefixes=(
+        ("model.", "model.language_model."),
+        ("model.", "language_model.model."),
+        ("lm_head.", "language_model.lm_head."),
+    ),
+    unread_prefixes=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+)
