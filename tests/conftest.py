@@ -110,6 +110,22 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.5,
         },
     ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {
+            **TINY_GATED,
+            "intermediate_size": 80,
+            "shared_intermediate_size": 96,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "layer_types": ["full_attention", "full_attention"],
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
     "smollm3": (
         "SmolLM3",
         {

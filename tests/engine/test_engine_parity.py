@@ -23,8 +23,8 @@ from native import needs_native
 NEW_TOKENS = 20
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
 ARCHITECTURES = [
-    "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "smollm3", "olmo2",
-    "olmo3", "phi3", "opt",
+    "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "granite4",
+    "smollm3", "olmo2", "olmo3", "phi3", "opt",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},

@@ -41,9 +41,21 @@ def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
 @pytest.mark.parametrize(
     "arch",
     [
-        "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "smollm3", "olmo2", "olmo3",
-        "phi3", "opt",
-    ],  # fmt: skip
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "ministral3",
+        "granite",
+        "granite4",
+        "smollm3",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "opt",
+    ],
 )
 @pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
 def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:

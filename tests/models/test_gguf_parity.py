@@ -28,6 +28,16 @@ FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 GGUF_FIELDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "granite": {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.5},
+    "granite4": {
+        "attention.head_count_kv": [2, 2],
+        "attention.scale": 0.3,
+        "embedding_scale": 3.0,
+        "residual_scale": 0.4,
+        "logit_scale": 2.5,
+        "expert_shared_feed_forward_length": 96,
+        "rope.scaling.finetuned": True,
+        "ssm.conv_kernel": 4,
+    },
     "smollm3": {"block_count": 4},
     "ministral3": {
         "attention.key_length": 24,
@@ -77,12 +87,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 16},
     "ministral3": {"sliding_window": None},
+    "granite4": {"intermediate_size": 96},
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
 }
 """The options of a checkpoint that GGUF files do not contain, because they follow from others or from the name."""
 
-INTERLEAVED = ("llama", "granite", "smollm3", "ministral3")
-ARCHITECTURE_NAMES = {"olmo3": "olmo2", "ministral3": "mistral3"}
+INTERLEAVED = ("llama", "granite", "granite4", "smollm3", "ministral3")
+ARCHITECTURE_NAMES = {"granite4": "granite", "olmo3": "olmo2", "ministral3": "mistral3"}
 """The names of architectures in GGUF files, where they differ."""
 
 
@@ -105,6 +116,18 @@ def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
     return tensor
 
 
+def split_shared_mlp(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Divide the matrix with gate and up of Granite 4, and give its feed-forward network the names of Llama's."""
+    found = {}
+    for name, tensor in tensors.items():
+        if "shared_mlp.input_linear" in name:
+            for part, rows in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                found[name.replace("shared_mlp.input_linear", f"mlp.{part}_proj")] = rows
+        else:
+            found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
+    return found
+
+
 def write_gguf(folder: Path, arch: str, path: Path, **changes: Any) -> Path:
     """Convert a folder to a GGUF file. A changed field of None is left out."""
     name = ARCHITECTURE_NAMES.get(arch, arch)
@@ -124,7 +147,7 @@ def write_gguf(folder: Path, arch: str, path: Path, **changes: Any) -> Path:
     for key, value in {**fields, **changes}.items():
         if value is not None:
             add_value(writer, f"{name}.{key}", value)
-    for key, tensor in load_file(folder / "model.safetensors").items():
+    for key, tensor in split_shared_mlp(load_file(folder / "model.safetensors")).items():
         writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())
     if arch == "phi3":
         rope = json.loads((folder / "config.json").read_text())["rope_parameters"]

@@ -49,6 +49,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": ("ministral3", {}),
     "granite": ("granite", {}),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "granite4": ("granite4", {}),
+    "granite4-no-rope": ("granite4", {"position_embedding_type": None, "attention_bias": True}),
     "smollm3": ("smollm3", {}),
     "smollm3-tied": ("smollm3", {"tie_word_embeddings": True, "no_rope_layers": None, "layer_types": None}),
     "olmo2": ("olmo2", {}),

@@ -1,4 +1,8 @@
-"""Granite 3 (IBM, 2024): `LlamaSizes` with multipliers of the embedding, both branches, attention scores and logits."""
+"""Granite 3 and Granite 4 without Mamba layers and experts (IBM, 2024 and 2025).
+
+`LlamaSizes` with multipliers of the embedding, both branches, attention scores and logits. Granite 4 has a feed-forward
+network of other names, with gate and up in one matrix, and some models have no rotary embedding.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,122 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import ConfigFields
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.config_fields import REQUIRED, ConfigFields
+from chairlift.models.declaration import LayerSpec, ModelConfig
 from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.llama import LlamaConfigReader, no_windows
+from chairlift.models.llama_sizes import LlamaSizes
+
+ATTENTION_TYPES: Final = ("attention", "full_attention")
+"""Names of layers with attention: those of transformers 4 and 5."""
+
+NO_MAMBA: Final = "only models with attention in all layers are supported, such as granite-4.0-micro"
+NO_EXPERTS: Final = "mixtures of experts are not supported"
+
+FIELDS_WITHOUT_EFFECT: Final = (
+    "init_method",
+    "intermediate_size",
+    "mamba_chunk_size",
+    "mamba_conv_bias",
+    "mamba_d_conv",
+    "mamba_d_head",
+    "mamba_d_state",
+    "mamba_expand",
+    "mamba_n_groups",
+    "mamba_n_heads",
+    "mamba_proj_bias",
+    "num_experts_per_tok",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "time_step_limit",
+)
+"""The fields of Mamba layers and experts, which have no effect in a model without them."""
+
+GGUF_FIELDS_WITHOUT_EFFECT: Final = (
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+)
+
+# -- config.json -----------------------------------------------------------------------------------------------------
 
 _READER: Final = LlamaConfigReader("granite", no_windows, architecture="granite", reads_mlp_bias=True)
+_READER4: Final = LlamaConfigReader(
+    "granitemoehybrid", no_windows, architecture="granite", inner_key="shared_intermediate_size"
+)
 
 
 def read_granite(fields: ConfigFields) -> ModelConfig:
-    """Read the `config.json` of a Granite model."""
+    """Read the `config.json` of a Granite 3 model."""
+    return _with_multipliers(fields, _READER.read_sizes(fields)).declare()
+
+
+def read_granite4(fields: ConfigFields) -> ModelConfig:
+    """Read the `config.json` of a Granite 4 model without Mamba layers and experts (`GraniteMoeHybridForCausalLM`)."""
+    _check_layers(fields)
+    fields.get("num_local_experts", REQUIRED)
+    fields.allow_only("num_local_experts", 0, NO_EXPERTS)
+    fields.allow_only("normalization_function", "rmsnorm", "norms must be RMSNorm")
+    for key in FIELDS_WITHOUT_EFFECT:
+        fields.get(key)
+    sizes = _with_multipliers(fields, _READER4.read_sizes(fields))
+    if fields.choice("position_embedding_type", ("nope", "rope"), "nope") == "nope":
+        sizes = _without_rope(sizes)
+    config = sizes.declare()
+    return replace(config, layers=tuple(_with_shared_mlp(index, layer) for index, layer in enumerate(config.layers)))
+
+
+def _with_multipliers(fields: ConfigFields, sizes: LlamaSizes) -> LlamaSizes:
     return replace(
-        _READER.read_sizes(fields),
+        sizes,
         attention_scale=fields.number("attention_multiplier", 1.0),
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         residual_multiplier=fields.number("residual_multiplier", 1.0),
         logits_multiplier=1.0 / fields.number("logits_scaling", 1.0),
-    ).declare()
+    )
+
+
+def _without_rope(sizes: LlamaSizes) -> LlamaSizes:
+    return replace(sizes, ropes=(None,) * sizes.num_layers)
+
+
+def _check_layers(fields: ConfigFields) -> None:
+    """Raise unless all layers have attention. The default of transformers is Mamba in all layers."""
+    key = "layer_types" if fields.get("layer_types") is not None else "layers_block_type"
+    types, layers = fields.get(key), fields.integer("num_hidden_layers")
+    if types is None:
+        raise fields.error("layer_types", f"is missing, which means Mamba in all layers: {NO_MAMBA}")
+    if not isinstance(types, list) or len(types) != layers:
+        raise fields.error(key, f"must hold the type of each of {layers} layers, got {types!r}")
+    for kind in types:
+        if kind not in ATTENTION_TYPES:
+            raise fields.error(key, f"contains {kind!r}, which is not supported: {NO_MAMBA}")
+
+
+def _with_shared_mlp(index: int, layer: LayerSpec) -> LayerSpec:
+    """Give the matrices of the feed-forward network the names of Granite 4."""
+    prefix, mlp = f"model.layers.{index}.shared_mlp", layer.feed_forward
+    up = replace(mlp.up, parts=((f"{prefix}.input_linear", mlp.up.out_features),))
+    down = replace(mlp.down, parts=((f"{prefix}.output_linear", mlp.down.out_features),))
+    return replace(layer, feed_forward=replace(mlp, up=up, down=down))
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
 
 
 def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Granite."""
-    fields, sizes = header.fields, read_gguf_sizes(header)
+    """Read the metadata of a GGUF file of Granite 3 or 4, whose feed-forward networks have the same names."""
+    fields = header.fields
+    _check_gguf_layers(fields)
+    sizes = read_gguf_sizes(header)
+    for key in GGUF_FIELDS_WITHOUT_EFFECT:
+        fields.get(key)
+    inner = sizes.intermediate_size
+    fields.allow_only("expert_shared_feed_forward_length", inner, f"it must be feed_forward_length ({inner})")
+    if not fields.flag("rope.scaling.finetuned", True):
+        sizes = _without_rope(sizes)
     return replace(
         sizes,
         architecture="granite",
@@ -38,10 +136,17 @@ def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
     ).declare()
 
 
+def _check_gguf_layers(fields: ConfigFields) -> None:
+    """Raise unless all layers have attention. Mamba layers have no KV heads."""
+    heads = fields.get("attention.head_count_kv")
+    if isinstance(heads, list) and 0 in heads:
+        raise fields.error("attention.head_count_kv", f"is 0 in {heads.count(0)} of {len(heads)} layers: {NO_MAMBA}")
+
+
 GRANITE: Final = Architecture(
     name="granite",
-    hf_readers={"GraniteForCausalLM": read_granite},
-    gguf_readers={"granite": read_granite_gguf},
+    hf_readers={"GraniteForCausalLM": read_granite, "GraniteMoeHybridForCausalLM": read_granite4},
+    gguf_readers=dict.fromkeys(("granite", "granitehybrid"), read_granite_gguf),
     gguf_names=GGUF_NAMES,
-    gguf_interleaved=frozenset(("granite",)),
+    gguf_interleaved=frozenset(("granite", "granitehybrid")),
 )

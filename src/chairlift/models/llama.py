@@ -27,6 +27,7 @@ class LlamaConfigReader:
     Attributes:
         name, architecture: see ModelConfig.
         windows: (fields, number of layers) -> the sliding window of each layer.
+        inner_key: the field with the inner size of the feed-forward network.
         default_theta: the base of the rotary embedding where the file does not contain it.
         qkv_bias: whether q, k and v have biases, or None to read `attention_bias`, which applies to the output
             projection too.
@@ -39,6 +40,7 @@ class LlamaConfigReader:
     qk_norm: Literal["heads"] | None = None
     architecture: str = "llama"
     default_theta: float = 10_000.0
+    inner_key: str = "intermediate_size"
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         return self.read_sizes(fields).declare()
@@ -55,7 +57,7 @@ class LlamaConfigReader:
             name=self.name,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=fields.integer("hidden_size"),
-            intermediate_size=fields.integer("intermediate_size"),
+            intermediate_size=fields.integer(self.inner_key),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,

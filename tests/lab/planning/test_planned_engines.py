@@ -279,6 +279,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "gemma3",
         "ministral3",
         "granite",
+        "granite4",
         "smollm3",
         "olmo2",
         "olmo3",
@@ -297,7 +298,9 @@ def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir
 
 @needs_native
 @pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "olmo2", "phi3", "opt"])
+@pytest.mark.parametrize(
+    "arch", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "granite4", "olmo2", "phi3", "opt"]
+)
 def test_native_weights_are_planned_to_the_byte(
     arch: str, quantization: str | None, tiny_model_dir: Callable[..., Path]
 ) -> None:
