@@ -67,7 +67,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", TINY_GATED),
     "llama3": ("Llama", {**TINY_GATED, "rope_parameters": LLAMA3_ROPE}),
     "mistral": ("Mistral", {**TINY_GATED, "sliding_window": 24}),
-    "qwen2": ("Qwen2", TINY_GATED),
+    "qwen2": ("Qwen2", {**TINY_GATED, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {**TINY_GATED, "head_dim": 16}),
     "gemma2": (
         "Gemma2",

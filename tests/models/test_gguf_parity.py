@@ -27,6 +27,9 @@ BRANCH_NORMS = {
 FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 GGUF_FIELDS: dict[str, dict[str, Any]] = {
     "llama": {},
+    "mistral": {"attention.sliding_window": 24},
+    "qwen2": {},
+    "qwen3": {},
     "granite": {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.5},
     "granite4": {
         "attention.head_count_kv": [2, 2],
@@ -87,13 +90,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 16},
     "ministral3": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False},
     "granite4": {"intermediate_size": 96},
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
 }
 """The options of a checkpoint that GGUF files do not contain, because they follow from others or from the name."""
 
-INTERLEAVED = ("llama", "granite", "granite4", "smollm3", "ministral3")
-ARCHITECTURE_NAMES = {"granite4": "granite", "olmo3": "olmo2", "ministral3": "mistral3"}
+INTERLEAVED = ("llama", "mistral", "granite", "granite4", "smollm3", "ministral3")
+ARCHITECTURE_NAMES = {"mistral": "llama", "granite4": "granite", "olmo3": "olmo2", "ministral3": "mistral3"}
 """The names of architectures in GGUF files, where they differ."""
 
 

@@ -46,6 +46,8 @@ def test_dimensions_of_configs_written_by_transformers(tiny_model_dir: TinyModel
     assert (config.vocab_size, config.hidden_size, config.num_layers) == (256, 64, 2)
     assert (config.max_position_embeddings, config.tie_word_embeddings) == (256, False)
     assert (config.bos_token_id, config.eos_token_ids, config.dtype) == (1, (2,), "float32")
+    windows = [layer.attention.sliding_window for layer in config.layers]
+    assert windows == {"mistral": [24, 24], "qwen2": [None, 20]}.get(arch, [None, None])
     for layer in config.layers:
         attention, mlp = layer.attention, layer.feed_forward
         assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 16)
@@ -55,7 +57,6 @@ def test_dimensions_of_configs_written_by_transformers(tiny_model_dir: TinyModel
         assert not attention.output.has_bias
         assert not mlp.up.has_bias
         assert (attention.head_norm is not None) is (arch == "qwen3")
-        assert attention.sliding_window == (24 if arch == "mistral" else None)
     assert config.kv_values_per_token == 2 * 2 * 2 * 16
 
 

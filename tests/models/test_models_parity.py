@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-window-1": ("mistral", {"sliding_window": 1}),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {}),
-    "qwen2-some-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+    "qwen2-no-windows": ("qwen2", {"use_sliding_window": False}),
     "qwen3": ("qwen3", {}),
     "qwen3-wide-heads": ("qwen3", {"head_dim": 40}),
     "gemma2": ("gemma2", {}),
