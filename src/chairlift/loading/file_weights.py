@@ -36,6 +36,10 @@ class FileWeights(ABC):
     def _file_name(self, name: str) -> str | None:
         """Return the name of the parameter in the file, or None if the file does not contain it."""
 
+    def _expected_name(self, name: str) -> str:
+        """Return the name that the parameter should have in the file."""
+        return name
+
     @abstractmethod
     def _read(self, name: str, file_name: str) -> torch.Tensor:
         """Return the tensor, on the CPU or on the device, in any type."""
@@ -52,11 +56,23 @@ class FileWeights(ABC):
     def _file_names(self) -> Iterable[str]:
         """Return the names of the tensors in the file, without those that are computed instead of read."""
 
+    @abstractmethod
+    def _check_format(self, file_name: str) -> None:
+        """Raise ModelLoadError if values of the tensor's type cannot be read."""
+
+    def check_formats(self) -> None:
+        """Check the types of all tensors in the file, without reading their values.
+
+        Raises:
+            ModelLoadError: A type is not supported.
+        """
+        for file_name in self._file_names():
+            self._check_format(file_name)
+
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         file_name = self._find(name)
         tensor = self._read(name, file_name)
         self._check(file_name, tuple(tensor.shape), shape)
-        self._check_type(file_name, tensor)
         order = self._row_order(name, shape[0])
         return (tensor if order is None else tensor[order]).to(device=self.device, dtype=self.dtype).contiguous()
 
@@ -71,7 +87,8 @@ class FileWeights(ABC):
         file_name = self._file_name(name)
         if file_name is None:
             raise ModelLoadError(
-                f"{self.path}: tensor {name} is missing; the file is incomplete or does not match its configuration"
+                f"{self.path}: tensor {self._expected_name(name)} is missing; the file is incomplete or does not match "
+                "its configuration: download it again"
             )
         self._tensors_read.add(file_name)
         return file_name
@@ -79,13 +96,8 @@ class FileWeights(ABC):
     def _check(self, file_name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         if found != shape:
             raise ModelLoadError(
-                f"{self.path}: tensor {file_name} has the shape {found}, but the configuration requires {shape}"
-            )
-
-    def _check_type(self, file_name: str, tensor: torch.Tensor) -> None:
-        if not tensor.is_floating_point():
-            raise ModelLoadError(
-                f"{self.path}: tensor {file_name} has type {tensor.dtype}; quantized models must be GGUF files"
+                f"{self.path}: tensor {file_name} has the shape {found}, but the configuration requires {shape}; "
+                "use the configuration that belongs to the weights"
             )
 
     def unused(self) -> list[str]:

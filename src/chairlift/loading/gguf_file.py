@@ -12,6 +12,7 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -109,11 +110,11 @@ class GGUFFile:
     """An open GGUF file, whose tensors are mapped into memory.
 
     Args:
-        metadata_only: leave `tensors` empty, so that neither `gguf` nor numpy is imported.
+        metadata_only: read the positions of the tensors only when `tensors` is first used, so that neither `gguf` nor
+            numpy is imported before.
 
     Attributes:
         metadata: key -> int, float, bool, str or list of them.
-        tensors: name -> GGUFTensor, in the order of the file.
 
     Raises:
         ModelLoadError: The file is missing, truncated, damaged, not a GGUF file, or of an unsupported version or byte
@@ -131,10 +132,16 @@ class GGUFFile:
             if key in self.metadata:
                 raise cursor.error(f"damaged: the metadata key {key} occurs twice")
             self.metadata[key] = cursor.value(cursor.unpack("I", key)[0], key)
-        self.tensors = {} if metadata_only else self._read_tensors(cursor, num_tensors)
+        self._cursor, self._end_of_metadata, self._num_tensors = cursor, cursor.position, num_tensors
+        if not metadata_only:
+            self.tensors  # noqa: B018
 
-    def _read_tensors(self, cursor: _Cursor, count: int) -> dict[str, GGUFTensor]:
-        entries = [_read_entry(cursor) for _ in range(count)]
+    @cached_property
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """The position of each tensor by its name, in the order of the file."""
+        cursor = self._cursor
+        cursor.position = self._end_of_metadata
+        entries = [_read_entry(cursor) for _ in range(self._num_tensors)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise cursor.error(f"general.alignment must be a positive integer, got {alignment!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import gguf
@@ -39,6 +39,9 @@ class GGUFWeights(FileWeights):
         found = self._architecture.gguf_name(name)
         return found if found in self._file.tensors else None
 
+    def _expected_name(self, name: str) -> str:
+        return self._architecture.gguf_name(name) or name
+
     def _read(self, name: str, file_name: str) -> torch.Tensor:
         return torch.from_numpy(dequantize(self._file, file_name))
 
@@ -47,6 +50,9 @@ class GGUFWeights(FileWeights):
         self._check(file_name, tensor.shape, shape)
         to_floats = partial(dequantize, self._file, file_name)
         return PackedRows(tensor.type.name.lower(), self._file.raw(file_name), shape[1], to_floats)
+
+    def _check_format(self, file_name: str) -> None:
+        _check_type(self._file, file_name)
 
     def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
         num_heads = self._interleaved.get(name.rpartition(".")[0])
@@ -79,14 +85,32 @@ def dequantize(file: GGUFFile, name: str, raw: ByteArray | None = None) -> Float
         raw = file.raw(name)
     else:
         shape = (len(raw), shape[-1])
-    try:
-        values = gguf.dequantize(_regroup(raw, kind), kind)
-    except NotImplementedError as error:
-        raise ModelLoadError(
-            f"{file.path}: tensor {name} is quantized as {kind.name}, which the gguf package cannot dequantize "
-            f"({error}); use another quantization of the model, such as Q4_K or Q8_0"
-        ) from error
+    _check_type(file, name)
+    values = gguf.dequantize(_regroup(raw, kind), kind)
     return np.require(values, dtype=np.float32, requirements=["C", "W"]).reshape(shape)
+
+
+def _check_type(file: GGUFFile, name: str) -> None:
+    kind = file.tensors[name].type
+    if kind not in dequantized_types():
+        raise ModelLoadError(
+            f"{file.path}: tensor {name} has type {kind.name}, which the gguf package cannot dequantize; use another "
+            "quantization of the model, such as Q4_K or Q8_0"
+        )
+
+
+@cache
+def dequantized_types() -> frozenset[gguf.GGMLQuantizationType]:
+    """The types that the gguf package can dequantize: those of which it dequantizes one block of zeros."""
+    return frozenset(kind for kind, (_, num_bytes) in gguf.GGML_QUANT_SIZES.items() if _is_dequantized(kind, num_bytes))
+
+
+def _is_dequantized(kind: gguf.GGMLQuantizationType, num_bytes: int) -> bool:
+    try:
+        gguf.dequantize(np.zeros((1, num_bytes), dtype=np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _regroup(raw: ByteArray, kind: gguf.GGMLQuantizationType) -> ByteArray:

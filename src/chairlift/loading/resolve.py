@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
+from chairlift.models.registry import find_gguf_reader, get_architecture, read_gguf_config, read_hf_config
 from chairlift.sampling_params import SamplingDefaults
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _hub_errors(name: str) -> Iterator[None]:
 def _open_gguf(path: Path, mtime_ns: int, size: int) -> GGUFFile:
     from chairlift.loading.gguf_file import GGUFFile
 
-    return GGUFFile(path)
+    return GGUFFile(path, metadata_only=True)
 
 
 def open_gguf(path: Path) -> GGUFFile:
@@ -158,6 +158,7 @@ def load_config(files: ModelFiles) -> ModelConfig:
     """
     if files.kind == "gguf":
         file = open_gguf(files.path)
+        find_gguf_reader(file.metadata, source=str(file.path))
         return read_gguf_config(
             file.metadata, source=str(file.path), tensor_names=file.tensors.keys(), rope_factors=_rope_factors(file)
         )
@@ -221,7 +222,7 @@ def _safetensors_formats(file: Path) -> dict[str, str]:
 
 
 def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
-    """Open the weights of a model.
+    """Open the weights of a model, and check the formats of all tensors.
 
     Raises:
         ModelLoadError: A file is missing, damaged or not supported.
@@ -229,14 +230,19 @@ def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, dev
     if files.kind == "gguf":
         from chairlift.loading.gguf_weights import GGUFWeights
 
-        return GGUFWeights(open_gguf(files.path), config, dtype, device)
+        return _checked(GGUFWeights(open_gguf(files.path), config, dtype, device))
     from chairlift.loading.safetensors_weights import SafetensorsWeights
 
     if files.path.is_file():
         raise ModelLoadError(
             f"{files.path}: a config.json contains no weights; use --load-format dummy for random ones"
         )
-    return SafetensorsWeights(files.path, config, dtype, device)
+    return _checked(SafetensorsWeights(files.path, config, dtype, device))
+
+
+def _checked(weights: FileWeights) -> FileWeights:
+    weights.check_formats()
+    return weights
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:

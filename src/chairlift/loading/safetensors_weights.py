@@ -19,6 +19,7 @@ from chairlift.models.registry import get_architecture
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOAT_TYPES: Final = ("F64", "F32", "F16", "BF16")
 RECOMPUTED: Final = ("rotary_emb.inv_freq",)
 
 
@@ -56,8 +57,15 @@ class SafetensorsWeights(FileWeights):
     def _read_packed(self, name: str, file_name: str, shape: tuple[int, int]) -> PackedRows:
         tensor = self._read(name, file_name)
         self._check(file_name, tuple(tensor.shape), shape)
-        self._check_type(file_name, tensor)
         return packed_tensor(tensor)
+
+    def _check_format(self, file_name: str) -> None:
+        kind = self._shards[self._shard_of[file_name]].get_slice(file_name).get_dtype()
+        if kind not in FLOAT_TYPES:
+            raise ModelLoadError(
+                f"{self.path}: tensor {file_name} has type {kind}, which is not supported; supported: "
+                f"{', '.join(FLOAT_TYPES)}. Quantized models must be GGUF files"
+            )
 
     def _file_names(self) -> Iterable[str]:
         tied = self.config.head.weight_names if self.config.tie_word_embeddings else ()

@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.architecture import Architecture, GGUFHeader, HFReader
-from chairlift.models.config_fields import REQUIRED, ConfigFields, unique
+from chairlift.models.architecture import Architecture, GGUFHeader, GGUFReader, HFReader
+from chairlift.models.config_fields import REQUIRED, ConfigFields, shortened, unique
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.gemma import GEMMA2, GEMMA3
 from chairlift.models.granite import GRANITE
 from chairlift.models.llama import LLAMA
 from chairlift.models.ministral3 import MINISTRAL3
+from chairlift.models.nearest_names import describe_supported
 from chairlift.models.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
 from chairlift.models.olmo import OLMO
 from chairlift.models.opt import OPT
@@ -32,9 +33,6 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
 DTYPES: Final = ("float32", "float16", "bfloat16")
 GGUF_END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 GGUF_FILE_TYPES: Final = {0: "float32", 1: "float16", 32: "bfloat16"}
-QUANTIZED_CHECKPOINT: Final = (
-    "quantized checkpoints are read from GGUF files only; use the unquantized model or a GGUF file"
-)
 
 
 def get_architecture(config: ModelConfig) -> Architecture:
@@ -65,7 +63,7 @@ def read_hf_config(
     """
     fields = ConfigFields(config, source)
     architecture, reader = _find_hf_reader(fields)
-    fields.allow_only("quantization_config", None, QUANTIZED_CHECKPOINT)
+    _check_quantization(fields)
     generation = ConfigFields(generation_config or {}, source.replace("config.json", "generation_config.json"))
     bos = fields.token_ids("bos_token_id")
     dtype_key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
@@ -88,8 +86,40 @@ def _find_hf_reader(fields: ConfigFields) -> tuple[Architecture, HFReader]:
         for architecture in ARCHITECTURES.values():
             if isinstance(name, str) and name in architecture.hf_readers:
                 return architecture, architecture.hf_readers[name]
-    known = ", ".join(name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers)
-    raise fields.error("architectures", f"is {names!r}, which is not supported; supported: {known}")
+    known = [name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers]
+    supported = describe_supported(_first_text(names), known)
+    raise fields.error("architectures", f"is {shortened(names)}, which is not supported; {supported}")
+
+
+def _first_text(names: Any) -> str:
+    listed = names if isinstance(names, list) else [names]
+    return next((name for name in listed if isinstance(name, str)), "")
+
+
+def _check_quantization(fields: ConfigFields) -> None:
+    quantization = fields.mapping("quantization_config")
+    if quantization is not None:
+        method = shortened(quantization.get("quant_method"))
+        raise fields.error(
+            "quantization_config",
+            f"has the quant_method {method}, which is not supported; supported: float32, float16 and bfloat16 in "
+            "safetensors files, and the quantizations of GGUF files. Use the unquantized model or a GGUF file",
+        )
+
+
+def find_gguf_reader(metadata: Mapping[str, Any], *, source: str) -> tuple[str, GGUFReader]:
+    """Return `general.architecture` of a GGUF file, and the reader of its metadata.
+
+    Raises:
+        ModelLoadError: The architecture is not supported.
+    """
+    general = ConfigFields(metadata, source, "general.")
+    readers = {name: reader for each in ARCHITECTURES.values() for name, reader in each.gguf_readers.items()}
+    value = general.get("architecture", REQUIRED)
+    if (name := _first_text(value)) not in readers:
+        supported = describe_supported(name, readers)
+        raise general.error("architecture", f"is {shortened(value)}, which is not supported; {supported}")
+    return name, readers[name]
 
 
 def read_gguf_config(
@@ -113,12 +143,11 @@ def read_gguf_config(
     """
     general = ConfigFields(metadata, source, "general.")
     tokens = ConfigFields(metadata, source, "tokenizer.ggml.")
-    readers = {name: reader for each in ARCHITECTURES.values() for name, reader in each.gguf_readers.items()}
-    name = general.choice("architecture", readers)
+    name, reader = find_gguf_reader(metadata, source=source)
     header = GGUFHeader(name, ConfigFields(metadata, source, f"{name}."), tokens, tensor_names, rope_factors or {})
     bos = tokens.token_ids("bos_token_id")
     read = replace(
-        readers[name](header),
+        reader(header),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=unique(*(tokens.token_ids(key) for key in GGUF_END_KEYS)),
         dtype=GGUF_FILE_TYPES.get(general.integer("file_type", 0, low=0), "float16"),

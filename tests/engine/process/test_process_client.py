@@ -283,6 +283,16 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_is_an_error(tiny_model_
         LLM(model=str(folder), num_kv_blocks=20)
 
 
+def test_an_unsupported_architecture_comes_before_a_missing_tokenizer(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model_dir("llama"), tmp_path / "model"))
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing"):
+        started(tiny_config(folder, skip_tokenizer_init=False))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(ModelLoadError, match=r"architectures is \['MambaForCausalLM'\], which is not supported"):
+        started(tiny_config(folder, skip_tokenizer_init=False))
+
+
 def test_a_first_start_that_is_stuck_raises_an_error_with_its_position(
     tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

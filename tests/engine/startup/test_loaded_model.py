@@ -63,11 +63,11 @@ def test_other_errors_are_not_reported_as_out_of_memory(
 def test_a_pool_larger_than_the_memory_is_rejected_before_allocation(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaded_model, "total_memory", lambda _device: 1024)
+    monkeypatch.setattr(loaded_model, "total_memory", lambda _device: 1 << 20)
     with pytest.raises(
-        ConfigError, match=r"takes .* KiB, more than the 1 KiB that this process may use: lower num_kv_blocks"
+        ConfigError, match=r"takes .* MiB, more than the 1 MiB that this process may use: lower num_kv_blocks"
     ):
-        LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=60)
+        LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=6000)
 
 
 def test_a_pool_larger_than_the_control_group_limit_is_rejected(
@@ -113,5 +113,7 @@ def test_an_engine_on_several_numa_nodes_logs_how_to_place_its_memory(
 ) -> None:
     monkeypatch.setattr(CpuTopology, "numa_nodes", lambda _self, _cpus: nodes)
     with caplog.at_level(logging.WARNING, "chairlift"):
-        loaded_model.load_model(EngineConfig(str(tiny_model_dir("llama")), num_threads=num_threads))
+        loaded_model.load_model(
+            EngineConfig(str(tiny_model_dir("llama")), num_threads=num_threads, skip_tokenizer_init=True)
+        )
     assert ("are on 2 NUMA nodes (0, 2)" in caplog.text) == is_logged

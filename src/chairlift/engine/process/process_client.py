@@ -37,9 +37,10 @@ from chairlift.engine.process.wire import (
     unpack_events,
 )
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
-from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError
+from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, ModelLoadError
 from chairlift.events import Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
+from chairlift.loading.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("chairlift")
 
@@ -122,10 +123,10 @@ class ProcessClient(EngineClient):
             EngineDeadError: the process ended for another reason, or was not ready in time.
         """
         try:
-            tokenizer = NoTokenizer() if self._config.skip_tokenizer_init else load_tokenizer(self._files)
+            tokenizer, failure = self._load_tokenizer()
             facts = wait_for_facts(self._child, self._start_watchdog)
-            if not isinstance(tokenizer, NoTokenizer):
-                tokenizer.check_vocabulary(facts.model_name, facts.model_config.vocab_size)
+            if failure is not None:
+                raise failure
             self._set_ready()
         except BaseException:
             self.close()
@@ -134,6 +135,16 @@ class ProcessClient(EngineClient):
         if timeout := self._watchdog.timeout:
             limit = max(timeout, START_FACTOR * (self._ready_time - self._created))
             self._start_watchdog = Watchdog(limit, self._watchdog.interval)
+
+    def _load_tokenizer(self) -> tuple[Tokenizer | NoTokenizer, ModelLoadError | None]:
+        """Return the tokenizer, or the error, which is raised only if the engine process has no earlier one: it checks
+        architecture and formats before the tokenizer."""
+        if self._config.skip_tokenizer_init:
+            return NoTokenizer(), None
+        try:
+            return load_tokenizer(self._files), None
+        except ModelLoadError as error:
+            return NoTokenizer(), error
 
     def _start(self) -> None:
         self._attach_child()

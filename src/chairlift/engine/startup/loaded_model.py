@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import torch
 
-from chairlift.config import EngineConfig
+from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
-from chairlift.engine.startup.memory_plan import MemoryItem
+from chairlift.engine.startup.memory_plan import MemoryItem, total
+from chairlift.engine.startup.native_memory_plan import MatrixFormats, plan_native_weights
 from chairlift.engine.startup.startup_plan import planned_weights
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.grammar.compiler import GrammarCompiler
@@ -65,7 +67,7 @@ MAX_THREADS: Final = 256
 
 @dataclass(slots=True)
 class LoadedModel:
-    """Weights and KV memory of a model, and its tokenizer and grammars, which are loaded at first use.
+    """Weights and KV memory of a model, its tokenizer, and its grammars, which are compiled at first use.
 
     Engines over one loaded model share all of these. Only one of them may have unfinished requests, and prefixes that
     another one has cached in KV memory are lost.
@@ -73,6 +75,7 @@ class LoadedModel:
     Attributes:
         engine_config: the configuration that it was loaded for.
         choice: its kernels and data types.
+        tokenizer: its tokenizer, or NoTokenizer with `skip_tokenizer_init`.
         planned_weights: the planned memory of its weights.
         sampling_defaults: the sampling parameters of requests that do not set them.
         kv_cache_plan: the plan of its KV memory; None before the first engine.
@@ -85,11 +88,11 @@ class LoadedModel:
     model: DecoderModel
     device: torch.device
     choice: KernelChoice
+    tokenizer: Tokenizer | NoTokenizer
     planned_weights: list[MemoryItem]
     sampling_defaults: SamplingDefaults
     kv_cache_plan: KVCachePlan | None = None
     step_time: StepTime | None = None
-    _tokenizer: Tokenizer | NoTokenizer | None = None
     _grammars: GrammarCompiler | None = None
 
     @property
@@ -97,25 +100,14 @@ class LoadedModel:
         return self.files.name
 
     @property
-    def tokenizer(self) -> Tokenizer | NoTokenizer:
-        """The tokenizer, which is loaded at first use; raises ModelLoadError as `load_tokenizer`."""
-        if self._tokenizer is None:
-            if self.engine_config.skip_tokenizer_init:
-                self._tokenizer = NoTokenizer()
-            else:
-                tokenizer = load_tokenizer(self.files)
-                tokenizer.check_vocabulary(self.name, self.config.vocab_size)
-                self._tokenizer = tokenizer
-        return self._tokenizer
-
-    @property
     def grammars(self) -> GrammarCompiler | None:
         """The compiler of structured outputs; None if the engine has no tokenizer or the model no EOS token."""
-        if self.engine_config.skip_tokenizer_init or not self.config.eos_token_ids:
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, NoTokenizer) or not self.config.eos_token_ids:
             return None
         if self._grammars is None:
             vocab_size, eos_token_ids = self.config.vocab_size, self.config.eos_token_ids
-            self._grammars = GrammarCompiler(lambda: cast(Tokenizer, self.tokenizer), vocab_size, eos_token_ids)
+            self._grammars = GrammarCompiler(lambda: tokenizer, vocab_size, eos_token_ids)
         return self._grammars
 
     def matches(self, config: EngineConfig) -> bool:
@@ -131,9 +123,9 @@ class LoadedModel:
         held = self.kv_cache_plan
         if held is not None and held.block_size == plan.block_size and held.num_blocks >= plan.num_blocks:
             return
-        total = total_memory(self.device)
-        if plan.num_bytes > total:  # the system may still promise it, and kill the process when it is written
-            raise _kv_cache_too_large(plan, f"more than the {format_memory(total)} that this process may use")
+        limit = total_memory(self.device)
+        if plan.num_bytes > limit:  # the system may still promise it, and kill the process when it is written
+            raise _kv_cache_too_large(plan, f"more than the {format_memory(limit)} that this process may use")
         self._warn_of_short_memory(plan)
         try:
             self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
@@ -155,7 +147,9 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Find, read and build the model, without KV memory and tokenizer.
+    """Find, read and build the model, without KV memory.
+
+    What would prevent it is checked before weights are read: architecture, formats of the tensors, tokenizer, memory.
 
     Raises:
         ModelLoadError: the model cannot be found, read or run.
@@ -174,6 +168,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
         weights = RandomWeights(model_config, dtype, device)
     else:
         weights = open_weights(files, model_config, dtype, device)
+    tokenizer = _load_tokenizer(config, files, model_config)
+    formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
+    planned = planned_weights(model_config, choice, device.type, formats)
+    _check_memory(files.name, planned, device, lambda: _smaller_weights(model_config, choice, formats))
     model = build_model(
         model_config,
         weights,
@@ -189,10 +187,39 @@ def load_model(config: EngineConfig) -> LoadedModel:
         f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, "
         f"kernels: {choice.description}; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
     )
-    formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
-    planned = planned_weights(model_config, choice, device.type, formats)
     close_gguf()
-    return LoadedModel(config, files, model_config, model, device, choice, planned, sampling)
+    return LoadedModel(config, files, model_config, model, device, choice, tokenizer, planned, sampling)
+
+
+def _load_tokenizer(config: EngineConfig, files: ModelFiles, model_config: ModelConfig) -> Tokenizer | NoTokenizer:
+    if config.skip_tokenizer_init:
+        return NoTokenizer()
+    tokenizer = load_tokenizer(files)
+    tokenizer.check_vocabulary(files.name, model_config.vocab_size)
+    return tokenizer
+
+
+def _smaller_weights(model_config: ModelConfig, choice: KernelChoice, formats: MatrixFormats) -> dict[str, int]:
+    """The planned bytes of the weights for each value of `quantization` that native kernels have."""
+    if choice.kernels != "native":
+        return {}
+    return {name: total(plan_native_weights(model_config, formats, name)) for name in QUANTIZATIONS}
+
+
+def _check_memory(
+    name: str, planned: list[MemoryItem], device: torch.device, smaller: Callable[[], dict[str, int]]
+) -> None:
+    """Raise ConfigError if the weights need more than the whole memory."""
+    num_bytes, limit = total(planned), total_memory(device)
+    if num_bytes <= limit:
+        return
+    fitting = {option: size for option, size in smaller().items() if size <= limit}
+    best = max(fitting, key=fitting.__getitem__, default=None)
+    hint = "use a smaller model" if best is None else f"quantization={best} takes {format_memory(fitting[best])}"
+    raise ConfigError(
+        f"model {name!r}: the weights take {format_memory(num_bytes)}, more than the {format_memory(limit)} that this "
+        f"process may use; {hint}"
+    )
 
 
 def _reject_undeclared_tensors(names: list[str], files: ModelFiles, model_config: ModelConfig) -> None:
