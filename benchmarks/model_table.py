@@ -1,0 +1,193 @@
+"""Writes docs/models.md, the table of model architectures and the tests that each of them passes.
+
+    python -m benchmarks.model_table [--junit REPORT.xml] [--output docs/models.md]
+
+The script runs the tests of the table with pytest, or reads the report of an earlier run (`pytest --junit-xml`). Each
+cell is the number of tests of one architecture that passed. The exit status is 1, and no page is written, if a test
+failed or an architecture of the registry has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from xml.etree import ElementTree
+
+from chairlift.models.registry import ARCHITECTURES
+
+ROOT: Final = Path(__file__).parent.parent
+PAGE: Final = ROOT / "docs" / "models.md"
+SUFFIX: Final = "ForCausalLM"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table.
+
+    Attributes:
+        claim: what the tests of the column show.
+        file: the path of their file.
+        tests: the names of the test functions.
+    """
+
+    title: str
+    claim: str
+    file: str
+    tests: tuple[str, ...]
+
+
+COLUMNS: Final = (
+    Column(
+        "HF folder",
+        "All tensors of a folder with safetensors files, whole or in shards, are read.",
+        "tests/loading/test_loading_safetensors.py",
+        ("test_tensors_equal_the_state_dict",),
+    ),
+    Column(
+        "GGUF",
+        "A GGUF file, converted as by llama.cpp, gives the logits of transformers.",
+        "tests/models/test_gguf_parity.py",
+        ("test_gguf_files_give_the_logits_of_transformers",),
+    ),
+    Column(
+        "logits",
+        "The reference, torch and native kernels give the logits of transformers, for whole prompts and chunks.",
+        "tests/models/test_models_parity.py",
+        ("test_prefill_of_whole_prompts", "test_steps_with_chunks_decodes_and_prefills"),
+    ),
+    Column(
+        "greedy tokens",
+        "The engine gives the greedy tokens of transformers: paged, in chunks, batched, preempted, with and without "
+        "the prefix cache.",
+        "tests/engine/test_engine_parity.py",
+        ("test_greedy_tokens_are_those_of_transformers",),
+    ),
+    Column(
+        "plan",
+        "The planned memory of the weights is exact to the byte.",
+        "tests/lab/planning/test_planned_engines.py",
+        ("test_weights_are_planned_to_the_byte", "test_native_weights_are_planned_to_the_byte"),
+    ),
+    Column(
+        "chat template",
+        "A chat template in the manner of the model's is rendered and encoded as by transformers.",
+        "tests/loading/text/test_loading_forged_turns.py",
+        ("test_rendered_text_equals_transformers", "test_ordinary_prompts_equal_transformers"),
+    ),
+)
+
+TEMPLATES: Final = {
+    "chatml": "Qwen2",
+    "gemma": "Gemma2 Gemma3",
+    "llama31": "Llama",
+    "mistral": "Mistral",
+    "phi3": "Phi3",
+    "qwen3": "Qwen3",
+}
+"""A template of `tests/chat_templates.py` -> the rows whose models have such a template."""
+
+INTRODUCTION: Final = """\
+# Tested models
+
+`python -m benchmarks.model_table` runs the tests below and writes this page. A row is an entry of `architectures` in
+`config.json`, without "ForCausalLM". A cell is the number of its tests that passed, or a dash if there is no such test.
+The models of the tests are random and tiny, and use every feature of their architecture.
+"""
+
+
+def row_names() -> list[str]:
+    """The name of each row: every model class without images that the registry can load."""
+    names = {name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers}
+    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+
+
+def tested_rows() -> dict[str, dict[str, list[str]]]:
+    """For each column: a parameter of its tests (a key of TINY_MODELS, or a template) -> the rows that it is about."""
+    models = runpy.run_path(str(ROOT / "tests" / "conftest.py"))["TINY_MODELS"]
+    rows = {variant: [family] for variant, (family, _) in models.items()}
+    templates = {template: families.split() for template, families in TEMPLATES.items()}
+    return {column.title: templates if column.title == "chat template" else rows for column in COLUMNS}
+
+
+def run_tests(report: Path) -> None:
+    """Run the tests of all columns, and write a report in the format of JUnit."""
+    tests = [f"{column.file}::{test}" for column in COLUMNS for test in column.tests]
+    subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *tests], cwd=ROOT, check=False)
+
+
+def count_passed(report: Path) -> Counter[tuple[str, str]]:
+    """Count the passed tests of each (row, title of a column).
+
+    Raises:
+        SystemExit: A test failed.
+    """
+    titles = {(Path(column.file).stem, test): column.title for column in COLUMNS for test in column.tests}
+    rows, counts, failed = tested_rows(), Counter[tuple[str, str]](), []
+    for case in ElementTree.parse(report).iter("testcase"):
+        test, _, parameters = case.get("name", "").partition("[")
+        title = titles.get((case.get("classname", "").rpartition(".")[2], test))
+        if title is None or case.find("skipped") is not None:
+            continue
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.append(case.get("name", ""))
+        named = (rows[title][name] for name in re.split(r"[-\]]", parameters) if name in rows[title])
+        counts.update((row, title) for row in next(named, []))
+    if failed:
+        raise SystemExit(f"{len(failed)} tests of the table failed: {', '.join(failed)}")
+    return counts
+
+
+def render(counts: Mapping[tuple[str, str], int]) -> str:
+    """The page with the given numbers of passed tests."""
+    titles = [column.title for column in COLUMNS]
+    lines = [f"| architecture | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    lines += [
+        f"| {row} | {' | '.join(str(counts.get((row, title)) or '-') for title in titles)} |" for row in row_names()
+    ]
+    claims = [f"- **{each.title}**: {each.claim} Tests: {_names(each)} in `{each.file}`." for each in COLUMNS]
+    return "\n".join([INTRODUCTION, *lines, "", *claims, ""])
+
+
+def _names(column: Column) -> str:
+    return ", ".join(f"`{test}`" for test in column.tests)
+
+
+def parse_table(page: str) -> dict[tuple[str, str], int]:
+    """The numbers of a page that `render` wrote, by row and title."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    titles = cells[0][1:]
+    return {
+        (row, title): int(cell)
+        for row, *numbers in cells[2:]
+        for title, cell in zip(titles, numbers, strict=True)
+        if cell != "-"
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--junit", type=Path, help="the report of an earlier run, instead of running the tests")
+    parser.add_argument("--output", type=Path, default=PAGE)
+    options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        report = options.junit or Path(folder) / "report.xml"
+        if options.junit is None:
+            run_tests(report)
+        counts = count_passed(report)
+    if missing := [row for row in row_names() if not counts[row, "logits"]]:
+        raise SystemExit(f"these architectures have no test of their logits: {', '.join(missing)}")
+    options.output.write_text(render(counts), encoding="utf-8")
+    print(f"wrote {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""docs/models.md has a row for each architecture of the registry, in the format of its generator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.model_table import COLUMNS, PAGE, ROOT, count_passed, parse_table, render, row_names
+
+from chairlift.models.registry import ARCHITECTURES
+
+REPORT = """\
+<testsuites><testsuite>
+<testcase classname="tests.models.test_models_parity" name="test_prefill_of_whole_prompts[llama3-rope-torch]"/>
+<testcase classname="tests.models.test_models_parity" name="test_prefill_of_whole_prompts[llama-torch]"/>
+<testcase classname="tests.models.test_models_parity" name="test_prefill_of_whole_prompts[qwen3-native]">
+  <skipped/></testcase>
+<testcase classname="tests.models.test_models_parity" name="test_new_kv_memory_is_empty"/>
+<testcase classname="tests.loading.text.test_loading_forged_turns"
+  name="test_rendered_text_equals_transformers[gemma]"/>
+</testsuite></testsuites>
+"""
+
+
+def test_the_page_lists_every_architecture() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    counts = parse_table(page)
+    assert render(counts) == page
+    for architecture in ARCHITECTURES.values():
+        rows = {name.removesuffix("ForCausalLM") for name in architecture.hf_readers} & set(row_names())
+        assert rows, architecture.name
+        for row in rows:
+            assert all(counts[row, title] > 0 for title in ("HF folder", "logits", "greedy tokens", "plan")), row
+            assert ((row, "GGUF") in counts) == bool(architecture.gguf_readers), row
+
+
+def test_the_tests_of_the_page_exist() -> None:
+    for column in COLUMNS:
+        source = (ROOT / column.file).read_text(encoding="utf-8")
+        assert [test for test in column.tests if f"def {test}(" not in source] == []
+
+
+def test_cells_count_passed_tests(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    assert count_passed(report) == {
+        ("Llama", "logits"): 2,
+        ("Gemma2", "chat template"): 1,
+        ("Gemma3", "chat template"): 1,
+    }
+
+
+def test_a_failure_is_an_error(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT.replace("<skipped/>", "<failure/>"))
+    with pytest.raises(SystemExit, match=r"1 tests of the table failed: test_prefill_of_whole_prompts\[qwen3-native\]"):
+        count_passed(report)
