@@ -10,13 +10,14 @@ kernel that multiplies integers quantizes it there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
 
 from chairlift.kernels.attention import AttentionBackend, AttentionShape, StepContext
+from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.weights import MatrixParts, Weights
 
 NORM_KINDS: Final = ("rms_norm", "layer_norm")
@@ -108,6 +109,33 @@ def compose_residual_sum(
     return ComposedResidualSum(norms[0], norms[1], multiplier)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedMatrix:
+    """A matrix of `Kernels.load_matrix`, and its bias [out] or None."""
+
+    matrix: Any
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """The parameters of a mixture of experts: the sum of weight * down(activation(up(norm(x)))) over chosen experts.
+
+    Attributes:
+        norm: the norm of the input of router and experts, or none.
+        router: the matrix [num_experts, in] of the logits.
+        experts: the up and down projection of each expert. A kernel set converts one expert after the other, so an
+            iterator need not hold all of them.
+        activation: the row kernel between the projections.
+    """
+
+    norm: Prologue
+    router: LoadedMatrix
+    experts: Iterable[tuple[LoadedMatrix, LoadedMatrix]]
+    activation: str
+    routing: ExpertRouting
+
+
 Layer = Callable[[torch.Tensor, StepContext], torch.Tensor]
 """(x [T, hidden_size], the context of the step) -> [T, hidden_size]; x may be overwritten."""
 
@@ -128,10 +156,12 @@ class Kernels:
 
     Attributes:
         load_matrix: (weights, parts, in_features) -> matrix.
+        load_router: `load_matrix` for a matrix that keeps the format of its file if all others are quantized.
         make_embedding: (matrix) -> int64 ids [T] -> rows [T, in].
         make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
         make_residual_sum: (after, of_sum, multiplier) -> the sum of the residual stream and a branch; the prologues are
             norms or none.
+        make_mixture: (mixture) -> x [T, in] -> [T, in]. The next call may overwrite the result.
         attention: (shape) -> the attention backend of a model.
         notes: lines to log once a model is loaded.
         run_layers: `run_in_order` for layers that only call functions of this set.
@@ -139,9 +169,11 @@ class Kernels:
 
     name: str
     load_matrix: Callable[[Weights, MatrixParts, int], Any]
+    load_router: Callable[[Weights, MatrixParts, int], Any]
     make_embedding: Callable[[Any], RowKernel]
     make_linear: Callable[[Any, torch.Tensor | None, Prologue], LinearKernel]
     make_residual_sum: Callable[[Prologue, Prologue, float], ResidualSumKernel]
+    make_mixture: Callable[[Mixture], RowKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     notes: Callable[[], list[str]] = list
     run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order

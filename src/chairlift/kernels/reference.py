@@ -8,7 +8,8 @@ import torch
 
 from chairlift.kernels.activations import NativePrologueKind, find_activation
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, KVCache, QKNorm, RotaryStep
-from chairlift.kernels.interface import NORM_KINDS, Prologue
+from chairlift.kernels.interface import NORM_KINDS, LoadedMatrix, Mixture, Prologue
+from chairlift.kernels.routing import ExpertRouting
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -149,6 +150,39 @@ def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
         return rms_norm(x, prologue.weight, prologue.eps)
     assert prologue.bias is not None, "LayerNorm has a bias"
     return layer_norm(x, prologue.weight, prologue.bias, prologue.eps)
+
+
+def route(logits: torch.Tensor, routing: ExpertRouting) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the experts of each row from the logits of the router, [T, num_experts].
+
+    Returns:
+        The experts of each row, int64 [T, experts_per_token], and their weights, float32 of the same shape.
+    """
+    ordered, experts = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
+    count = routing.experts_per_token
+    weights = torch.softmax(ordered if routing.softmax == "all" else ordered[:, :count], dim=-1)
+    return experts[:, :count], weights[:, :count]
+
+
+class ReferenceMixture:
+    """The reference implementation of a mixture of experts, which computes row by row and expert by expert."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self._norm, self._router = mixture.norm, mixture.router
+        self._experts = list(mixture.experts)
+        self._activation, self._routing = mixture.activation, mixture.routing
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = apply_prologue(x, self._norm)
+        chosen, weights = route(linear(x, self._router.matrix, self._router.bias), self._routing)
+        out = torch.zeros_like(x)
+        for row, experts in enumerate(chosen.tolist()):
+            for weight, expert in zip(weights[row], experts, strict=True):
+                out[row] += (weight * self._expert(x[row], *self._experts[expert])).to(x.dtype)
+        return out
+
+    def _expert(self, x: torch.Tensor, up: LoadedMatrix, down: LoadedMatrix) -> torch.Tensor:
+        return linear(activate(linear(x, up.matrix, up.bias), self._activation), down.matrix, down.bias)
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> torch.Tensor:

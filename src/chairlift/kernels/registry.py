@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops
+from chairlift.kernels.grouped_mixture import group_mixture
 from chairlift.kernels.interface import (
     ComposedLinear,
     Kernels,
@@ -38,18 +39,22 @@ def _torch_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Pro
 REFERENCE = Kernels(
     name="reference",
     load_matrix=load_tensor,
+    load_router=load_tensor,
     make_embedding=lambda table: partial(reference.embedding, table=table),
     make_linear=_reference_linear,
     make_residual_sum=partial(compose_residual_sum, make_prologue=_reference_prologue),
+    make_mixture=reference.ReferenceMixture,
     attention=reference.ReferenceAttention,
 )
 
 TORCH = Kernels(
     name="torch",
     load_matrix=load_tensor,
+    load_router=load_tensor,
     make_embedding=lambda table: partial(F.embedding, weight=table),
     make_linear=_torch_linear,
     make_residual_sum=partial(compose_residual_sum, make_prologue=torch_ops.make_prologue),
+    make_mixture=partial(group_mixture, make_linear=_torch_linear, make_prologue=torch_ops.make_prologue),
     attention=TorchAttention,
 )
 

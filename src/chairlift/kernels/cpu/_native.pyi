@@ -7,7 +7,7 @@ are NumPy arrays in C order, whose shape and dtype are checked.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -153,6 +153,7 @@ class FusedLinear:
         ValueError: The prologue is unknown, a vector is missing or has another length, or the matrices do not fit.
     """
 
+    @overload
     def __init__(
         self,
         parts: Sequence[PackedMatrix],
@@ -165,6 +166,17 @@ class FusedLinear:
         | None = None,
         eps: float = 0.0,
     ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        parts: Sequence[PackedMatrix],
+        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+        norm: Norm,
+    ) -> None:
+        """
+        The same with a norm, or none, whose weights are shared with other layers.
+        """
+
     def __call__(self, x_ptr: int, x_stride: int, num_rows: int, out_ptr: int, out_stride: int, add: bool) -> None:
         """
         Compute the layer for all rows.
@@ -229,6 +241,41 @@ class ResidualSum:
 
         Raises:
             ValueError: The weights of a norm have another size.
+        """
+
+class ExpertMixture:
+    """
+    A mixture of experts: out = the sum of weight * down(up(x)) over the chosen experts of a row.
+
+    Args:
+        router: The layer of the logits, with one output for each expert.
+        up, down: The layers of each expert, kept alive. The prologue of `up` is that of the router, usually a norm, and the
+            prologue of `down` is the activation.
+        experts_per_token: The number of experts with the largest logits that compute a row.
+        softmax_of_chosen: Whether weights are the softmax over the logits of the chosen experts, or over those of all.
+
+    Raises:
+        ValueError: The layers do not fit, or there are fewer experts than experts_per_token.
+    """
+
+    def __init__(
+        self,
+        router: FusedLinear,
+        up: Sequence[FusedLinear],
+        down: Sequence[FusedLinear],
+        experts_per_token: int,
+        softmax_of_chosen: bool,
+    ) -> None: ...
+    def __call__(self, x_ptr: int, x_stride: int, num_rows: int, out_ptr: int, out_stride: int) -> None:
+        """
+        Compute the mixture for all rows.
+
+        Args:
+            x_ptr: float32 [num_rows, in_features].
+            x_stride: The distance between rows of x, in floats.
+            num_rows: The number of rows.
+            out_ptr: float32 [num_rows, in_features], overwritten, without overlap with x.
+            out_stride: The distance between rows of out, in floats.
         """
 
 class AttentionStep:

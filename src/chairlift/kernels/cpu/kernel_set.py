@@ -22,7 +22,16 @@ from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
-from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, RowKernel
+from chairlift.kernels.grouped_mixture import group_mixture
+from chairlift.kernels.interface import (
+    NO_PROLOGUE,
+    Kernels,
+    LinearKernel,
+    LoadedMatrix,
+    Mixture,
+    Prologue,
+    RowKernel,
+)
 from chairlift.kernels.weights import FloatArray, MatrixParts, Weights
 
 if TYPE_CHECKING:
@@ -40,7 +49,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         NativeUnavailableError: The extension cannot be loaded.
     """
     native = load()
-    loader, buffers = MatrixLoader(native, quantization), RowBuffers()
+    loader, buffers = MatrixLoader(native), RowBuffers()
 
     def make_linear(matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
         if prologue.kind in NATIVE_PROLOGUES:
@@ -48,12 +57,19 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         product = NativeLinear(native, matrix, bias, NO_PROLOGUE, buffers)
         return TorchThenNative(torch_ops.make_prologue(prologue), product)
 
+    def make_mixture(mixture: Mixture) -> RowKernel:
+        if mixture.activation in NATIVE_PROLOGUES:
+            return NativeMixture(native, mixture, buffers)
+        return group_mixture(mixture, make_linear, torch_ops.make_prologue)
+
     return Kernels(
         name="native",
-        load_matrix=loader.load,
+        load_matrix=partial(loader.load, quantization=quantization),
+        load_router=loader.load,
         make_embedding=partial(NativeEmbedding, buffers=buffers),
         make_linear=make_linear,
         make_residual_sum=partial(NativeResidualSum, native),
+        make_mixture=make_mixture,
         attention=NativeAttention,
         notes=loader.notes,
         run_layers=RecordedLayers(native, buffers),
@@ -81,18 +97,22 @@ class NativeMatrix:
 class MatrixLoader:
     """Packs matrices part by part, so that no complete matrix is in memory twice."""
 
-    def __init__(self, native: NativeExtension, quantization: str | None) -> None:
+    def __init__(self, native: NativeExtension) -> None:
         self._native = native
-        self._quantization = quantization
         self._losses: defaultdict[tuple[str, str], RepackingLoss] = defaultdict(RepackingLoss)
 
-    def load(self, weights: Weights, parts: MatrixParts, in_features: int) -> NativeMatrix:
-        """Pack matrices with the same input; implements `Kernels.load_matrix`."""
+    def load(
+        self, weights: Weights, parts: MatrixParts, in_features: int, quantization: str | None = None
+    ) -> NativeMatrix:
+        """Pack matrices with the same input; implements `Kernels.load_matrix`.
+
+        Args:
+            quantization: the format of all matrices; None for the format of each matrix in the file.
+        """
         rows = [weights.packed(f"{name}.weight", (out, in_features)) for name, out in parts]
         found = [(part.format, out) for part, (_, out) in zip(rows, parts, strict=True)]
         matrices = [
-            self._native.PackedMatrix(target, out, in_features)
-            for target, out in packed_parts(found, self._quantization)
+            self._native.PackedMatrix(target, out, in_features) for target, out in packed_parts(found, quantization)
         ]
         remaining = iter(matrices)
         matrix, first_row = next(remaining), 0
@@ -160,6 +180,49 @@ class NativeLinear:
         out = self._buffers.rows(self._key, num_rows) if residual is None else residual
         assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
         self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
+        return out
+
+
+class NativeMixture:
+    """A mixture of experts in one native call, which groups the rows by expert.
+
+    Attributes:
+        matrix_bytes: the size of the matrices of router and experts.
+        num_bytes: the size of the norm, which all layers share, and of the biases.
+    """
+
+    def __init__(self, native: NativeExtension, mixture: Mixture, buffers: RowBuffers) -> None:
+        norm = mixture.norm
+        weight, bias = _vector(norm.weight), _vector(norm.bias)
+        shared = native.Norm(norm.kind, weight, bias, norm.eps)
+        self.num_bytes = sum(vector.nbytes for vector in (weight, bias) if vector is not None)
+        self.matrix_bytes = 0
+        self._matrices: list[NativeMatrix] = []
+        router = native.FusedLinear(*self._add(mixture.router), shared)
+        ups, downs = [], []
+        for up, down in mixture.experts:
+            ups.append(native.FusedLinear(*self._add(up), shared))
+            downs.append(native.FusedLinear(*self._add(down), mixture.activation))
+        routing = mixture.routing
+        self._kernel = native.ExpertMixture(router, ups, downs, routing.experts_per_token, routing.softmax == "chosen")
+        self._buffers = buffers
+
+    def _add(self, loaded: LoadedMatrix) -> tuple[list[_native.PackedMatrix], FloatArray | None]:
+        """Keep a matrix, and return its parts and its bias."""
+        matrix: NativeMatrix = loaded.matrix
+        bias = _vector(loaded.bias)
+        self._matrices.append(matrix)
+        self.matrix_bytes += sum(part.num_bytes for part in matrix.parts)
+        self.num_bytes += 0 if bias is None else bias.nbytes
+        return list(matrix.parts), bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == torch.float32, "native kernels compute in float32"
+        assert x.stride(1) == 1, "each row must be contiguous"
+        num_rows, size = x.shape
+        out = self._buffers.rows(("sum of experts", size), num_rows)
+        assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
+        self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0))
         return out
 
 

@@ -23,6 +23,7 @@ class NativeExtension(Protocol):
     """
 
     AttentionStep: type[_native.AttentionStep]
+    ExpertMixture: type[_native.ExpertMixture]
     FusedLinear: type[_native.FusedLinear]
     Norm: type[_native.Norm]
     PackedMatrix: type[_native.PackedMatrix]

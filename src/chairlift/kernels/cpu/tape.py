@@ -39,8 +39,9 @@ def record_calls(tape: _native.Tape) -> Iterator[None]:
 class RecordedLayers:
     """Runs layers one after the other, and repeats recordings where possible.
 
-    Layers may call only `NativeLinear`, `NativeResidualSum` and `NativeAttention`. A tape contains addresses of the
-    layers, `buffers`, KV memory and the output of the plan, so all tapes are dropped when one of them changes.
+    Layers may call only `NativeLinear`, `NativeMixture`, `NativeResidualSum` and `NativeAttention`. A tape contains
+    addresses of the layers, `buffers`, KV memory and the output of the plan, so all tapes are dropped when one of them
+    changes.
     """
 
     def __init__(self, native: NativeExtension, buffers: RowBuffers) -> None:

@@ -14,11 +14,14 @@ namespace chairlift {
 
 // The arguments of a call.
 struct Linear::Call {
+  const float* row(int64_t index) const { return x + (row_ids ? row_ids[index] : index) * x_stride; }
+
   const float* x;
   int64_t x_stride, rows;
   float* out;
   int64_t out_stride;
   bool add;
+  const int32_t* row_ids;
 };
 
 namespace {
@@ -101,31 +104,46 @@ struct Linear::Activations {
   uint8_t* data = nullptr;
 };
 
+namespace {
+
+Norm norm_of(Prologue prologue, std::vector<float> weight, std::vector<float> bias, float eps) {
+  if (weight.empty() == is_norm(prologue)) throw std::invalid_argument("norm_weight must have in_features values");
+  if (bias.size() != (prologue == Prologue::layer_norm ? weight.size() : 0))
+    throw std::invalid_argument("norm_bias must have in_features values");
+  return {is_norm(prologue) ? prologue : Prologue::none, std::move(weight), std::move(bias), eps};
+}
+
+}  // namespace
+
 Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
                std::vector<float> norm_weight, std::vector<float> norm_bias, float eps)
-    : parts_(std::move(parts)),
-      bias_(std::move(bias)),
-      prologue_(prologue),
-      norm_weight_(std::move(norm_weight)),
-      norm_bias_(std::move(norm_bias)),
-      eps_(eps) {
+    : Linear(std::move(parts), std::move(bias), prologue,
+             norm_of(prologue, std::move(norm_weight), std::move(norm_bias), eps)) {}
+
+Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, const Norm& norm)
+    : Linear(std::move(parts), std::move(bias), norm.kind(), norm) {}
+
+Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
+               Norm norm)
+    : parts_(std::move(parts)), bias_(std::move(bias)), prologue_(prologue), norm_(std::move(norm)) {
   if (parts_.empty()) throw std::invalid_argument("a layer needs at least one matrix");
-  size_t out = 0;
   for (const auto& part : parts_) {
     if (part->in_features() != parts_[0]->in_features())
       throw std::invalid_argument("all matrices of a layer must have the same in_features");
     if (part->format() != parts_[0]->format() && !(is_grouped(part->format()) && is_grouped(parts_[0]->format())))
       throw std::invalid_argument(std::string("formats ") + name_of(parts_[0]->format()) + " and " +
                                   name_of(part->format()) + " cannot be multiplied as one layer");
-    out += static_cast<size_t>(part->out_features());
   }
-  const auto in = static_cast<size_t>(parts_[0]->in_features());
-  const bool has_norm = is_norm(prologue);
+  const auto out = static_cast<size_t>(out_features());
   if (!bias_.empty() && bias_.size() != out) throw std::invalid_argument("bias must have out_features values");
-  if (norm_weight_.size() != (has_norm ? in : 0)) throw std::invalid_argument("norm_weight must have in_features values");
-  if (norm_bias_.size() != (prologue == Prologue::layer_norm ? in : 0))
-    throw std::invalid_argument("norm_bias must have in_features values");
+  if (!norm_.fits(in_features())) throw std::invalid_argument("norm_weight must have in_features values");
   if (!bias_.empty()) bias_.resize(out + kStripe, 0.0f);  // the last stripe is read as a whole
+}
+
+int64_t Linear::out_features() const {
+  int64_t out = 0;
+  for (const auto& part : parts_) out += part->out_features();
+  return out;
 }
 
 namespace {
@@ -183,7 +201,8 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   const int64_t inputs = parts_[0]->in_features(), padded = activations.padded_inputs;
   const ActivationBlock to = activations.block(first / kernel.block_rows);
   auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
-  const PrologueArgs args = {prologue_, norm_weight_.data(), norm_bias_.data(), eps_};
+  PrologueArgs args = norm_.args();
+  args.kind = prologue_;
   const PrepareScratch scratch(memory, padded);
   const bool is_partial = first + kRowsAtOnce > call.rows;
   if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes) {
@@ -194,8 +213,8 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   }
   const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
   for (int64_t r = first; r < std::min(first + kRowsAtOnce, call.rows); ++r) {
-    const float* const row = call.x + r * call.x_stride;
-    tiles.prologue(args, row, r + 1 < call.rows ? row + call.x_stride : row, inputs, scratch.row);
+    const float* const row = call.row(r);
+    tiles.prologue(args, row, r + 1 < call.rows ? call.row(r + 1) : row, inputs, scratch.row);
     for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
     OutlierList outliers;
     const RowTarget target = {values,
@@ -414,10 +433,10 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
 // A few rows are prepared by every thread separately, because waiting for another thread would take as long. More rows
 // are divided among the threads, in memory of the calling thread.
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
-                        const Linear* next) const {
+                        const Linear* next, const int32_t* row_ids) const {
   thread_local ReusableMemory shared;
   if (rows <= 0) return;
-  const Call call = {x, x_stride, rows, out, out_stride, add};
+  const Call call = {x, x_stride, rows, out, out_stride, add, row_ids};
   const Activations layout(*this, rows);
   const Tiling tiling(*this, layout);
   const bool is_shared = rows > kRowsAtOnce;

@@ -160,6 +160,13 @@ Raises:
            },
            nb::arg("parts"), nb::arg("bias").none() = nb::none(), nb::arg("prologue") = "none",
            nb::arg("norm_weight").none() = nb::none(), nb::arg("norm_bias").none() = nb::none(), nb::arg("eps") = 0.0f)
+      .def("__init__",
+           [](Linear* self, const std::vector<std::shared_ptr<PackedMatrix>>& parts, const std::optional<Vector>& bias,
+              const Norm& norm) {
+             new (self) Linear({parts.begin(), parts.end()}, to_vector(bias), norm);
+           },
+           nb::arg("parts"), nb::arg("bias").none(), nb::arg("norm"),
+           "The same with a norm, or none, whose weights are shared with other layers.")
       .def("__call__", &call,
            nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out_ptr"), nb::arg("out_stride"),
            nb::arg("add"), nb::call_guard<nb::gil_scoped_release>(), R"(Compute the layer for all rows.

@@ -15,14 +15,6 @@ constexpr int64_t kRowsPerTask = 8;
 
 }  // namespace
 
-Norm::Norm(Prologue kind, std::vector<float> weight, std::vector<float> bias, float eps)
-    : kind_(kind), weight_(std::move(weight)), bias_(std::move(bias)), eps_(eps) {
-  if (kind != Prologue::none && !is_norm(kind)) throw std::invalid_argument("kind must be a norm or none");
-  if (is_norm(kind) == weight_.empty()) throw std::invalid_argument("weight must have values for norms, and only for them");
-  if (bias_.size() != (kind == Prologue::layer_norm ? weight_.size() : 0))
-    throw std::invalid_argument("bias must have as many values as weight for layer_norm, and none otherwise");
-}
-
 ResidualSum::ResidualSum(Norm after, Norm of_sum, float multiplier)
     : after_(std::move(after)), of_sum_(std::move(of_sum)), multiplier_(multiplier) {}
 

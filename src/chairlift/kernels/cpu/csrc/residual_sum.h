@@ -2,26 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "linear_tiles.h"
+#include "norm.h"
 
 namespace chairlift {
-
-// A norm of rows, or none, with its own copy of the weights.
-class Norm {
- public:
-  // weight [size], bias [size] for layer_norm; throws std::invalid_argument if they do not fit, or if kind is no norm.
-  Norm(Prologue kind, std::vector<float> weight, std::vector<float> bias, float eps);
-
-  PrologueArgs args() const { return {kind_, weight_.data(), bias_.data(), eps_}; }
-  bool fits(int64_t size) const { return !is_norm(kind_) || static_cast<int64_t>(weight_.size()) == size; }
-
- private:
-  Prologue kind_;
-  std::vector<float> weight_, bias_;
-  float eps_;
-};
 
 // of_sum(stream + multiplier * after(branch)), computed in the memory of the stream.
 class ResidualSum {

@@ -48,6 +48,12 @@ class Tape {
     needs_step_ = true;
     add(std::move(call));
   }
+  // Records a call that begins with the product of `first`. The layer that follows the call depends on the step.
+  void add_mixture(const Linear& first, Call call) {
+    if (last_) *last_ = &first;
+    last_ = nullptr;
+    add(std::move(call));
+  }
   bool needs_step() const { return needs_step_; }
   size_t size() const { return calls_.size(); }
   void replay(const Step& step) const {

@@ -66,6 +66,7 @@ class Random {
 void test_pool();
 void test_linear();
 void test_residual_sum();
+void test_mixture();
 void test_attention();
 void test_sampling();
 

@@ -26,6 +26,7 @@ int main() {
     Pool::get().set_num_threads(3);
     test::run("linear", test::test_linear);
     test::run("residual", test::test_residual_sum);
+    test::run("mixture", test::test_mixture);
     test::run("attention", test::test_attention);
     test::run("sampling", test::test_sampling);
   }

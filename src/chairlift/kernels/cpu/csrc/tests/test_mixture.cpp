@@ -1,0 +1,110 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "../mixture.h"
+#include "../pool.h"
+#include "check.h"
+
+namespace chairlift::test {
+namespace {
+
+constexpr int64_t kInputs = 33, kInner = 20;
+
+// A layer of floats with its values.
+struct Layer {
+  Layer(int64_t outputs, int64_t inputs, Prologue prologue, Random& random)
+      : inputs(inputs), values(random.normals(outputs * inputs, 0.3f)) {
+    auto matrix = std::make_shared<PackedMatrix>(WeightFormat::f32, outputs, inputs);
+    matrix->pack_floats(0, outputs, values.data(), inputs);
+    linear = std::make_shared<Linear>(std::vector<std::shared_ptr<const PackedMatrix>>{matrix}, std::vector<float>{},
+                                      prologue, std::vector<float>{}, std::vector<float>{}, 0.0f);
+  }
+
+  std::vector<double> of(const std::vector<double>& x) const {
+    std::vector<double> y(values.size() / static_cast<size_t>(inputs));
+    for (size_t o = 0; o < y.size(); ++o)
+      for (size_t i = 0; i < x.size(); ++i) y[o] += values[o * x.size() + i] * x[i];
+    return y;
+  }
+
+  int64_t inputs;
+  std::vector<float> values;
+  std::shared_ptr<Linear> linear;
+};
+
+std::vector<double> silu_and_mul(const std::vector<double>& rows) {
+  std::vector<double> y(rows.size() / 2);
+  for (size_t i = 0; i < y.size(); ++i) y[i] = rows[i] / (1 + std::exp(-rows[i])) * rows[y.size() + i];
+  return y;
+}
+
+struct Experts {
+  Experts(int64_t count, Random& random) : router(count, kInputs, Prologue::none, random) {
+    for (int64_t i = 0; i < count; ++i) {
+      up.emplace_back(2 * kInner, kInputs, Prologue::none, random);
+      down.emplace_back(kInputs, kInner, Prologue::silu_and_mul, random);
+    }
+  }
+
+  Mixture mixture(int64_t experts_per_token, bool softmax_of_chosen) const {
+    std::vector<Mixture::Expert> experts;
+    for (size_t i = 0; i < up.size(); ++i) experts.push_back({up[i].linear, down[i].linear});
+    return {router.linear, experts, experts_per_token, softmax_of_chosen};
+  }
+
+  std::vector<double> of(const std::vector<double>& x, int64_t experts_per_token, bool softmax_of_chosen) const {
+    const std::vector<double> logits = router.of(x);
+    std::vector<size_t> order(logits.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+    const auto chosen = static_cast<size_t>(experts_per_token);
+    double total = 0;
+    for (size_t i = 0; i < (softmax_of_chosen ? chosen : logits.size()); ++i) total += std::exp(logits[order[i]]);
+    std::vector<double> sum(x.size());
+    for (size_t i = 0; i < chosen; ++i) {
+      const std::vector<double> y = down[order[i]].of(silu_and_mul(up[order[i]].of(x)));
+      for (size_t k = 0; k < y.size(); ++k) sum[k] += std::exp(logits[order[i]]) / total * y[k];
+    }
+    return sum;
+  }
+
+  Layer router;
+  std::vector<Layer> up, down;
+};
+
+void check_case(int64_t num_experts, int64_t experts_per_token, bool softmax_of_chosen, int64_t rows, Random& random) {
+  subject() = "mixture of " + std::to_string(num_experts) + " experts, " + std::to_string(rows) + " rows";
+  const Experts experts(num_experts, random);
+  const Mixture mixture = experts.mixture(experts_per_token, softmax_of_chosen);
+  const int64_t stride = kInputs + 3;
+  const std::vector<float> x = random.normals(rows * stride);
+  std::vector<float> out(static_cast<size_t>(rows * stride), 7.0f);
+  mixture(x.data(), stride, rows, out.data(), stride);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* const own = x.data() + row * stride;
+    const std::vector<double> expected = experts.of({own, own + kInputs}, experts_per_token, softmax_of_chosen);
+    for (int64_t i = 0; i < kInputs; ++i)
+      CHECK(near(out[static_cast<size_t>(row * stride + i)], expected[static_cast<size_t>(i)], 1e-4));
+    for (int64_t i = kInputs; i < stride; ++i) CHECK(out[static_cast<size_t>(row * stride + i)] == 7.0f);
+    std::vector<float> alone(kInputs);
+    mixture(own, kInputs, 1, alone.data(), kInputs);
+    CHECK(std::equal(alone.begin(), alone.end(), out.begin() + row * stride));
+  }
+}
+
+}  // namespace
+
+void test_mixture() {
+  Random random(5);
+  for (const int64_t rows : {1, 4, 5, 9, 40})
+    for (const int64_t num_experts : {1, 3, 7})
+      for (const int64_t chosen : {int64_t{1}, num_experts})
+        for (const bool softmax_of_chosen : {false, true}) {
+          Pool::get().set_num_threads(static_cast<int>(rows % 3 + 1));
+          check_case(num_experts, chosen, softmax_of_chosen, rows, random);
+        }
+  Pool::get().set_num_threads(3);
+}
+
+}  // namespace chairlift::test

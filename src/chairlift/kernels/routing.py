@@ -1,0 +1,23 @@
+"""The routing of a mixture of experts: which experts compute a token, and with which weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ExpertSoftmax = Literal["all", "chosen"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRouting:
+    """How the logits of a router become the experts of a token and their weights.
+
+    Attributes:
+        experts_per_token: the number of experts that compute a token: those with the largest logits, and of equal
+            logits the first.
+        softmax: "all": a weight is the softmax over the logits of all experts. "chosen": it is the softmax over the
+            logits of the chosen experts, which equals the softmax over all, divided by its sum over the chosen ones.
+    """
+
+    experts_per_token: int
+    softmax: ExpertSoftmax

@@ -1,0 +1,183 @@
+"""Mixtures of experts: fast kernels equal the reference, and the result of a row does not depend on other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from chairlift.kernels import reference
+from chairlift.kernels.activations import activation_kernel
+from chairlift.kernels.cpu import load
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LoadedMatrix, Mixture, Prologue, RowKernel
+from chairlift.kernels.registry import REFERENCE, get_kernels
+from chairlift.kernels.routing import ExpertRouting
+from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
+from native import needs_native
+
+KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
+SIZE, INNER = 40, 24
+
+
+class RandomExperts:
+    """A `Weights` with random matrices, the same for the same name and shape; each is rounded to a native format."""
+
+    def __init__(self, weight_format: str | None = None) -> None:
+        self._format = weight_format
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(len(name) * 31 + sum(name.encode()))
+        tensor = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        if self._format is None or len(shape) == 1 or name.startswith("router"):
+            return tensor
+        matrix = load().PackedMatrix(self._format, *shape)
+        matrix.pack_floats(0, tensor.numpy())
+        return torch.from_numpy(matrix.unpack(0, shape[0]))
+
+    def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
+        return packed_tensor(self.tensor(name, shape))
+
+
+def make_mixture(
+    kernels: Kernels,
+    weights: Weights,
+    routing: ExpertRouting,
+    *,
+    num_experts: int = 6,
+    has_bias: bool = False,
+    norm: Prologue = NO_PROLOGUE,
+    activation: str = "silu_and_mul",
+) -> RowKernel:
+    def matrix(name: str, out: int, size: int) -> LoadedMatrix:
+        bias = weights.tensor(f"{name}.bias", (out,)) if has_bias else None
+        if name == "router":
+            return LoadedMatrix(kernels.load_router(weights, [(name, out)], size), bias)
+        return LoadedMatrix(kernels.load_matrix(weights, [(name, out)], size), bias)
+
+    experts = ((matrix(f"{i}.up", 2 * INNER, SIZE), matrix(f"{i}.down", SIZE, INNER)) for i in range(num_experts))
+    return kernels.make_mixture(Mixture(norm, matrix("router", num_experts, SIZE), experts, activation, routing))
+
+
+ROUTINGS = [ExpertRouting(1, "all"), ExpertRouting(2, "chosen"), ExpertRouting(3, "all"), ExpertRouting(6, "chosen")]
+RMS_NORM = Prologue("rms_norm", torch.linspace(0.5, 2, SIZE), eps=1e-5)
+LAYER_NORM = Prologue("layer_norm", torch.linspace(0.5, 2, SIZE), torch.linspace(-1, 1, SIZE), 1e-5)
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("norm", [NO_PROLOGUE, RMS_NORM, LAYER_NORM], ids=lambda norm: norm.kind)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_mixtures_equal_the_reference(kernels: str, routing: ExpertRouting, norm: Prologue, has_bias: bool) -> None:
+    fast, slow = (
+        make_mixture(each, RandomExperts(), routing, has_bias=has_bias, norm=norm)
+        for each in (get_kernels(kernels), REFERENCE)
+    )
+    for num_rows in (1, 2, 9, 70):
+        x = torch.randn(num_rows, SIZE + 3, generator=torch.Generator().manual_seed(num_rows))[:, 3:]
+        torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_an_activation_without_a_native_form(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chairlift.kernels import activations
+
+    monkeypatch.setitem(activations.ACTIVATIONS, "cube", activations.Activation(lambda x: x**3))
+    options: dict[str, Any] = {"activation": activation_kernel("cube", True), "norm": RMS_NORM}
+    fast, slow = (
+        make_mixture(each, RandomExperts(), ROUTINGS[1], **options) for each in (get_kernels(kernels), REFERENCE)
+    )
+    x = torch.randn(9, SIZE)
+    torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("weight_format", ["int8", "q8_0", "q4_0", "q4_1"])
+def test_quantized_experts_are_close_to_the_reference(weight_format: str) -> None:
+    """The router is not quantized, so both kernel sets choose the same experts."""
+    fast = make_mixture(get_kernels("native", weight_format), RandomExperts(weight_format), ROUTINGS[1], norm=RMS_NORM)
+    slow = make_mixture(REFERENCE, RandomExperts(weight_format), ROUTINGS[1], norm=RMS_NORM)
+    x = torch.randn(70, SIZE)
+    error = (fast(x) - slow(x)).square().mean().sqrt() / slow(x).square().mean().sqrt()
+    assert float(error) < 0.03
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    native = load()
+    isa, num_threads = native.isa(), native.num_threads()
+    yield
+    native.set_isa(isa)
+    native.set_num_threads(num_threads)
+    native.set_tile_order(0)
+
+
+@needs_native
+@pytest.mark.parametrize("weight_format", [None, "int8", "q8_0", "q4_1"])
+@pytest.mark.usefixtures("restored_threads")
+def test_rows_do_not_depend_on_other_rows_threads_or_order(weight_format: str | None) -> None:
+    native = load()
+    for isa in native.available_isas():
+        native.set_isa(isa)
+        mixture = make_mixture(
+            get_kernels("native", weight_format), RandomExperts(weight_format), ROUTINGS[2], norm=RMS_NORM
+        )
+        x = torch.randn(70, SIZE)
+        together = mixture(x).clone()
+        for seed in range(1, 4):
+            native.set_num_threads(seed)
+            native.set_tile_order(seed)
+            assert torch.equal(torch.cat([mixture(x[i : i + 1]).clone() for i in range(70)]), together)
+            order = torch.randperm(70)
+            assert torch.equal(mixture(x[order]), together[order])
+            assert torch.equal(mixture(x[:9]), together[:9])
+
+
+@pytest.mark.parametrize("softmax", ["all", "chosen"])
+def test_routing_takes_the_largest_logits_and_of_equal_ones_the_first(softmax: Any) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.5, 0.5, 0.5, 0.5]])
+    experts, weights = reference.route(logits, ExpertRouting(2, softmax))
+    assert experts.tolist() == [[1, 2], [0, 1]]
+    every = torch.softmax(logits, dim=-1).gather(1, experts)
+    expected = every if softmax == "all" else every / every.sum(-1, keepdim=True)
+    torch.testing.assert_close(weights, expected)
+
+
+@needs_native
+@pytest.mark.parametrize("softmax", ["all", "chosen"])
+def test_native_routing_chooses_the_first_of_equal_logits(softmax: Any) -> None:
+    class EqualLogits(RandomExperts):
+        def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return torch.zeros(shape) if name.startswith("router") else super().tensor(name, shape)
+
+    x = torch.randn(3, SIZE)
+    native, slow = (
+        make_mixture(kernels, EqualLogits(), ExpertRouting(2, softmax))
+        for kernels in (get_kernels("native"), REFERENCE)
+    )
+    torch.testing.assert_close(native(x), slow(x), rtol=1e-4, atol=1e-4)
+
+
+@needs_native
+def test_layers_that_do_not_fit_are_rejected() -> None:
+    native = load()
+
+    def layer(out: int, size: int, prologue: str = "none") -> Any:
+        return native.FusedLinear([native.PackedMatrix("f32", out, size)], None, prologue)
+
+    router, up, down = layer(2, 8), layer(12, 8), layer(8, 6, "silu_and_mul")
+    native.ExpertMixture(router, [up, up], [down, down], 2, True)
+    with pytest.raises(ValueError, match="one output for each expert"):
+        native.ExpertMixture(router, [up], [down], 1, True)
+    with pytest.raises(ValueError, match="as many layers"):
+        native.ExpertMixture(router, [up, up], [down], 1, True)
+    with pytest.raises(ValueError, match="experts_per_token must be from 1 to 2, got 3"):
+        native.ExpertMixture(router, [up, up], [down, down], 3, True)
+    for wrong_up, wrong_down in ((layer(12, 9), down), (layer(14, 8), down), (up, layer(8, 12, "silu_and_mul"))):
+        with pytest.raises(ValueError, match="input size of the router and equal inner sizes"):
+            native.ExpertMixture(router, [up, wrong_up], [down, wrong_down], 1, True)
+    with pytest.raises(ValueError, match="norm_weight must have in_features"):
+        native.FusedLinear(
+            [native.PackedMatrix("f32", 4, 4)], None, native.Norm("rms_norm", torch.ones(5).numpy(), None, 1e-5)
+        )
