@@ -150,6 +150,37 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo3",
         {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20, "rope_parameters": OLMO3_ROPES},
     ),
+    "mixtral": ("Mixtral", {**TINY_GATED, "sliding_window": 24, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": (
+        "Olmoe",
+        {**TINY_GATED, "intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": False},
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            **TINY_GATED,
+            "intermediate_size": 40,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 

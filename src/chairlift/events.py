@@ -32,7 +32,8 @@ class EngineStarted:
         kernels: "native", "torch" or "reference"; "" in a simulation.
         kv_cache_dtype: the data type of K and V; "" in a simulation.
         quantization: the configured format of the weights; None leaves them as in the file.
-        weight_bytes: bytes of weights that each step reads from memory; 0 in a simulation.
+        weight_bytes: bytes of weights that each step reads from memory; 0 in a simulation. If the model has experts, a
+            step with few tokens reads a part of them.
         kv_bytes_per_slot: bytes of K and V of one token in all layers; 0 in a simulation.
         step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,26 @@ import torch
 from safetensors.torch import load_file
 from test_models_parity import assert_close, expected_logits, prompts, run
 
-from chairlift.loading.resolve import load_config, open_weights, resolve_model
+from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
 from chairlift.models.decoder import DecoderModel, build_model
+from ggml_blocks import random_blocks
 from gguf_files import NAMES, add_value, finish
+from native import needs_native
 from packed_steps import Tables
 
 BRANCH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+EXPERTS = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
+    **{f"{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
 }
 FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 GGUF_FIELDS: dict[str, dict[str, Any]] = {
@@ -65,6 +78,25 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 256,
         "attention.sliding_window": 0,
     },
+    "mixtral": {"attention.sliding_window": 24, "expert_count": 5, "expert_used_count": 2},
+    "qwen3_moe": {
+        "block_count": 3,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 40,
+    },
+    "olmoe": {"feed_forward_length": 40, "expert_count": 6, "expert_used_count": 3},
+    "granitemoe": {
+        "feed_forward_length": 40,
+        "expert_count": 5,
+        "expert_used_count": 2,
+        "attention.scale": 0.3,
+        "embedding_scale": 3.0,
+        "residual_scale": 0.4,
+        "logit_scale": 2.5,
+    },
     "gemma2": {
         "block_count": 4,
         "attention.sliding_window": 20,
@@ -93,16 +125,27 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "granite4": {"intermediate_size": 96},
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
+    "qwen3_moe": {"mlp_only_layers": []},
 }
 """The options of a checkpoint that GGUF files do not contain, because they follow from others or from the name."""
 
-INTERLEAVED = ("llama", "mistral", "granite", "granite4", "smollm3", "ministral3")
-ARCHITECTURE_NAMES = {"mistral": "llama", "granite4": "granite", "olmo3": "olmo2", "ministral3": "mistral3"}
+INTERLEAVED = ("llama", "mistral", "granite", "granite4", "smollm3", "ministral3", "mixtral", "granitemoe")
+ARCHITECTURE_NAMES = {
+    "mistral": "llama",
+    "granite4": "granite",
+    "olmo3": "olmo2",
+    "ministral3": "mistral3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+}
 """The names of architectures in GGUF files, where they differ."""
 
 
+LARGER_EPS = ("olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral")
+
+
 def convert_name(name: str, arch: str) -> str:
-    names = {**NAMES, **FUSED, **(BRANCH_NORMS if arch.startswith(("gemma", "olmo")) else {})}
+    names = {**NAMES, **FUSED, **EXPERTS, **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3")) else {})}
     module, _, kind = name.rpartition(".")
     if not module.startswith("model.layers."):
         return f"{names[module]}.{kind}"
@@ -132,8 +175,34 @@ def split_shared_mlp(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return found
 
 
-def write_gguf(folder: Path, arch: str, path: Path, **changes: Any) -> Path:
-    """Convert a folder to a GGUF file. A changed field of None is left out."""
+EXPERT = re.compile(r"(.*\.\d+\.)(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+
+
+def merge_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Put the matrices of all experts of a layer into one tensor, and separate the gate from the up projection."""
+    merged: dict[str, torch.Tensor] = {}
+    experts: defaultdict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        if found := EXPERT.fullmatch(name):
+            experts[f"{found[1]}{found[3]}.weight"][int(found[2])] = tensor
+        elif name.endswith("input_linear.weight"):
+            layer = name.removesuffix("block_sparse_moe.input_linear.weight")
+            merged |= {
+                f"{layer}{part}.weight": each for part, each in zip(("w1", "w3"), tensor.chunk(2, 1), strict=True)
+            }
+        else:
+            merged[name.replace("block_sparse_moe.output_linear", "w2")] = tensor
+    return merged | {name: torch.stack([found[i] for i in sorted(found)]) for name, found in experts.items()}
+
+
+def write_gguf(
+    folder: Path, arch: str, path: Path, experts: gguf.GGMLQuantizationType | None = None, **changes: Any
+) -> Path:
+    """Convert a folder to a GGUF file. A changed field of None is left out.
+
+    Args:
+        experts: the type of the matrices of experts, whose blocks are random; None for their floats.
+    """
     name = ARCHITECTURE_NAMES.get(arch, arch)
     writer = gguf.GGUFWriter(path, name)
     fields: dict[str, Any] = {
@@ -144,14 +213,18 @@ def write_gguf(folder: Path, arch: str, path: Path, **changes: Any) -> Path:
         "vocab_size": 256,
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
-        "attention.layer_norm_rms_epsilon": 1e-5 if name in ("olmo2", "phi3", "mistral3") else 1e-6,
-        "rope.freq_base": 2e6 if arch == "smollm3" else 10000.0,
+        "attention.layer_norm_rms_epsilon": 1e-5 if arch in LARGER_EPS else 1e-6,
+        "rope.freq_base": {"smollm3": 2e6, "mixtral": 1e6}.get(arch, 10000.0),
         **GGUF_FIELDS[arch],
     }
     for key, value in {**fields, **changes}.items():
         if value is not None:
             add_value(writer, f"{name}.{key}", value)
-    for key, tensor in split_shared_mlp(load_file(folder / "model.safetensors")).items():
+    for key, tensor in merge_experts(split_shared_mlp(load_file(folder / "model.safetensors"))).items():
+        if experts is not None and tensor.ndim == 3:
+            blocks = random_blocks(experts, tensor.shape[0] * tensor.shape[1], tensor.shape[2], seed=len(key))
+            writer.add_tensor(convert_name(key, arch), blocks.reshape(*tensor.shape[:2], -1), raw_dtype=experts)
+            continue
         writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())
     if arch == "phi3":
         rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
@@ -160,11 +233,11 @@ def write_gguf(folder: Path, arch: str, path: Path, **changes: Any) -> Path:
     return finish(writer, path)
 
 
-def load(folder_or_file: Path) -> DecoderModel:
+def load(folder_or_file: Path, kernels: str = "torch") -> DecoderModel:
     files = resolve_model(str(folder_or_file))
     config = load_config(files)
     weights = open_weights(files, config, torch.float32, torch.device("cpu"))
-    model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels="torch")
+    model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
     assert weights.unused() == []
     return model
 
@@ -183,3 +256,32 @@ def test_gguf_files_give_the_logits_of_transformers(
 ) -> None:
     folder = tiny_model_dir(arch, **OVERRIDES.get(arch, {}))
     assert_logits_of_transformers(load(write_gguf(folder, arch, tmp_path / "model.gguf")), folder)
+
+
+WIDE = {"hidden_size": 256, "moe_intermediate_size": 256, "mlp_only_layers": []}
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_K", "MXFP4"])
+def test_native_experts_are_computed_from_the_blocks_of_the_file(
+    kind: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The reference computes with the dequantized values; native kernels also round activations to 8 bits.
+
+    In some rows the rounding changes the choice of an expert, so the typical row is compared.
+    """
+    fields = {"embedding_length": 256, "expert_feed_forward_length": 256}
+    experts = gguf.GGMLQuantizationType[kind]
+    path = write_gguf(tiny_model_dir("qwen3_moe", **WIDE), "qwen3_moe", tmp_path / "model.gguf", experts, **fields)
+    formats = matrix_formats(resolve_model(str(path)), load_config(resolve_model(str(path))))
+    assert formats("model.layers.0.mlp.experts.3.up_proj.weight") == kind.lower()
+    with torch.inference_mode():
+        found = []
+        for kernels in ("native", "reference"):
+            model = load(path, kernels)
+            model.allocate_kv_cache(num_blocks=64, block_size=8)
+            steps = run(model, Tables(64, 8), [(sequence, 0, len(prompt)) for sequence, prompt in prompts().items()])
+            found.append(torch.cat(list(steps.values())).clone())
+    native, expected = found
+    errors = (native - expected).square().sum(-1).sqrt() / expected.square().sum(-1).sqrt()
+    assert float(errors.median()) < 0.03

@@ -109,6 +109,7 @@ def test_qwen_windows_start_at_max_window_layers(tiny_model_dir: TinyModelDir) -
     assert windows_of(read_hf_config(older, source="c")) == [None, 8, 8]
 
 
+GGUF_EXPERTS = {"llama__expert_count": 8, "llama__expert_used_count": 2}
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 64,
@@ -229,7 +230,11 @@ def test_gguf_rope_factors() -> None:
     [
         ({"general__architecture": "mamba"}, ["general.architecture", "mamba", "qwen3"]),
         ({"llama__block_count": None}, ["llama.block_count", "missing"]),
-        ({"llama__expert_count": 8}, ["llama.expert_count", "8"]),
+        ({"llama__expert_count": 8}, ["llama.expert_used_count", "missing"]),
+        ({"llama__expert_count": 8, "llama__expert_used_count": 9}, ["llama.expert_used_count", "8", "9"]),
+        ({"llama__expert_gating_func": 2, **GGUF_EXPERTS}, ["llama.expert_gating_func", "2"]),
+        ({"llama__expert_weights_norm": False, **GGUF_EXPERTS}, ["llama.expert_weights_norm", "False"]),
+        ({"llama__expert_shared_count": 1, **GGUF_EXPERTS}, ["llama.expert_shared_count", "1"]),
         ({"llama__rope__scaling__type": "longrope"}, ["llama.rope.scaling.type", "longrope", "linear", "yarn"]),
         ({"llama__attention__key_length": 15}, ["llama.attention.key_length", "even", "15"]),
         ({"llama__attention__head_count_kv": 3}, ["llama.attention.head_count (4)", "attention.head_count_kv (3)"]),

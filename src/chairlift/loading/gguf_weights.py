@@ -16,6 +16,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile
+from chairlift.models.architecture import StoredName
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture
 
@@ -35,21 +36,33 @@ class GGUFWeights(FileWeights):
         self._architecture = get_architecture(config)
         self._interleaved = interleaved_heads(config)
 
-    def _file_name(self, name: str) -> str | None:
+    def _stored_name(self, name: str) -> StoredName | None:
         found = self._architecture.gguf_name(name)
-        return found if found in self._file.tensors else None
+        return found if found is not None and found.name in self._file.tensors else None
 
     def _expected_name(self, name: str) -> str:
-        return self._architecture.gguf_name(name) or name
+        expected = self._architecture.gguf_name(name)
+        return name if expected is None else expected.name
 
-    def _read(self, name: str, file_name: str) -> torch.Tensor:
-        return torch.from_numpy(dequantize(self._file, file_name))
+    def _shape(self, file_name: str) -> tuple[int, ...]:
+        return self._file.tensors[file_name].shape
 
-    def _read_packed(self, name: str, file_name: str, shape: tuple[int, int]) -> PackedRows:
-        tensor = self._file.tensors[file_name]
-        self._check(file_name, tensor.shape, shape)
-        to_floats = partial(dequantize, self._file, file_name)
-        return PackedRows(tensor.type.name.lower(), self._file.raw(file_name), shape[1], to_floats)
+    def _read(self, stored: StoredName) -> torch.Tensor:
+        shape = self._shape(stored.name)
+        values = dequantize(self._file, stored.name, self._raw(stored))
+        return torch.from_numpy(values.reshape(shape if stored.expert is None else shape[1:]))
+
+    def _read_packed(self, stored: StoredName) -> PackedRows:
+        tensor = self._file.tensors[stored.name]
+        to_floats = partial(dequantize, self._file, stored.name)
+        return PackedRows(tensor.type.name.lower(), self._raw(stored), tensor.shape[-1], to_floats)
+
+    def _raw(self, stored: StoredName) -> ByteArray:
+        raw = self._file.raw(stored.name)
+        if stored.expert is None:
+            return raw
+        num_rows = len(raw) // self._num_experts
+        return raw[stored.expert * num_rows : (stored.expert + 1) * num_rows]
 
     def _check_format(self, file_name: str) -> None:
         _check_type(self._file, file_name)

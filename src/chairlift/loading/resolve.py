@@ -198,10 +198,12 @@ def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[s
     found: dict[str, str] = {}
     if files.kind == "gguf":
         found = {name: tensor.type.name.lower() for name, tensor in open_gguf(files.path).tensors.items()}
-        return lambda name: found.get(architecture.gguf_name(name) or "", default)
+        return lambda name: (
+            default if (stored := architecture.gguf_name(name)) is None else found.get(stored.name, default)
+        )
     for file in sorted(files.path.glob("*.safetensors")):
         found |= _safetensors_formats(file)
-    return lambda name: next((found[each] for each in architecture.hf_names(name) if each in found), default)
+    return lambda name: next((found[each.name] for each in architecture.hf_names(name) if each.name in found), default)
 
 
 def _safetensors_formats(file: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.file_weights import FileWeights
+from chairlift.models.architecture import StoredName
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture
 
@@ -43,20 +44,26 @@ class SafetensorsWeights(FileWeights):
             if self._shard_of.get(name) != file:
                 raise ModelLoadError(f"{path / INDEX}: tensor {name} is not in {file}; download both files again")
 
-    def _file_name(self, name: str) -> str | None:
-        return next((found for found in self._architecture.hf_names(name) if found in self._shard_of), None)
+    def _stored_name(self, name: str) -> StoredName | None:
+        return next((found for found in self._architecture.hf_names(name) if found.name in self._shard_of), None)
 
-    def _read(self, name: str, file_name: str) -> torch.Tensor:
-        file = self._shard_of[file_name]
+    def _shape(self, file_name: str) -> tuple[int, ...]:
+        return tuple(self._shards[self._shard_of[file_name]].get_slice(file_name).get_shape())
+
+    def _read(self, stored: StoredName) -> torch.Tensor:
+        file = self._shard_of[stored.name]
         try:
-            tensor: torch.Tensor = self._shards[file].get_tensor(file_name)
+            tensor: torch.Tensor
+            if stored.expert is None:
+                tensor = self._shards[file].get_tensor(stored.name)
+            else:
+                tensor = self._shards[file].get_slice(stored.name)[stored.expert]
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelLoadError(f"{self.path / file}: tensor {file_name} cannot be read: {error}") from error
+            raise ModelLoadError(f"{self.path / file}: tensor {stored.name} cannot be read: {error}") from error
         return tensor
 
-    def _read_packed(self, name: str, file_name: str, shape: tuple[int, int]) -> PackedRows:
-        tensor = self._read(name, file_name)
-        self._check(file_name, tuple(tensor.shape), shape)
+    def _read_packed(self, stored: StoredName) -> PackedRows:
+        tensor = self._read(stored)
         return packed_tensor(tensor)
 
     def _check_format(self, file_name: str) -> None:

@@ -5,12 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import ModelConfig
 
-LAYER_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+"""The numbers of layer and expert in the name of a parameter."""
+
+
+class StoredName(NamedTuple):
+    """The place of a parameter in a file.
+
+    Attributes:
+        name: the name of the tensor.
+        expert: the index of the parameter in a tensor that holds those of all experts, or None.
+    """
+
+    name: str
+    expert: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +58,12 @@ class Architecture:
     Attributes:
         hf_readers: the reader for each entry of `architectures` in a `config.json`.
         gguf_readers: the reader for each value of `general.architecture`.
-        gguf_names: declared module name -> GGUF's module name, with "{}" in place of the layer number.
+        gguf_names: declared module name -> GGUF's module name, with "{}" in place of the numbers of layer and expert.
+            If only the declared name has an expert, the tensor holds those of all experts.
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
+        stacked_names: as gguf_names, for modules of experts in safetensors files that hold them in one tensor.
         unread_prefixes: the prefixes of the parameters in safetensors files that have no part in a text model.
     """
 
@@ -58,20 +73,25 @@ class Architecture:
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: frozenset[str] = frozenset()
     other_prefixes: tuple[tuple[str, str], ...] = ()
+    stacked_names: Mapping[str, str] = field(default_factory=dict)
     unread_prefixes: tuple[str, ...] = ()
 
-    def gguf_name(self, name: str) -> str | None:
-        """Return a parameter's name in GGUF files ("model.norm.weight" -> "output_norm.weight"), or None."""
-        module, _, kind = name.rpartition(".")
-        number = LAYER_NUMBER.search(module)
-        if number is None:
-            found = self.gguf_names.get(module)
-        else:
-            found = self.gguf_names.get(f"{module[: number.start()]}{{}}{module[number.end() :]}")
-            found = None if found is None else found.format(number[0])
-        return None if found is None else f"{found}.{kind}"
+    def gguf_name(self, name: str) -> StoredName | None:
+        """Return a parameter's place in GGUF files ("model.norm.weight" -> "output_norm.weight"), or None."""
+        return _stored_name(self.gguf_names, name)
 
-    def hf_names(self, name: str) -> list[str]:
-        """Return the names that safetensors files may use for a parameter, the declared name first."""
+    def hf_names(self, name: str) -> list[StoredName]:
+        """Return the places that safetensors files may use for a parameter, the declared name first."""
         others = (other + name.removeprefix(prefix) for prefix, other in self.other_prefixes if name.startswith(prefix))
-        return [name, *others]
+        stacked = _stored_name(self.stacked_names, name)
+        return [*(StoredName(each) for each in (name, *others)), *([stacked] if stacked is not None else [])]
+
+
+def _stored_name(names: Mapping[str, str], name: str) -> StoredName | None:
+    module, _, kind = name.rpartition(".")
+    found = names.get(NUMBER.sub("{}", module))
+    if found is None:
+        return None
+    numbers = NUMBER.findall(module)
+    expert = int(numbers[-1]) if found.count("{}") < len(numbers) else None
+    return StoredName(f"{found.format(*numbers)}.{kind}", expert)

@@ -11,15 +11,18 @@ Names are those of the parameters in Hugging Face checkpoints, without `.weight`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from chairlift.kernels.activations import activation_kernel
+from chairlift.kernels.routing import ExpertRouting
 
 LM_HEAD: Final = "LM head"
 EMBEDDING: Final = "embedding"
 ATTENTION: Final = "attention"
 MLP: Final = "MLP"
+EXPERTS: Final = "experts"
+ROUTER: Final = "router"
 PROJECTIONS: Final = "projections"
 
 
@@ -108,7 +111,7 @@ class MatrixSpec:
     """Matrices with the same input, which are multiplied as one product.
 
     Attributes:
-        group: the heading in the memory plan: ATTENTION, MLP, PROJECTIONS, EMBEDDING or LM_HEAD.
+        group: the heading in the memory plan: ATTENTION, MLP, EXPERTS, ROUTER, PROJECTIONS, EMBEDDING or LM_HEAD.
         kernel: the name of the product in the kernel benchmark: "qkv", "output", "gate_up", ...
         parts: (name, output features) of each matrix, in the order of the output.
         has_bias: whether every part has a bias.
@@ -132,6 +135,18 @@ class MatrixSpec:
     def weight_names(self) -> tuple[str, ...]:
         """The names of the parameters, with `.weight`."""
         return tuple(f"{name}.weight" for name, _ in self.parts)
+
+    @property
+    def keeps_format(self) -> bool:
+        """Whether the matrix keeps the format of its file if all others are quantized.
+
+        A router is small, and its rounding errors would choose other experts.
+        """
+        return self.group == ROUTER
+
+    def of_expert(self, index: int) -> MatrixSpec:
+        """The matrices of one expert; the names of this declaration have "{}" in place of its number."""
+        return replace(self, parts=tuple((name.format(index), out) for name, out in self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +191,38 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """The choice of the experts of a token in a mixture of experts (Shazeer et al., 2017).
+
+    Attributes:
+        matrix: the matrix of the logits, one for each expert.
+        routing: how logits become the experts of a token and their weights.
+    """
+
+    matrix: MatrixSpec
+    routing: ExpertRouting
+
+    @property
+    def num_experts(self) -> int:
+        return self.matrix.out_features
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForwardSpec:
     """A feed-forward network: down(activation(up(x))), or, gated, down(activation(gate(x)) * up(x)).
 
     Attributes:
         up: the up projection; of a gated network gate and up, one part each or both in one, gate first.
         activation: a key of `kernels.activations.ACTIVATIONS`.
+        router: None, or, of a mixture of experts, the choice of the experts whose weighted sum is the result. Then `up`
+            and `down` declare every expert, and their names have "{}" in place of its number.
     """
 
     up: MatrixSpec
     down: MatrixSpec
     activation: str
     gated: bool
+    router: RouterSpec | None = None
 
     @property
     def inner_size(self) -> int:
@@ -197,6 +232,23 @@ class FeedForwardSpec:
     def activation_kernel(self) -> str:
         """The name of the kernel that computes the activation before the down projection."""
         return activation_kernel(self.activation, self.gated)
+
+    @property
+    def experts(self) -> Iterator[tuple[MatrixSpec, MatrixSpec]]:
+        """The up and down projection of each expert; the network itself if it has no router."""
+        if self.router is None:
+            yield self.up, self.down
+            return
+        for index in range(self.router.num_experts):
+            yield self.up.of_expert(index), self.down.of_expert(index)
+
+    @property
+    def matrices(self) -> Iterator[MatrixSpec]:
+        """Every matrix, including the router's and those of all experts."""
+        if self.router is not None:
+            yield self.router.matrix
+        for projections in self.experts:
+            yield from projections
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,18 +299,22 @@ class LayerSpec:
 
     @property
     def products(self) -> tuple[ProductSpec, ...]:
-        """The products of the layer, in the order of a step."""
-        attention, mlp = self.attention, self.feed_forward
-        return (
+        """The products that every token needs, in the order of a step; those of experts are not included."""
+        attention, before = self.attention, norm_prologue(self.feed_forward_norms.before)
+        first = (
             ProductSpec(attention.qkv, norm_prologue(self.attention_norms.before)),
-            ProductSpec(attention.output, "none", self._adds_residual(self.attention_norms)),
-            ProductSpec(mlp.up, norm_prologue(self.feed_forward_norms.before)),
-            ProductSpec(mlp.down, mlp.activation_kernel, self._adds_residual(self.feed_forward_norms)),
+            ProductSpec(attention.output, "none", self.attention_adds_residual),
         )
+        mlp = self.feed_forward
+        if mlp.router is not None:
+            return *first, ProductSpec(mlp.router.matrix, before)
+        down = ProductSpec(mlp.down, mlp.activation_kernel, self.feed_forward_adds_residual)
+        return *first, ProductSpec(mlp.up, before), down
 
     @property
     def matrices(self) -> tuple[MatrixSpec, ...]:
-        return tuple(product.matrix for product in self.products)
+        """Every matrix of the layer, including those of all experts."""
+        return self.attention.qkv, self.attention.output, *self.feed_forward.matrices
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
@@ -274,7 +330,17 @@ class LayerSpec:
     @property
     def is_fused(self) -> bool:
         """Whether the last product of each branch can be added to the residual stream by its own kernel."""
-        return self._adds_residual(self.attention_norms) and self._adds_residual(self.feed_forward_norms)
+        return self.attention_adds_residual and self.feed_forward_adds_residual
+
+    @property
+    def attention_adds_residual(self) -> bool:
+        """Whether the last product of attention is added to the residual stream by its own kernel."""
+        return self._adds_residual(self.attention_norms)
+
+    @property
+    def feed_forward_adds_residual(self) -> bool:
+        """The same of the feed-forward network. The experts of a mixture are summed up first."""
+        return self._adds_residual(self.feed_forward_norms) and self.feed_forward.router is None
 
     def _adds_residual(self, norms: BranchNorms) -> bool:
         return norms.after is None and self.residual_multiplier == 1

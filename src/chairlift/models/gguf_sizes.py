@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.architecture import GGUFHeader
 from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
+from chairlift.models.expert_fields import read_gguf_experts
 from chairlift.models.layer_fields import MAX_LAYERS, read_head_dim, repeat_windows
 from chairlift.models.llama_sizes import LlamaSizes
 from chairlift.models.rope_fields import WHOLE_HEAD, read_gguf_rope
@@ -25,21 +27,26 @@ GGUF_NAMES: Final = {
     "model.layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
     "model.layers.{}.mlp.up_proj": "blk.{}.ffn_up",
     "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+    "model.layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
+    "model.layers.{}.mlp.experts.{}.gate_proj": "blk.{}.ffn_gate_exps",
+    "model.layers.{}.mlp.experts.{}.up_proj": "blk.{}.ffn_up_exps",
+    "model.layers.{}.mlp.experts.{}.down_proj": "blk.{}.ffn_down_exps",
     "model.norm": "output_norm",
     "lm_head": "output",
 }
 """See Architecture.gguf_names."""
 
 
-def read_gguf_sizes(header: GGUFHeader, *, has_longrope: bool = False) -> LlamaSizes:
+def read_gguf_sizes(
+    header: GGUFHeader, *, has_longrope: bool = False, expert_softmax: ExpertSoftmax | None = None
+) -> LlamaSizes:
     """Read all sizes but the sliding windows, which every architecture stores in its own way.
 
     Args:
         has_longrope: whether a part of each head may be rotated, and the caller adds the factors of LongRoPE.
+        expert_softmax: see ExpertRouting; None for an architecture without experts.
     """
     fields, name, tensors = header.fields, header.name, header.tensor_names
-    fields.allow_only("expert_count", 0, "mixtures of experts are not supported")
-    fields.allow_only("expert_used_count", 0, "mixtures of experts are not supported")
     layers = fields.integer("block_count", high=MAX_LAYERS)
     heads = read_uniform(fields, "attention.head_count")
     kv_heads = read_uniform(fields, "attention.head_count_kv", heads)
@@ -50,12 +57,13 @@ def read_gguf_sizes(header: GGUFHeader, *, has_longrope: bool = False) -> LlamaS
     if not has_longrope:
         fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
     rope_freqs = header.rope_factors.get("rope_freqs.weight")
+    inner = read_uniform(fields, "feed_forward_length")
     rope = read_gguf_rope(fields, head_dim, rope_freqs, has_longrope=has_longrope)
     return LlamaSizes(
         name=name,
         vocab_size=read_vocab_size(fields, header.tokens),
         hidden_size=fields.integer("embedding_length"),
-        intermediate_size=read_uniform(fields, "feed_forward_length"),
+        intermediate_size=inner,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -67,6 +75,7 @@ def read_gguf_sizes(header: GGUFHeader, *, has_longrope: bool = False) -> LlamaS
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
+        experts=read_gguf_experts(fields, inner, expert_softmax),
     )
 
 

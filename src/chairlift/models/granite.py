@@ -2,6 +2,8 @@
 
 `LlamaSizes` with multipliers of the embedding, both branches, attention scores and logits. Granite 4 has a feed-forward
 network of other names, with gate and up in one matrix, and some models have no rotary embedding.
+
+Granite-MoE has experts in every layer. Its safetensors files hold those of a layer in one tensor.
 """
 
 from __future__ import annotations
@@ -9,18 +11,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.architecture import Architecture, GGUFHeader
 from chairlift.models.config_fields import REQUIRED, ConfigFields
 from chairlift.models.declaration import LayerSpec, ModelConfig
+from chairlift.models.expert_fields import read_experts
 from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.llama import LlamaConfigReader, no_windows
-from chairlift.models.llama_sizes import LlamaSizes
+from chairlift.models.llama_sizes import ExpertNames, LlamaSizes
 
 ATTENTION_TYPES: Final = ("attention", "full_attention")
 """Names of layers with attention: those of transformers 4 and 5."""
 
 NO_MAMBA: Final = "only models with attention in all layers are supported, such as granite-4.0-micro"
-NO_EXPERTS: Final = "mixtures of experts are not supported"
+NO_EXPERTS: Final = "Granite 4 with experts is not supported"
 
 FIELDS_WITHOUT_EFFECT: Final = (
     "init_method",
@@ -52,6 +56,7 @@ GGUF_FIELDS_WITHOUT_EFFECT: Final = (
 # -- config.json -----------------------------------------------------------------------------------------------------
 
 _READER: Final = LlamaConfigReader("granite", no_windows, architecture="granite", reads_mlp_bias=True)
+_MOE_READER: Final = LlamaConfigReader("granitemoe", no_windows, architecture="granite")
 _READER4: Final = LlamaConfigReader(
     "granitemoehybrid", no_windows, architecture="granite", inner_key="shared_intermediate_size"
 )
@@ -60,6 +65,12 @@ _READER4: Final = LlamaConfigReader(
 def read_granite(fields: ConfigFields) -> ModelConfig:
     """Read the `config.json` of a Granite 3 model."""
     return _with_multipliers(fields, _READER.read_sizes(fields)).declare()
+
+
+def read_granite_moe(fields: ConfigFields) -> ModelConfig:
+    """Read the `config.json` of a Granite-MoE model, which has experts in every layer."""
+    sizes = _with_multipliers(fields, _MOE_READER.read_sizes(fields))
+    return replace(sizes, experts=read_experts(fields, sizes.intermediate_size, "chosen", NAMES)).declare()
 
 
 def read_granite4(fields: ConfigFields) -> ModelConfig:
@@ -116,10 +127,10 @@ def _with_shared_mlp(index: int, layer: LayerSpec) -> LayerSpec:
 
 
 def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Granite 3 or 4, whose feed-forward networks have the same names."""
+    """Read the metadata of a GGUF file of Granite 3, Granite 4 (whose names are the same) or Granite-MoE."""
     fields = header.fields
     _check_gguf_layers(fields)
-    sizes = read_gguf_sizes(header)
+    sizes = read_gguf_sizes(header, expert_softmax=GGUF_SOFTMAX[header.name])
     for key in GGUF_FIELDS_WITHOUT_EFFECT:
         fields.get(key)
     inner = sizes.intermediate_size
@@ -143,10 +154,26 @@ def _check_gguf_layers(fields: ConfigFields) -> None:
         raise fields.error("attention.head_count_kv", f"is 0 in {heads.count(0)} of {len(heads)} layers: {NO_MAMBA}")
 
 
+NAMES: Final = ExpertNames(
+    router="block_sparse_moe.router.layer",
+    up=("block_sparse_moe.experts.{}.input_linear",),
+    down="block_sparse_moe.experts.{}.output_linear",
+)
+GGUF_SOFTMAX: Final[dict[str, ExpertSoftmax | None]] = {"granite": None, "granitehybrid": None, "granitemoe": "chosen"}
+"""See read_gguf_sizes, by the architecture of the file."""
+
 GRANITE: Final = Architecture(
     name="granite",
-    hf_readers={"GraniteForCausalLM": read_granite, "GraniteMoeHybridForCausalLM": read_granite4},
-    gguf_readers=dict.fromkeys(("granite", "granitehybrid"), read_granite_gguf),
+    hf_readers={
+        "GraniteForCausalLM": read_granite,
+        "GraniteMoeForCausalLM": read_granite_moe,
+        "GraniteMoeHybridForCausalLM": read_granite4,
+    },
+    gguf_readers=dict.fromkeys(GGUF_SOFTMAX, read_granite_gguf),
     gguf_names=GGUF_NAMES,
-    gguf_interleaved=frozenset(("granite", "granitehybrid")),
+    gguf_interleaved=frozenset(GGUF_SOFTMAX),
+    stacked_names={
+        f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}": f"model.layers.{{}}.block_sparse_moe.{name}"
+        for name in ("input_linear", "output_linear")
+    },
 )

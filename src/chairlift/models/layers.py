@@ -7,9 +7,27 @@ from typing import Any
 import torch
 
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, StepContext
-from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, ResidualSumKernel
+from chairlift.kernels.interface import (
+    NO_PROLOGUE,
+    Kernels,
+    LinearKernel,
+    LoadedMatrix,
+    Mixture,
+    Prologue,
+    ResidualSumKernel,
+    RowKernel,
+)
 from chairlift.kernels.weights import Weights
-from chairlift.models.declaration import AttentionSpec, BranchNorms, LayerSpec, MatrixSpec, ModelConfig, NormSpec
+from chairlift.models.declaration import (
+    AttentionSpec,
+    BranchNorms,
+    FeedForwardSpec,
+    LayerSpec,
+    MatrixSpec,
+    ModelConfig,
+    NormSpec,
+    RouterSpec,
+)
 
 
 class LayerBuilder:
@@ -29,9 +47,26 @@ class LayerBuilder:
 
     def linear(self, spec: MatrixSpec, prologue: Prologue = NO_PROLOGUE) -> LinearKernel:
         """Load matrices with the same input, and their biases, as one product: [T, in] -> [T, out_features]."""
-        matrix = self._kernels.load_matrix(self.weights, spec.parts, spec.in_features)
+        loaded = self._load(spec)
+        return self._kernels.make_linear(loaded.matrix, loaded.bias, prologue)
+
+    def feed_forward(self, spec: FeedForwardSpec, norm: NormSpec | None) -> FeedForward | MixtureOfExperts:
+        """Load the feed-forward network after `norm`."""
+        if spec.router is not None:
+            return MixtureOfExperts(self._mixture(spec, spec.router, self.norm(norm)))
+        up = self.linear(spec.up, self.norm(norm))
+        return FeedForward(up, self.linear(spec.down, Prologue(spec.activation_kernel)))
+
+    def _mixture(self, spec: FeedForwardSpec, router: RouterSpec, norm: Prologue) -> RowKernel:
+        experts = ((self._load(up), self._load(down)) for up, down in spec.experts)
+        loaded = Mixture(norm, self._load(router.matrix), experts, spec.activation_kernel, router.routing)
+        return self._kernels.make_mixture(loaded)
+
+    def _load(self, spec: MatrixSpec) -> LoadedMatrix:
+        load = self._kernels.load_router if spec.keeps_format else self._kernels.load_matrix
+        matrix = load(self.weights, spec.parts, spec.in_features)
         biases = [self.weights.tensor(f"{name}.bias", (out,)) for name, out in spec.parts] if spec.has_bias else []
-        return self._kernels.make_linear(matrix, torch.cat(biases) if biases else None, prologue)
+        return LoadedMatrix(matrix, torch.cat(biases) if biases else None)
 
     def norm(self, norm: NormSpec | None) -> Prologue:
         """Load a norm as the prologue of a product."""
@@ -63,9 +98,12 @@ class LayerBuilder:
         make = self._kernels.make_residual_sum
         return [(each.size, make(NO_PROLOGUE, self.norm(each), 1.0)) for each in specs]
 
-    def residual_sum(self, norms: BranchNorms, multiplier: float) -> BranchSum:
-        """Load the norms after a branch and after its sum with the residual stream."""
-        is_fused = norms.after is None and multiplier == 1
+    def residual_sum(self, norms: BranchNorms, multiplier: float, *, is_fused: bool) -> BranchSum:
+        """Load the norms after a branch and after its sum with the residual stream.
+
+        Args:
+            is_fused: whether the last product of the branch adds the stream.
+        """
         if is_fused and norms.of_sum is None:
             return BranchSum(None, is_fused)
         kernel = self._kernels.make_residual_sum(self.norm(norms.after), self.norm(norms.of_sum), multiplier)
@@ -141,20 +179,43 @@ class BranchSum:
         return self._kernel(branch, None) if self._is_fused else self._kernel(stream, branch)
 
 
+class FeedForward:
+    """down(activation(up(norm(x)))): [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, up: LinearKernel, down: LinearKernel) -> None:
+        self._up = up
+        self._down = down
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Compute the network, plus `residual` if there is one, which the caller gives up."""
+        return self._down(self._up(x), residual)
+
+
+class MixtureOfExperts:
+    """The weighted sum of the experts of each token: [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, kernel: RowKernel) -> None:
+        self._kernel = kernel
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Compute the sum without a residual, because `x` has to remain until all experts have read it."""
+        assert residual is None, "the residual is added after the experts"
+        return self._kernel(x)
+
+
 class DecoderLayer:
     """One declared layer: x [T, hidden_size] -> [T, hidden_size]; it may overwrite x."""
 
     def __init__(self, builder: LayerBuilder, layer: LayerSpec) -> None:
-        feed_forward, norms = layer.feed_forward, layer.feed_forward_norms
-        self.attention = Attention(builder, layer.attention, layer.attention_norms.before)
-        self.add_attention = builder.residual_sum(layer.attention_norms, layer.residual_multiplier)
-        self.up = builder.linear(feed_forward.up, builder.norm(norms.before))
-        self.down = builder.linear(feed_forward.down, Prologue(feed_forward.activation_kernel))
-        self.add_feed_forward = builder.residual_sum(norms, layer.residual_multiplier)
+        attention_norms, norms, multiplier = layer.attention_norms, layer.feed_forward_norms, layer.residual_multiplier
+        self.attention = Attention(builder, layer.attention, attention_norms.before)
+        self.add_attention = builder.residual_sum(attention_norms, multiplier, is_fused=layer.attention_adds_residual)
+        self.feed_forward = builder.feed_forward(layer.feed_forward, norms.before)
+        self.add_feed_forward = builder.residual_sum(norms, multiplier, is_fused=layer.feed_forward_adds_residual)
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         x = self.add_attention(x, self.attention(x, step, self.add_attention.residual(x)))
-        return self.add_feed_forward(x, self.down(self.up(x), self.add_feed_forward.residual(x)))
+        return self.add_feed_forward(x, self.feed_forward(x, self.add_feed_forward.residual(x)))
 
 
 def attention_shape(

@@ -100,8 +100,8 @@ def no_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return ()
 
 
-def mistral_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    """Return the window that all layers of a Mistral model have."""
+def uniform_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    """Return the same window for all layers, or None for each if `sliding_window` is absent."""
     window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
     return (window,) * layers
 
@@ -123,17 +123,18 @@ def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 
 
 def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Llama, Qwen2 or Qwen3."""
-    sizes = read_gguf_sizes(header)
+    """Read the metadata of a GGUF file of Llama or Mixtral, Qwen2 or Qwen3."""
+    sizes = read_gguf_sizes(header, expert_softmax="chosen" if header.name == "llama" else None)
     return replace(
         sizes,
-        sliding_windows=_gguf_windows(header.fields, sizes.num_layers),
+        sliding_windows=read_uniform_window(header.fields, sizes.num_layers),
         qkv_bias=header.name == "qwen2" or sizes.qkv_bias,
         qk_norm="heads" if header.name == "qwen3" else None,
     ).declare()
 
 
-def _gguf_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+def read_uniform_window(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    """Read the window of a GGUF file, which all layers have."""
     fields.allow_only("attention.sliding_window_pattern", None, "all layers must have the same window")
     window = fields.integer("attention.sliding_window", 0, low=0)
     return (window or None,) * layers
@@ -143,7 +144,7 @@ LLAMA: Final = Architecture(
     name="llama",
     hf_readers={
         "LlamaForCausalLM": LlamaConfigReader("llama", no_windows, reads_mlp_bias=True),
-        "MistralForCausalLM": LlamaConfigReader("mistral", mistral_windows, qkv_bias=False),
+        "MistralForCausalLM": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False),
         "Qwen2ForCausalLM": LlamaConfigReader("qwen2", _qwen_windows, qkv_bias=True),
         "Qwen3ForCausalLM": LlamaConfigReader("qwen3", _qwen_windows, qk_norm="heads"),
     },

@@ -3,6 +3,8 @@
 RMSNorm, rotary embedding, grouped-query attention and a gated feed-forward network (Llama: Touvron et al., 2023):
 
     x + attention(norm(x)), then x + down(activation(gate(norm(x))) * up(norm(x)))
+
+A layer may have a mixture of such networks instead (Mixtral: Jiang et al., 2024).
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
+    EXPERTS,
     LM_HEAD,
     MLP,
+    ROUTER,
     AttentionSpec,
     BranchNorms,
     FeedForwardSpec,
@@ -25,6 +30,7 @@ from chairlift.models.declaration import (
     ModelConfig,
     NormSpec,
     RopeConfig,
+    RouterSpec,
 )
 
 
@@ -36,6 +42,37 @@ class NormNames:
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of the parameters of a mixture of experts, each without the name of the layer.
+
+    Attributes:
+        router: the matrix of the router.
+        up: the gate and the up projection of an expert, or one name for both. "{}" is the number of the expert.
+        down: the down projection of an expert.
+    """
+
+    router: str = "mlp.gate"
+    up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    down: str = "mlp.experts.{}.down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """The sizes of the mixtures of experts of a decoder.
+
+    Attributes:
+        intermediate_size: the inner size of one expert.
+        dense_layers: the numbers of the layers without experts, whose inner size is `LlamaSizes.intermediate_size`.
+    """
+
+    num_experts: int
+    intermediate_size: int
+    routing: ExpertRouting
+    dense_layers: frozenset[int] = frozenset()
+    names: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +89,7 @@ class LlamaSizes:
         fused_projections: whether query, key and value are one parameter (`qkv_proj`), and gate and up are one
             (`gate_up_proj`).
         qkv_bias, output_bias, mlp_bias: whether these projections have biases.
+        experts: the mixtures of experts, or None if no layer has any.
         qk_norm: "heads" for RMSNorm of each query and key head, "rows" for RMSNorm across heads, or None.
         residual_multiplier: see LayerSpec.
         embedding_multiplier, logits_multiplier, logits_soft_cap: see ModelConfig.
@@ -82,6 +120,7 @@ class LlamaSizes:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    experts: ExpertSizes | None = None
     qk_norm: Literal["heads", "rows"] | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -113,7 +152,7 @@ class LlamaSizes:
         return LayerSpec(
             attention=self._attention(f"{prefix}.self_attn", index),
             attention_norms=self._branch_norms(prefix, names.before_attention, names.after_attention),
-            feed_forward=self._feed_forward(f"{prefix}.mlp"),
+            feed_forward=self._feed_forward(prefix, index),
             feed_forward_norms=self._branch_norms(prefix, names.before_mlp, names.after_mlp),
             residual_multiplier=self.residual_multiplier,
         )
@@ -144,8 +183,10 @@ class LlamaSizes:
         names = f"{prefix}.q_norm", f"{prefix}.k_norm"
         return HeadNormSpec(*names, self.norm_eps, self.norm_weight_offset, across_heads=self.qk_norm == "rows")
 
-    def _feed_forward(self, prefix: str) -> FeedForwardSpec:
-        inner = self.intermediate_size
+    def _feed_forward(self, layer: str, index: int) -> FeedForwardSpec:
+        if self.experts is not None and index not in self.experts.dense_layers:
+            return self._mixture(layer, self.experts)
+        inner, prefix = self.intermediate_size, f"{layer}.mlp"
         gate_up = self._parts(prefix, (("gate_proj", inner), ("up_proj", inner)), "gate_up_proj")
         down = ((f"{prefix}.down_proj", self.hidden_size),)
         return FeedForwardSpec(
@@ -153,6 +194,19 @@ class LlamaSizes:
             down=MatrixSpec(MLP, "down", down, inner, self.mlp_bias),
             activation=self.activation,
             gated=True,
+        )
+
+    def _mixture(self, layer: str, experts: ExpertSizes) -> FeedForwardSpec:
+        inner, names = experts.intermediate_size, experts.names
+        router = ((f"{layer}.{names.router}", experts.num_experts),)
+        gate_up = tuple((f"{layer}.{name}", 2 * inner // len(names.up)) for name in names.up)
+        down = ((f"{layer}.{names.down}", self.hidden_size),)
+        return FeedForwardSpec(
+            up=MatrixSpec(EXPERTS, "gate_up", gate_up, self.hidden_size),
+            down=MatrixSpec(EXPERTS, "down", down, inner),
+            activation=self.activation,
+            gated=True,
+            router=RouterSpec(MatrixSpec(ROUTER, ROUTER, router, self.hidden_size), experts.routing),
         )
 
     def _parts(self, prefix: str, parts: Sequence[tuple[str, int]], fused: str) -> tuple[tuple[str, int], ...]:

@@ -22,7 +22,7 @@ _TRAINING: Final = _names("""
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal attention_dropout
     attn_implementation dropout embd_pdrop embedding_dropout fsdp fused_cross_entropy fused_norm fused_swiglu
     gradient_checkpointing hidden_dropout hidden_dropout_prob init_std initializer_range layerdrop neftune_noise_alpha
-    pretraining_tp resid_pdrop use_cache use_flash_attn
+    output_router_logits pretraining_tp resid_pdrop router_aux_loss_coef router_jitter_noise use_cache use_flash_attn
 """)
 
 _TOKENIZER: Final = _names("""

@@ -18,15 +18,19 @@ from chairlift.models.gemma import GEMMA2, GEMMA3
 from chairlift.models.granite import GRANITE
 from chairlift.models.llama import LLAMA
 from chairlift.models.ministral3 import MINISTRAL3
+from chairlift.models.mixtral import MIXTRAL
 from chairlift.models.nearest_names import describe_supported
 from chairlift.models.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
 from chairlift.models.olmo import OLMO
+from chairlift.models.olmoe import OLMOE
 from chairlift.models.opt import OPT
 from chairlift.models.phi3 import PHI3
+from chairlift.models.qwen3_moe import QWEN3_MOE
 from chairlift.models.smollm3 import SMOLLM3
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {
-    each.name: each for each in (LLAMA, GEMMA2, GEMMA3, GRANITE, MINISTRAL3, OLMO, OPT, PHI3, SMOLLM3)
+    each.name: each
+    for each in (LLAMA, GEMMA2, GEMMA3, GRANITE, MINISTRAL3, MIXTRAL, OLMO, OLMOE, OPT, PHI3, QWEN3_MOE, SMOLLM3)
 }
 """The supported architectures, by `ModelConfig.architecture`."""
 

@@ -284,6 +284,10 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "olmo2",
         "olmo3",
         "phi3",
+        "mixtral",
+        "qwen3_moe",
+        "olmoe",
+        "granitemoe",
         "opt",
     ],
 )
@@ -299,7 +303,24 @@ def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir
 @needs_native
 @pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
 @pytest.mark.parametrize(
-    "arch", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "granite4", "olmo2", "phi3", "opt"]
+    "arch",
+    [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "ministral3",
+        "granite",
+        "granite4",
+        "olmo2",
+        "phi3",
+        "mixtral",
+        "qwen3_moe",
+        "olmoe",
+        "granitemoe",
+        "opt",
+    ],
 )
 def test_native_weights_are_planned_to_the_byte(
     arch: str, quantization: str | None, tiny_model_dir: Callable[..., Path]
@@ -365,7 +386,7 @@ OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignor
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("params", [GREEDY, FLAT, OF_PROMPT], ids=["greedy", "flat", "prompt logprobs"])
-@pytest.mark.parametrize("arch", ["llama", "mistral", "opt"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3_moe", "opt"])
 def test_a_step_stays_below_the_planned_activations(
     arch: str, params: SamplingParams, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:

@@ -144,7 +144,8 @@ def plan_activations(
     With T tokens, N sampled rows, L = max_model_len, hidden size H, inner size I, and b bytes for each value:
 
         residual stream   4 T H b; 6 T H b if a layer has an operation between a product and the residual sum
-        widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2))
+        widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2));
+                          with E experts, of which each token has k, MLP T (5 H b + 32 E + 12 k) more
         gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
         masks             for every chunk and decode over all L keys, one set for each window and backend
         scores            with a soft cap only: T heads L (4 twice, and b)
@@ -157,7 +158,7 @@ def plan_activations(
     """
     size = DTYPE_BYTES[dtype]
     branches = [_attention(layer.attention, limits, size) for layer in config.layers]
-    branches += [_mlp(layer.feed_forward, limits, size) for layer in config.layers]
+    branches += [_mlp(layer.feed_forward, limits, config.hidden_size, size) for layer in config.layers]
     return [
         _residual(config, limits, size),
         max(branches, key=lambda item: item.num_bytes),
@@ -187,11 +188,19 @@ def _attention(spec: AttentionSpec, limits: SchedulerConfig, size: int) -> Memor
     return MemoryItem("widest layer: attention", formula, tokens * (values * size + rotation + ids))
 
 
-def _mlp(spec: FeedForwardSpec, limits: SchedulerConfig, size: int) -> MemoryItem:
+def _mlp(spec: FeedForwardSpec, limits: SchedulerConfig, hidden: int, size: int) -> MemoryItem:
+    """The inner rows; with experts also the rows that one expert may have, which are all, the logits and the choice."""
     tokens, inner = limits.max_num_batched_tokens, spec.inner_size
     factor = 3 if spec.gated else 2
-    formula = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
-    return MemoryItem("widest layer: MLP", formula, tokens * factor * inner * size)
+    if spec.router is None:
+        formula = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
+        return MemoryItem("widest layer: MLP", formula, tokens * factor * inner * size)
+    num_experts, chosen = spec.router.num_experts, spec.router.routing.experts_per_token
+    formula = (
+        f"{tokens:,} x (({factor} x {inner:,} + 5 x {hidden:,}) x {size} + 32 x {num_experts} + 12 x {chosen}) bytes"
+    )
+    row = (factor * inner + 5 * hidden) * size + 32 * num_experts + 12 * chosen
+    return MemoryItem("widest layer: experts", formula, tokens * row)
 
 
 def _gathered(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int, device: str) -> MemoryItem:

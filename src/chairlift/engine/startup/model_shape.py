@@ -10,25 +10,49 @@ from chairlift.models.declaration import LayerSpec, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertCost:
+    """The sizes of a mixture of experts that determine its cost.
+
+    Attributes:
+        num_weights: number of values in the matrices of one expert.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    num_weights: int
+
+    def num_read(self, num_tokens: int) -> float:
+        """The expected number of experts that a step reads, if every token draws its experts at random."""
+        missed = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.num_experts * (1 - missed)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCost:
     """The sizes of a layer that determine its cost.
 
     Attributes:
-        num_weights: number of values in its matrices, without norms and biases.
+        num_weights: number of values in the matrices that every token is multiplied by, without norms and biases.
         attention_size: number of query heads times head size.
         kv_values: number of values of K and V of one token.
+        experts: its mixture of experts, or None.
     """
 
     num_weights: int
     attention_size: int
     num_kv_heads: int
     kv_values: int
+    experts: ExpertCost | None = None
 
     @classmethod
     def from_layer(cls, layer: LayerSpec) -> LayerCost:
-        spec = layer.attention
-        num_weights = sum(matrix.num_weights for matrix in layer.matrices)
-        return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size)
+        spec, mlp = layer.attention, layer.feed_forward
+        num_weights = sum(product.matrix.num_weights for product in layer.products)
+        experts: ExpertCost | None = None
+        if (router := mlp.router) is not None:
+            size = mlp.up.num_weights + mlp.down.num_weights
+            experts = ExpertCost(router.num_experts, router.routing.experts_per_token, size)
+        return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size, experts)
 
 
 @dataclass(frozen=True)
@@ -65,7 +89,10 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that every step reads: all layers and the LM head."""
+        """Bytes of weights that a step reads, which are those of all layers and the LM head.
+
+        A step with few tokens reads a part of the experts.
+        """
         return round(sum(matrix.num_weights for matrix in self.config.read_matrices) * self.bytes_per_weight)
 
     @property

@@ -43,7 +43,10 @@ def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantizatio
 
 
 def native_read_bytes(config: ModelConfig, formats: MatrixFormats, quantization: str | None) -> int:
-    """Bytes of the matrices that every step reads, which are all except an untied embedding table."""
+    """Bytes of the matrices that a step reads, which are all except an untied embedding table.
+
+    A step with few tokens reads a part of the experts.
+    """
     return sum(
         matrix_bytes(name, out, matrix.in_features)
         for matrix in config.read_matrices
@@ -58,7 +61,7 @@ def _table(config: ModelConfig) -> str:
 def native_parts(matrix: MatrixSpec, formats: MatrixFormats, quantization: str | None) -> list[tuple[str, int]]:
     """The (format, out_features) of the native matrices for a product of the model."""
     found = [(formats(f"{name}.weight"), out) for name, out in matrix.parts]
-    return packed_parts(found, quantization)
+    return packed_parts(found, None if matrix.keeps_format else quantization)
 
 
 def _item(name: str, shapes: Counter[tuple[int, int, str]]) -> MemoryItem:
@@ -80,6 +83,7 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
         residual stream   3 T H (OPT adds positions); 5 T H if a norm or factor comes between a product and the sum
         attention         T (2 Q + 2 K), and T d for the rotation
         MLP               2 T I
+        experts           T (H + E + 4 k) with E experts, of which each token has k
         product inputs    T times the widest input, at most float32, with scales
     """
     tokens, hidden = limits.max_num_batched_tokens, config.hidden_size
@@ -99,10 +103,22 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
         ),
         value_item("MLP", f"{tokens:,} x 2 x {inner:,}", tokens * 2 * inner, FLOAT_BYTES),
         value_item("inputs of the products", f"{tokens:,} x 2 x {widest:,}", tokens * 2 * widest, FLOAT_BYTES),
+        *_expert_rows(config, tokens),
         *_torch_rows(config, tokens, inner),
         plan_logits(config, limits, LOGIT_BYTES, FLOAT_BYTES),
         plan_request_rows(limits, block_size),
     ]
+
+
+def _expert_rows(config: ModelConfig, tokens: int) -> list[MemoryItem]:
+    """The rows of one expert, which may have all tokens; the logits of the router and the choice of experts."""
+    routers = [layer.feed_forward.router for layer in config.layers if layer.feed_forward.router is not None]
+    if not routers:
+        return []
+    num_experts = max(router.num_experts for router in routers)
+    chosen = max(router.routing.experts_per_token for router in routers)
+    formula = f"{tokens:,} x ({config.hidden_size:,} + {num_experts} + 4 x {chosen})"
+    return [value_item("experts", formula, tokens * (config.hidden_size + num_experts + 4 * chosen), FLOAT_BYTES)]
 
 
 def _torch_rows(config: ModelConfig, tokens: int, inner: int) -> list[MemoryItem]:

@@ -5,6 +5,8 @@ Source: Williams, Waterman and Patterson, CACM 2009; applied layer by layer:
     layer    = max(FLOPs, weight bytes) + max(attention FLOPs, KV bytes) + overhead + two all-reduces
     step     = layers * layer + max(LM head FLOPs, LM head bytes) + overhead
 
+The weight bytes of a mixture of experts are those of the expected number of experts that the tokens of the step choose.
+
 The model omits activations (small compared with the weights), writing K and V, sampling, swapping, pipeline
 parallelism, and all differences between kernels except the two efficiencies of the device.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from chairlift.engine.startup.model_shape import LayerCost, ModelShape
+from chairlift.engine.startup.model_shape import ExpertCost, LayerCost, ModelShape
 from chairlift.errors import ConfigError
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
@@ -27,6 +29,8 @@ class LayerSeconds(NamedTuple):
         weights: reading the weights.
         pair: attention for one (query, key) pair.
         context_token: reading K and V of one token.
+        experts: the mixture of experts, or None.
+        expert: reading one expert.
     """
 
     num_layers: int
@@ -34,6 +38,8 @@ class LayerSeconds(NamedTuple):
     weights: float
     pair: float
     context_token: float
+    experts: ExpertCost | None
+    expert: float
 
 
 class Roofline:
@@ -74,18 +80,26 @@ class Roofline:
         model, num_devices = self.model, self.tensor_parallel_size
         share = 1 / num_devices
         kv_share = -(-layer.num_kv_heads // num_devices) / layer.num_kv_heads
+        token_weights, expert_weights = layer.num_weights, 0
+        if layer.experts is not None:
+            expert_weights = layer.experts.num_weights
+            token_weights += layer.experts.experts_per_token * expert_weights
         return LayerSeconds(
             num_layers=count,
-            token=2 * layer.num_weights * flop * share,
+            token=2 * token_weights * flop * share,
             weights=layer.num_weights * model.bytes_per_weight * byte * share,
             pair=4 * layer.attention_size * flop * share,
             context_token=round(layer.kv_values * model.bytes_per_kv_value) * byte * kv_share,
+            experts=layer.experts,
+            expert=expert_weights * model.bytes_per_weight * byte * share,
         )
 
     def seconds(self, shape: StepShape) -> float:
         num_tokens, _, num_sampled, num_context, num_pairs = shape
         layers = 0.0
-        for count, token, weights, pair, context_token in self._layers:
+        for count, token, weights, pair, context_token, experts, expert in self._layers:
+            if experts is not None:
+                weights += experts.num_read(num_tokens) * expert
             layers += count * (
                 max(num_tokens * token, weights)
                 + max(num_pairs * pair, num_context * context_token)
@@ -100,11 +114,13 @@ class Roofline:
         attention = [layer.attention for layer in model.config.layers]
         heads = "/".join(str(count) for count in dict.fromkeys(spec.num_heads for spec in attention))
         kv_heads = "/".join(str(count) for count in dict.fromkeys(spec.num_kv_heads for spec in attention))
+        has_experts = any(layer.experts is not None for layer, _ in model.layers)
+        weights = "of weights, of which a step reads the chosen experts" if has_experts else "read per step"
         constants = [
             (
                 "model",
                 f"{model.name}: {model.config.num_layers} layers, hidden {model.config.hidden_size}, {heads} heads, "
-                f"{kv_heads} KV heads, {model.weight_bytes / 1e9:.2f} GB read per step, "
+                f"{kv_heads} KV heads, {model.weight_bytes / 1e9:.2f} GB {weights}, "
                 f"{model.kv_bytes_per_slot:,} bytes of K and V per token",
             ),
             (

@@ -151,7 +151,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         config: the model, and the options that affect kernels.
 
     Raises:
-        ConfigError: an option cannot be honoured, or the native kernels cannot be loaded.
+        ConfigError: an option cannot be honoured, the native kernels cannot be loaded, or the model has experts.
         ModelLoadError: the configuration of the model cannot be loaded.
     """
     native = load()
@@ -159,6 +159,11 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     torch.set_num_threads(1)
     files = resolve_model(config.model)
     model = load_config(files)
+    if any(layer.feed_forward.router is not None for layer in model.layers):
+        raise ConfigError(
+            f"{model.name} is a mixture of experts, whose products depend on the tokens of a step, so bench kernels "
+            "does not measure it: use bench latency or bench throughput"
+        )
     longest = max(options.contexts, default=1)
     if longest > model.max_position_embeddings:
         raise ConfigError(f"contexts must be at most {model.max_position_embeddings} for this model, got {longest}")

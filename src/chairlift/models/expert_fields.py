@@ -1,0 +1,77 @@
+"""Readers of the sizes of mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chairlift.kernels.routing import ExpertRouting, ExpertSoftmax
+from chairlift.models.config_fields import ConfigFields
+from chairlift.models.llama_sizes import ExpertNames, ExpertSizes
+
+NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
+"""The two names of the number of experts in `config.json`, which transformers treats as one."""
+
+SOFTMAX_GATING: Final = 1
+"""The value of `expert_gating_func` in GGUF files for a softmax."""
+
+
+def read_experts(
+    fields: ConfigFields,
+    intermediate_size: int,
+    softmax: ExpertSoftmax,
+    names: ExpertNames | None = None,
+) -> ExpertSizes:
+    """Read the experts of a `config.json`; every layer has them.
+
+    Args:
+        intermediate_size: the inner size of one expert.
+        softmax: see ExpertRouting.
+        names: see ExpertSizes; None for its default.
+    """
+    found = [key for key in NUM_EXPERTS if fields.get(key) is not None] or [NUM_EXPERTS[0]]
+    count = fields.integer(found[0])
+    for other in found[1:]:
+        fields.allow_only(other, count, f"{found[0]} is {count}")
+    chosen = fields.integer("num_experts_per_tok", high=count)
+    routing = ExpertRouting(chosen, softmax)
+    return ExpertSizes(count, intermediate_size, routing, names=names or ExpertNames())
+
+
+def read_softmax(fields: ConfigFields) -> ExpertSoftmax:
+    """Read `norm_topk_prob`: whether the weights of the chosen experts of a token add up to 1."""
+    return "chosen" if fields.flag("norm_topk_prob", False) else "all"
+
+
+def read_dense_layers(fields: ConfigFields, layers: int) -> frozenset[int]:
+    """Read the numbers of the layers without experts.
+
+    Layers have experts if their number, counted from 1, is a multiple of `decoder_sparse_step`, and they are not in
+    `mlp_only_layers`, whose numbers are counted from 0.
+    """
+    step = fields.integer("decoder_sparse_step", 1)
+    listed = fields.get("mlp_only_layers", [])
+    if not isinstance(listed, list):
+        raise fields.error("mlp_only_layers", f"must be a list of layer numbers, got {listed!r}")
+    for number in listed:
+        fields.as_integer("mlp_only_layers", number, low=0, high=layers - 1)
+    return frozenset(listed) | {index for index in range(layers) if (index + 1) % step}
+
+
+def read_gguf_experts(
+    fields: ConfigFields, intermediate_size: int, softmax: ExpertSoftmax | None
+) -> ExpertSizes | None:
+    """Read the experts of a GGUF file, or return None if it has none; else every layer has them.
+
+    Args:
+        intermediate_size: the inner size of one expert in files that do not contain it.
+        softmax: see ExpertRouting; None if the architecture has no experts.
+    """
+    if softmax is None or fields.get("expert_count", 0) == 0:
+        fields.allow_only("expert_count", 0, "this architecture has no experts")
+        fields.allow_only("expert_used_count", 0, "the file has no experts")
+        return None
+    count = fields.integer("expert_count")
+    fields.allow_only("expert_gating_func", SOFTMAX_GATING, "the weights of experts must be a softmax")
+    fields.allow_only("expert_weights_norm", softmax == "chosen", "the architecture determines this property")
+    routing = ExpertRouting(fields.integer("expert_used_count", high=count), softmax)
+    return ExpertSizes(count, fields.integer("expert_feed_forward_length", intermediate_size), routing)

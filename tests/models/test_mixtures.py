@@ -1,0 +1,244 @@
+"""Models with mixtures of experts: their declarations, files with several layouts, and the plans derived from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from chairlift import EngineConfig
+from chairlift.engine.startup.memory_plan import total
+from chairlift.engine.startup.model_shape import ExpertCost, LayerCost, ModelShape
+from chairlift.engine.startup.native_memory_plan import native_read_bytes, plan_native_weights
+from chairlift.errors import ConfigError, ModelLoadError
+from chairlift.kernels.cpu.formats import matrix_bytes
+from chairlift.kernels.routing import ExpertRouting
+from chairlift.lab.bench.kernels.benchmark import KernelOptions, run_kernels
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.devices import Device
+from chairlift.lab.sim.roofline import Roofline
+from chairlift.loading.resolve import load_config, open_weights, resolve_model
+from chairlift.models.declaration import EXPERTS, ROUTER, ModelConfig
+from chairlift.models.decoder import build_model
+from chairlift.models.registry import read_hf_config
+from chairlift.models.torch_operations import torch_operations
+from native import needs_native
+
+TinyModelDir = Callable[..., Path]
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+"""The shape of Qwen3-30B-A3B with the fields of its published config.json."""
+
+
+def qwen(**changes: Any) -> ModelConfig:
+    return read_hf_config({**QWEN3_30B_A3B, **changes}, source="config.json")
+
+
+def routings(config: ModelConfig) -> list[ExpertRouting | None]:
+    routers = [layer.feed_forward.router for layer in config.layers]
+    return [None if router is None else router.routing for router in routers]
+
+
+# -- declarations ----------------------------------------------------------------------------------------------------
+
+
+def test_qwen3_30b_a3b() -> None:
+    config = qwen()
+    assert routings(config) == [ExpertRouting(8, "chosen")] * 48
+    assert sum(matrix.num_weights for matrix in config.matrices) == 30_531_911_680
+    experts = [matrix for matrix in config.layers[3].matrices if matrix.group == EXPERTS]
+    assert len(experts) == 2 * 128
+    assert experts[-2].parts == (
+        ("model.layers.3.mlp.experts.127.gate_proj", 768),
+        ("model.layers.3.mlp.experts.127.up_proj", 768),
+    )
+    (router,) = [matrix for matrix in config.layers[3].matrices if matrix.group == ROUTER]
+    assert router.parts == (("model.layers.3.mlp.gate", 128),)
+
+
+def test_layers_with_experts_are_declared_by_step_and_list() -> None:
+    assert [r is not None for r in routings(qwen(num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3]))] == [
+        False, True, False, False, False, True,
+    ]  # fmt: skip
+    config = qwen(num_hidden_layers=2, mlp_only_layers=[0], norm_topk_prob=None)
+    assert routings(config) == [None, ExpertRouting(8, "all")]
+    assert config.layers[0].feed_forward.inner_size == 6144
+    assert config.layers[1].feed_forward.inner_size == 768
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": None}, "num_experts is missing"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok must be an integer between 1 and 128, got 129"),
+        ({"num_local_experts": 64}, "num_local_experts is 64, which is not supported: num_experts is 128"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob must be true or false, got 1"),
+        ({"mlp_only_layers": [48]}, "mlp_only_layers must be an integer between 0 and 47, got 48"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers must be a list of layer numbers, got 3"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer between 1"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
+        ({"shared_expert_intermediate_size": 5632}, "shared_expert_intermediate_size is 5632, and the qwen3-moe"),
+        ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', and the qwen3-moe architecture does not declare"),
+    ],
+)
+def test_errors_name_the_field(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        qwen(**changes)
+
+
+def test_both_names_of_the_number_of_experts() -> None:
+    assert routings(qwen(num_local_experts=128)) == routings(qwen(num_experts=None, num_local_experts=128))
+
+
+def test_clipped_olmoe_is_rejected(tiny_model_dir: TinyModelDir) -> None:
+    config = json.loads((tiny_model_dir("olmoe") / "config.json").read_text())
+    with pytest.raises(ModelLoadError, match=r"clip_qkv is 8.0, which is not supported"):
+        read_hf_config({**config, "clip_qkv": 8.0}, source="config.json")
+
+
+def test_native_kernels_compute_all_layers_of_mixtures() -> None:
+    assert torch_operations(qwen(num_hidden_layers=1)) == []
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def load_all(folder: Path) -> None:
+    files = resolve_model(str(folder))
+    config = load_config(files)
+    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    build_model(config, weights, dtype=torch.float32, device="cpu")
+
+
+def test_a_tensor_with_another_number_of_experts_is_rejected(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_dir("granitemoe"), tmp_path, dirs_exist_ok=True)
+    name, tensors = "model.layers.1.block_sparse_moe.input_linear.weight", load_file(tmp_path / "model.safetensors")
+    more = torch.cat([tensors[name], tensors[name][:1]])
+    save_file({**tensors, name: more}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ModelLoadError, match=r"input_linear.weight has the shape \(6, 80, 64\).* requires \(5, 80, 64\)"
+    ):
+        load_all(tmp_path)
+
+
+def test_a_missing_expert_is_named(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_dir("mixtral"), tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.block_sparse_moe.experts.4.w2.weight"
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=f"tensor {name} is missing"):
+        load_all(tmp_path)
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_routers_keep_the_format_of_the_file() -> None:
+    config = qwen(num_hidden_layers=1)
+    items = {item.name: item.num_bytes for item in plan_native_weights(config, lambda name: "bf16", "int8")}
+    assert items["router"] == matrix_bytes("bf16", 128, 2048)
+    assert items["experts"] == 128 * (matrix_bytes("int8", 1536, 2048) + matrix_bytes("int8", 2048, 768))
+    read = native_read_bytes(config, lambda name: "bf16", "int8")
+    assert read == items["router"] + items["experts"] + items["attention"] + items["LM head"]
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_model_of_random_weights_is_planned_to_the_byte(tmp_path: Path, quantization: str | None) -> None:
+    from chairlift.engine.startup.loaded_model import load_model
+    from chairlift.models.parameter_memory import parameter_bytes
+
+    small = {"num_hidden_layers": 2, "num_experts": 12, "vocab_size": 512, "hidden_size": 256, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_30B_A3B, **small, "moe_intermediate_size": 96}))
+    config = EngineConfig(
+        str(tmp_path), load_format="dummy", skip_tokenizer_init=True, num_threads=1, quantization=quantization
+    )
+    loaded = load_model(config)
+    assert parameter_bytes(loaded.model) == total(loaded.planned_weights)
+
+
+PLAIN = Device(
+    "plain", 1000.0, 100.0, 10**6, "made up", flops_efficiency=1.0, bandwidth_efficiency=1.0, step_overhead=0.0,
+    layer_overhead=0.0,
+)  # fmt: skip
+
+
+def test_cost_model_reads_the_experts_that_tokens_choose() -> None:
+    """The device computes 1000 FLOPs per second and reads 100 bytes per second."""
+    config = qwen(num_hidden_layers=1, num_experts=4, num_experts_per_tok=1)
+    shape = ModelShape.from_config(config, "experts", 2)
+    expert = 3 * 768 * 2048
+    dense = 2048 * 128 * (2 * 32 + 2 * 4) + 4 * 2048
+    ((layer, count),) = shape.layers
+    assert (layer.num_weights, layer.experts, count) == (dense, ExpertCost(4, 1, expert), 1)
+    assert shape.weight_bytes == 2 * (dense + 4 * expert + 151936 * 2048)
+    assert layer.experts is not None
+    assert layer.experts.num_read(1) == 1
+    assert layer.experts.num_read(2) == pytest.approx(2 - 1 / 4)
+    assert layer.experts.num_read(10_000) == pytest.approx(4)
+    model = Roofline(shape, PLAIN)
+    for num_tokens, num_read in ((1, 1.0), (2, 1.75)):
+        seconds = model.seconds(StepShape(num_tokens, 0, 0, 0, 0))
+        assert seconds == pytest.approx(2 * (dense + num_read * expert) / 100)
+    seconds = model.seconds(StepShape(1000, 0, 0, 0, 0))
+    assert seconds == pytest.approx(1000 * 2 * (dense + expert) / 1000)
+
+
+def test_layers_without_experts_cost_as_before() -> None:
+    config = qwen(num_hidden_layers=2, mlp_only_layers=[0])
+    layers = [LayerCost.from_layer(layer) for layer in config.layers]
+    assert layers[0].experts is None
+    assert layers[0].num_weights == layers[1].num_weights - 128 * 2048 + 3 * 6144 * 2048
+
+
+@needs_native
+def test_kernel_benchmark_rejects_mixtures(tiny_model_dir: TinyModelDir) -> None:
+    with pytest.raises(ConfigError, match=r"mixtral is a mixture of experts.*use bench latency"):
+        run_kernels(EngineConfig(model=str(tiny_model_dir("mixtral"))), KernelOptions())
+
+
+def test_declarations_of_experts_are_small() -> None:
+    """The names of experts are a pattern, because the declaration is sent to other processes."""
+    layer = qwen(num_hidden_layers=1).layers[0]
+    assert len(repr(layer)) < 3000
+    assert len(list(replace(layer).feed_forward.experts)) == 128
