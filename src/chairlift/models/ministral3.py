@@ -10,7 +10,7 @@ from chairlift.models.config_fields import REQUIRED, ConfigFields
 from chairlift.models.declaration import ModelConfig, RopeConfig
 from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.layer_fields import read_text_model
-from chairlift.models.llama import LlamaConfigReader, mistral_windows
+from chairlift.models.llama import LlamaConfigReader, uniform_windows
 
 IMAGE_FIELDS: Final = (
     "image_token_id",
@@ -46,8 +46,8 @@ def _read_beta(fields: ConfigFields, key: str) -> float:
 
 
 TEXT_READERS: Final = {
-    "ministral3": Ministral3ConfigReader("ministral3", mistral_windows, qkv_bias=False, architecture="ministral3"),
-    "mistral": LlamaConfigReader("mistral", mistral_windows, qkv_bias=False, architecture="ministral3"),
+    "ministral3": Ministral3ConfigReader("ministral3", uniform_windows, qkv_bias=False, architecture="ministral3"),
+    "mistral": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False, architecture="ministral3"),
 }
 """`model_type` of the text model in a checkpoint with images -> its reader."""
 
