@@ -21,9 +21,18 @@ from hypothesis import strategies as st
 from chairlift.kernels import reference
 from chairlift.kernels.activations import GATED_SUFFIX, NativePrologueKind
 from chairlift.kernels.cpu import NativeUnavailableError, load
-from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS, GROUPED, ROUNDED, SUPER_BLOCK
+from chairlift.kernels.cpu.formats import (
+    BLOCKS,
+    BYTES_PER_INPUT,
+    FLOATS,
+    GROUPED,
+    ROUNDED,
+    SUPER_BLOCK,
+    ZERO_POINTS,
+)
 from chairlift.kernels.interface import Prologue
-from ggml_blocks import HALVES, random_blocks
+from chairlift.loading.block_rows import decode_rows
+from ggml_blocks import HALVES, random_blocks, random_rows
 from native import ROUNDING_TO_BF16
 
 try:
@@ -63,7 +72,8 @@ def make_rows(num_rows: int, size: int) -> torch.Tensor:
 
 def allowed_inputs(kind: str, in_features: int) -> int:
     """The next larger number of inputs that a matrix of the format may have."""
-    block = SUPER_BLOCK if kind in SUPER_FORMATS else 1 if kind in ROUNDED else 32
+    unblocked = kind in ROUNDED or kind == "f8_e4m3"
+    block = SUPER_BLOCK if kind in SUPER_FORMATS else 1 if unblocked else 128 if kind == "u4_g128" else 32
     return -(-in_features // block) * block
 
 
@@ -74,7 +84,7 @@ def pack(kind: str, weight: torch.Tensor) -> Any:
         matrix.pack_floats(0, weight.numpy())
     else:
         seed = int(torch.randint(1 << 30, (1,)))
-        matrix.pack_blocks(0, random_blocks(gguf.GGMLQuantizationType[kind.upper()], *weight.shape, seed))
+        matrix.pack_blocks(0, random_rows(kind, *weight.shape, seed))
     return matrix
 
 
@@ -101,7 +111,7 @@ def reference_product(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) ->
     weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
     if matrix.format == "bf16" and NATIVE.isa() in ROUNDING_TO_BF16:
         y = y.bfloat16().float()
-    if matrix.format in FLOATS:
+    if matrix.format in (*FLOATS, "f8_e4m3"):
         product = (y.double() @ weight.double().t()).float()
     else:
         product = reference.quantized_linear(y, weight, None, kind, has_row_scale=matrix.format == "int8")
@@ -201,8 +211,8 @@ def test_an_instruction_for_products_of_integers_changes_no_bit(isa: str) -> Non
     if isa not in without:
         pytest.skip("has none, or nothing else")
     torch.manual_seed(0)
-    integers = [*GROUPED, "int8"]
-    floats = ["f16", "f32"] if isa in ROUNDING_TO_BF16 else list(FLOATS)
+    integers = [*BLOCKS, "int8"]
+    floats = ["f8_e4m3", "f16", "f32", *([] if isa in ROUNDING_TO_BF16 else ["bf16"])]
     for num_rows, in_features in itertools.product((1, 3, 4, 5, 13, 17, 45), (40, 256, 2304)):
         names = [name for name in (*integers, *floats) if allowed_inputs(name, in_features) == in_features]
         x, matrices = make_rows(num_rows, in_features), [pack(name, torch.randn(40, in_features)) for name in names]
@@ -248,7 +258,7 @@ def test_packed_values_do_not_depend_on_the_pieces(name: str) -> None:
     if name in ROUNDED:
         rows, write = torch.randn(37, in_features).numpy(), again.pack_floats
     else:
-        rows, write = random_blocks(gguf.GGMLQuantizationType[name.upper()], 37, in_features), again.pack_blocks
+        rows, write = random_rows(name, 37, in_features), again.pack_blocks
     for first, end in ((20, 37), (0, 1), (1, 20)):
         write(first, np.ascontiguousarray(rows[first:end]))
     once = NATIVE.PackedMatrix(name, 37, in_features)
@@ -300,6 +310,48 @@ def test_scales_that_are_not_finite_damage_only_their_output(name: str) -> None:
     assert torch.allclose(out[:, 0], torch.tensor(expected), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", [*ZERO_POINTS, "int8", "f8_e4m3"])
+@pytest.mark.parametrize("in_features", [128, 384])
+def test_packed_rows_keep_their_values_and_their_size(name: str, in_features: int) -> None:
+    if name == "int8":
+        scales = np.random.default_rng(0).uniform(-1, 1, (48, 1)).astype(np.float32).view(np.uint8)
+        rows = np.concatenate((random_rows("f8_e4m3", 48, in_features)[:, :in_features], scales), axis=1)
+    else:
+        rows = random_rows(name, 48, in_features)
+    matrix = NATIVE.PackedMatrix(name, 48, in_features)
+    matrix.pack_blocks(0, rows)
+    assert np.array_equal(matrix.unpack(0, 48), decode_rows(rows, name, in_features, None))
+    assert matrix.num_bytes <= 1.02 * rows.nbytes
+
+
+def ordered_matrix(order: list[int], name: str = "f32", out_features: int = 4, seed: int = 0) -> Any:
+    """A random matrix with its own order of inputs."""
+    torch.manual_seed(seed)
+    matrix = pack(name, torch.randn(out_features, len(order)))
+    matrix.set_input_order(order)
+    return matrix
+
+
+@pytest.mark.parametrize("num_rows", [1, 6, 45])
+@pytest.mark.parametrize("name", ["q4_0", "u4_g128", "q8_0", "f32", "f8_e4m3"])
+def test_inputs_are_gathered_in_the_order_of_the_matrix(name: str, num_rows: int) -> None:
+    order, in_order = torch.randperm(256), list(range(256))
+    plain, ordered = ordered_matrix(in_order, name, 70), ordered_matrix(order.tolist(), name, 70)
+    values, restored = plain.unpack(0, 70), np.empty((70, 256), np.float32)
+    restored[:, order.numpy()] = values
+    assert np.array_equal(ordered.unpack(0, 70), restored)
+    x = make_rows(num_rows, 512)
+    rows = prepared(x, Prologue("silu_and_mul"), 256)
+    expected = multiply(plain, rows[:, order].contiguous(), Prologue("none"))
+    assert torch.equal(multiply(ordered, rows, Prologue("none")), expected)
+    fused, unfused = multiply(ordered, x, Prologue("silu_and_mul")), torch.from_numpy(restored)
+    assert relative(fused, rows @ unfused.t()) < 0.02
+
+
+def relative(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((ours - expected).norm() / expected.norm())
+
+
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +387,18 @@ def test_scales_that_are_not_finite_damage_only_their_output(name: str) -> None:
         ),
         (
             lambda: NATIVE.PackedMatrix("int8", 4, 4).pack_blocks(0, np.zeros((1, 4), np.uint8)),
-            "int8 .* use pack_floats",
+            "row_bytes=8 .* got 4",
+        ),
+        (
+            lambda: NATIVE.PackedMatrix("f8_e4m3", 4, 4).pack_floats(0, np.zeros((1, 4), np.float32)),
+            "floats cannot be rounded to f8_e4m3",
+        ),
+        (lambda: NATIVE.PackedMatrix("u4_g128", 4, 64), "in_features must be a multiple of 128 in format u4_g128"),
+        (lambda: NATIVE.PackedMatrix("f32", 4, 3).set_input_order([0, 1, 1]), "each of 0 to 2 once"),
+        (lambda: NATIVE.PackedMatrix("f32", 4, 3).set_input_order([0, 1, 3]), "each of 0 to 2 once"),
+        (
+            lambda: NATIVE.FusedLinear([ordered_matrix([0, 1, 2, 3]), ordered_matrix([3, 2, 1, 0])]),
+            "must have the same order of inputs",
         ),
         (lambda: NATIVE.PackedMatrix("f32", 4, 4).unpack(-1, 2), "rows -1 to 0 are outside the matrix"),
         (

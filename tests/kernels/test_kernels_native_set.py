@@ -82,6 +82,12 @@ def native() -> Kernels:
         (["bf16", "bf16"], [("bf16", 16)]),
         (["bf16", "f16"], [("f32", 16)]),
         (["q8_0", "f16"], [("f16", 16)]),
+        (["u4_g128", "u4_g128", "q4_0"], [("u4_g128", 16), ("q4_0", 8)]),
+        (["q4_0+order", "q4_0+order"], [("q4_0+order", 16)]),
+        (["int8", "int8"], [("int8", 16)]),
+        (["f8_e4m3", "f8_e4m3"], [("f8_e4m3", 16)]),
+        (["int8", "q8_0"], [("f32", 16)]),
+        (["f8_e4m3", "bf16"], [("f32", 16)]),
     ],
 )
 def test_the_formats_of_matrices_that_are_multiplied_as_one(found: list[str], expected: list[tuple[str, int]]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 ByteArray = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,17 +20,20 @@ class PackedRows:
     """A matrix [out, in] in the format of its file.
 
     Attributes:
-        format: the format of the rows: "f32", "f16", "bf16", or the name of a block type of ggml in lower case ("q4_1",
-            "q6_k").
+        format: the format of the rows: "f32", "f16", "bf16", the name of a block type of ggml in lower case ("q4_1",
+            "q6_k"), or another format of `kernels.cpu.formats` to which a loader converts exactly.
         rows: uint8 [out, bytes per row], in the order of Hugging Face; read-only.
         in_features: the number of values per row.
-        to_floats: rows of this format, uint8 [n, bytes per row] -> float32 [n, in].
+        to_floats: rows of this format, uint8 [n, bytes per row] -> float32 [n, in], in the order of the inputs.
+        input_order: int32 [in], the input of each value of a row, or None if they are in order. The format of rows with
+            an order ends in `formats.ORDERED`.
     """
 
     format: str
     rows: ByteArray
     in_features: int
     to_floats: Callable[[ByteArray], FloatArray]
+    input_order: IntArray | None = None
 
 
 class Weights(Protocol):

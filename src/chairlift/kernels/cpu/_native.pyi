@@ -52,12 +52,13 @@ class PackedMatrix:
     A weight matrix [out_features, in_features] in the layout that products read.
 
     Args:
-        format: The storage format: "int8", "bf16", "f16", "f32", or a block type of ggml in lower case: "q4_0", "q4_1",
-            "q5_0", "q5_1", "q8_0", "q2_k" to "q6_k", "iq4_nl", "iq4_xs" or "mxfp4".
+        format: The storage format: "int8", "f8_e4m3", "bf16", "f16", "f32", a block type of ggml in lower case ("q4_0",
+            "q4_1", "q5_0", "q5_1", "q8_0", "q2_k" to "q6_k", "iq4_nl", "iq4_xs" or "mxfp4"), or "u4_g32", "u4_g128" or
+            "u8_g32" with integer zero points.
         out_features, in_features: The shape.
 
     Raises:
-        ValueError: The format is unknown, the shape has no rows or no columns, or the format has blocks of 256 inputs and
+        ValueError: The format is unknown, the shape has no rows or no columns, or the format has blocks of 128 or 256 inputs and
             in_features is not a multiple.
     """
 
@@ -72,7 +73,9 @@ class PackedMatrix:
 
         Args:
             first_row: The first row of the matrix that is written.
-            rows: uint8 [num_rows, row_bytes]: blocks as in GGUF files, or plain values.
+            rows: uint8 [num_rows, row_bytes]: blocks as in GGUF files, or plain values; in "int8" signed bytes and the scale
+                of the row, in "f8_e4m3" bytes and the scale of each 128 inputs, in float32. A block with a zero point is the
+                scale in float16, the zero point in a byte, and the values, of which each 32 of four bits are stored as in q4_0.
 
         Raises:
             ValueError: The rows are outside the matrix, or do not have row_bytes bytes each.
@@ -93,6 +96,17 @@ class PackedMatrix:
         Raises:
             ValueError: The rows are outside the matrix, do not have in_features values each, or cannot be rounded to the
                 format.
+        """
+
+    def set_input_order(self, order: Sequence[int]) -> None:
+        """
+        Set the order of the columns as they were packed.
+
+        Args:
+            order: For each packed column the input that it multiplies, in_features distinct numbers.
+
+        Raises:
+            ValueError: A number is missing, repeated or out of range.
         """
 
     def unpack(self, first_row: int, num_rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
@@ -127,9 +141,7 @@ class PackedMatrix:
 
     @property
     def row_bytes(self) -> int:
-        """
-        Bytes of one row for `pack_blocks`; 0 where no file has this format or width.
-        """
+        """Bytes of one row for `pack_blocks`."""
 
     @property
     def num_bytes(self) -> int:
@@ -140,8 +152,8 @@ class FusedLinear:
     A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
 
     Args:
-        parts: Matrices with the same input, whose outputs follow each other; the layer keeps them alive. Their formats are
-            equal, or all of them block types of ggml.
+        parts: Matrices with the same input in the same order, whose outputs follow each other; the layer keeps them alive.
+            Their formats are equal, or all of them have blocks.
         bias: float32 [out_features], copied; None adds nothing.
         prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
             "gelu_tanh_and_mul" or "relu".

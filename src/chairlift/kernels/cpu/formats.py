@@ -3,8 +3,12 @@
 | format | values | scales |
 |---|---|---|
 | int8 | 8 bits | a float32 scale per output |
+| u4_g32, u4_g128, u8_g32 | 4 or 8 bits | a float16 scale and a zero point of 8 bits per 32 or 128 inputs |
+| f8_e4m3 | floats of 8 bits | a float32 scale per 128 inputs |
 | block types of ggml ("q4_1", "q6_k") | those of the file | those of the file |
 | bf16, f16, f32 | floats of 16 or 32 bits | |
+
+The suffix ORDERED means that the matrix has its own order of inputs.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from collections.abc import Sequence
 from typing import Final
 
 FLOATS: Final = ("bf16", "f16", "f32")
+
+ORDERED: Final = "+order"
+"""The suffix of formats whose inputs have another order than those of the layer. It takes 4 bytes per input."""
 
 STRIPE: Final = 16
 """The number of outputs whose values are interleaved in memory; the last stripe is padded."""
@@ -26,6 +33,9 @@ GROUP: Final = 32
 
 SUPER_BLOCK: Final = 256
 """The number of inputs in a block of the K formats and of IQ4_XS."""
+
+FLOAT_GROUP: Final = 128
+"""The number of inputs with one scale in f8_e4m3."""
 
 ALIGNMENT: Final = 64
 """The alignment of stripes, in bytes."""
@@ -47,9 +57,15 @@ GROUPED: Final = {
 }
 """The block types of ggml that products read, with the bytes per input: values, scales and super-scales."""
 
-BYTES_PER_INPUT: Final = {**GROUPED, "int8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
+ZERO_POINTS: Final = {"u4_g32": 4 / 8 + 3 / GROUP, "u4_g128": 4 / 8 + 3 / 128, "u8_g32": 1 + 3 / GROUP}
+"""The block types with integer zero points, with the bytes per input."""
 
-EIGHT_BIT: Final = ("q8_0", "iq4_nl", "iq4_xs", "int8")
+BLOCKS: Final = {**GROUPED, **ZERO_POINTS}
+"""All block types, which can be multiplied as one layer."""
+
+BYTES_PER_INPUT: Final = {**BLOCKS, "int8": 1.0, "f8_e4m3": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
+
+EIGHT_BIT: Final = ("q8_0", "iq4_nl", "iq4_xs", "u8_g32", "int8")
 """The formats whose products multiply bytes of eight bits; those of the others are below 128."""
 
 ROUNDED: Final = ("q4_0", "q4_1", "q8_0", "int8", *FLOATS)
@@ -58,13 +74,14 @@ ROUNDED: Final = ("q4_0", "q4_1", "q8_0", "int8", *FLOATS)
 
 def native_format(found: str) -> str:
     """The native format for a matrix in the format `found` of its file (see `PackedRows.format`)."""
-    return found if found in BYTES_PER_INPUT else "q8_0"
+    return found if found.removesuffix(ORDERED) in BYTES_PER_INPUT else "q8_0"
 
 
 def packed_parts(found: Sequence[tuple[str, int]], quantization: str | None = None) -> list[tuple[str, int]]:
     """The (format, out_features) of the native matrices for matrices of a file that are multiplied as one product.
 
-    Block types remain separate matrices. Floats make all of them one matrix of floats.
+    Block types remain separate matrices. Floats make all of them one matrix of floats, in float32 if some of the others
+    have neither blocks nor the same format.
 
     Args:
         found: (format, out_features) of each matrix in the file.
@@ -75,8 +92,11 @@ def packed_parts(found: Sequence[tuple[str, int]], quantization: str | None = No
         return [(quantization, total)]
     formats = {native_format(name) for name, _ in found}
     floats = formats.intersection(FLOATS)
-    if floats:
-        return [(floats.pop() if len(floats) == 1 else "f32", total)]
+    unblocked = {name for name in formats if name.removesuffix(ORDERED) not in BLOCKS}
+    if len(unblocked) == 1 and (floats or len(formats) == 1):
+        return [(unblocked.pop(), total)]
+    if unblocked:
+        return [("f32", total)]
     parts: list[tuple[str, int]] = []
     for name, out in found:
         merged = parts.pop()[1] if parts and parts[-1][0] == native_format(name) else 0
@@ -86,15 +106,16 @@ def packed_parts(found: Sequence[tuple[str, int]], quantization: str | None = No
 
 def stripes(name: str, out_features: int, in_features: int) -> tuple[int, int]:
     """The number of stripes of a matrix, and the bytes of one stripe."""
-    inputs = -(-in_features // GROUP) * GROUP
-    row_scales = 4 * STRIPE if name == "int8" else 0
-    stripe_bytes = int(STRIPE * inputs * BYTES_PER_INPUT[name]) + row_scales
+    name, inputs = name.removesuffix(ORDERED), -(-in_features // GROUP) * GROUP
+    scales = {"int8": 1, "f8_e4m3": -(-inputs // FLOAT_GROUP)}.get(name, 0)
+    stripe_bytes = int(STRIPE * inputs * BYTES_PER_INPUT[name]) + 4 * STRIPE * scales
     num_stripes = -(-out_features // STRIPE)
-    if name in GROUPED:
+    if name in BLOCKS:
         num_stripes = -(-num_stripes // STRIPE_MULTIPLE) * STRIPE_MULTIPLE
     return num_stripes, -(-stripe_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def matrix_bytes(name: str, out_features: int, in_features: int) -> int:
     """The size of a matrix in memory in the format `name`, in bytes."""
-    return math.prod(stripes(name, out_features, in_features))
+    order = 4 * in_features if name.endswith(ORDERED) else 0
+    return math.prod(stripes(name, out_features, in_features)) + order

@@ -7,17 +7,20 @@ that fill them.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from chairlift.errors import ModelLoadError
 from chairlift.kernels import torch_ops
 from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
-from chairlift.kernels.cpu.formats import packed_parts
+from chairlift.kernels.cpu.formats import ORDERED, packed_parts
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.row_buffers import RowBuffers
@@ -32,7 +35,7 @@ from chairlift.kernels.interface import (
     Prologue,
     RowKernel,
 )
-from chairlift.kernels.weights import FloatArray, MatrixParts, Weights
+from chairlift.kernels.weights import FloatArray, IntArray, MatrixParts, PackedRows, Weights
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -111,8 +114,11 @@ class MatrixLoader:
         """
         rows = [weights.packed(f"{name}.weight", (out, in_features)) for name, out in parts]
         found = [(part.format, out) for part, (_, out) in zip(rows, parts, strict=True)]
+        targets = packed_parts(found, quantization)
+        if any(target.endswith(ORDERED) for target, _ in targets):
+            _check_orders(parts, rows)
         matrices = [
-            self._native.PackedMatrix(target, out, in_features) for target, out in packed_parts(found, quantization)
+            self._native.PackedMatrix(target.removesuffix(ORDERED), out, in_features) for target, out in targets
         ]
         remaining = iter(matrices)
         matrix, first_row = next(remaining), 0
@@ -128,6 +134,20 @@ class MatrixLoader:
     def notes(self) -> list[str]:
         """Lines to log about the error of repacking."""
         return repacking_notes(sorted(self._losses.items()))
+
+
+def _check_orders(parts: MatrixParts, rows: Sequence[PackedRows]) -> None:
+    """Raise unless all matrices have the same order of inputs, because a layer reads its inputs once."""
+    for (name, _), part in zip(parts[1:], rows[1:], strict=True):
+        if not np.array_equal(_order(part), _order(rows[0])):
+            raise ModelLoadError(
+                f"{name}.g_idx has another order of inputs than {parts[0][0]}.g_idx, and both matrices are multiplied "
+                "as one: use --kernels torch, or a checkpoint without act-order (desc_act: false)"
+            )
+
+
+def _order(part: PackedRows) -> IntArray:
+    return np.arange(part.in_features, dtype=np.int32) if part.input_order is None else part.input_order
 
 
 class NativeEmbedding:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chairlift.kernels.cpu.formats import FLOATS
+from chairlift.kernels.cpu.formats import ORDERED
 from chairlift.kernels.weights import PackedRows
 
 if TYPE_CHECKING:
@@ -51,8 +51,10 @@ class RepackingLoss:
 
 def pack(matrix: _native.PackedMatrix, first_row: int, part: PackedRows) -> None:
     """Write rows to a `PackedMatrix` from `first_row` on, in its format."""
-    if part.format == matrix.format:
+    if part.format.removesuffix(ORDERED) == matrix.format:
         matrix.pack_blocks(first_row, np.ascontiguousarray(part.rows))
+        if part.input_order is not None:
+            matrix.set_input_order(part.input_order.tolist())
         return
     step = max(1, VALUES_AT_ONCE // part.in_features)
     for start in range(0, len(part.rows), step):
@@ -61,8 +63,8 @@ def pack(matrix: _native.PackedMatrix, first_row: int, part: PackedRows) -> None
 
 
 def is_exact(source: str, target: str) -> bool:
-    """Whether the target format represents every value of the source format exactly."""
-    return source == target or (source in FLOATS and target == "f32")
+    """Whether the target format represents every value of the source format, as float32, exactly."""
+    return target in (source.removesuffix(ORDERED), "f32")
 
 
 def repacking_notes(losses: Iterable[tuple[tuple[str, str], RepackingLoss]]) -> list[str]:

@@ -40,6 +40,20 @@ void read_block_of_32(WeightFormat format, const uint8_t* block, int64_t group, 
   for (int i = 0; i < kGroup; ++i) numbers[i] |= (fifth >> i & 1) << 4;
 }
 
+// --- blocks with a zero point -----------------------------------------------------------------------------------------
+
+// scale | zero point | for each 32 inputs the numbers
+void read_zero_point_block(const GroupFormat& f, const uint8_t* block, uint8_t* numbers, BlockRow& row) {
+  row.scales.push_back(read_half(block));
+  row.zero_points.push_back(block[2]);
+  block += 3;
+  if (f.low_bits == 8) {
+    std::memcpy(numbers, block, static_cast<size_t>(f.scale_inputs));
+    return;
+  }
+  for (int i = 0; i < f.scale_inputs; i += kGroup) read_nibbles(block + i / 2, numbers + i);
+}
+
 // --- blocks of 256 ----------------------------------------------------------------------------------------------------
 
 // The 12 bytes with 8 scales and 8 minimums of 6 bits.
@@ -155,7 +169,8 @@ void round_q8_0(const float* x, uint8_t* block) {
 }  // namespace
 
 int64_t block_inputs(WeightFormat format) {
-  return group_format(format).scales == ScaleKind::factor ? kSuperBlock : kGroup;
+  const GroupFormat f = group_format(format);
+  return f.scales == ScaleKind::factor ? kSuperBlock : f.scale_inputs;
 }
 
 int64_t block_bytes(WeightFormat format) {
@@ -171,6 +186,9 @@ int64_t block_bytes(WeightFormat format) {
     case WeightFormat::q8_0: return 34;
     case WeightFormat::iq4_xs: return 136;
     case WeightFormat::mxfp4: return 17;
+    case WeightFormat::u4_g32: return 19;
+    case WeightFormat::u4_g128: return 67;
+    case WeightFormat::u8_g32: return 35;
     default: return 18;  // q4_0, iq4_nl
   }
 }
@@ -179,9 +197,12 @@ BlockRow read_blocks(WeightFormat format, const uint8_t* source, int64_t inputs)
   BlockRow row;
   row.numbers.resize(static_cast<size_t>(inputs));
   const int64_t size = block_inputs(format), bytes = block_bytes(format);
+  const GroupFormat f = group_format(format);
   for (int64_t i = 0; i < inputs / size; ++i) {
-    if (size == kGroup) read_block_of_32(format, source + i * bytes, i, row);
-    else read_block_of_256(format, source + i * bytes, row.numbers.data() + i * size, row);
+    uint8_t* const numbers = row.numbers.data() + i * size;
+    if (f.scales == ScaleKind::zero_point) read_zero_point_block(f, source + i * bytes, numbers, row);
+    else if (size == kGroup) read_block_of_32(format, source + i * bytes, i, row);
+    else read_block_of_256(format, source + i * bytes, numbers, row);
   }
   return row;
 }

@@ -50,7 +50,8 @@ void put_factors(const GroupFormat& f, const BlockRow& row, int64_t lane, uint8_
 void put_halves(const GroupFormat& f, const BlockRow& row, int64_t lane, int64_t bytes, uint8_t* at) {
   for (size_t i = 0; i < row.scales.size(); ++i, at += bytes) {
     write_half(at + lane * 2, row.scales[i]);
-    if (f.has_minimum) write_half(at + (kStripe + lane) * 2, row.minimums[i]);
+    if (f.scales == ScaleKind::zero_point) at[kStripe * 2 + lane] = row.zero_points[i];
+    else if (f.has_minimum) write_half(at + (kStripe + lane) * 2, row.minimums[i]);
   }
 }
 
@@ -59,8 +60,12 @@ struct Affine {
 };
 
 Affine scale_of_group(const GroupFormat& f, int64_t padded_inputs, int64_t g, int64_t lane, const uint8_t* stripe) {
-  const uint8_t* const at = stripe + f.scales_at(padded_inputs) + g * f.scale_bytes();
+  const uint8_t* const at = stripe + f.scales_at(padded_inputs) + g * f.group / f.scale_inputs * f.scale_bytes();
   if (f.scales == ScaleKind::power) return {at[lane] < 2 ? 0 : std::ldexp(1.0f, at[lane] - 128), 0};  // as in products
+  if (f.scales == ScaleKind::zero_point) {
+    const float scale = read_half(at + lane * 2);
+    return {scale, scale * static_cast<float>(f.center() - at[kStripe * 2 + lane])};
+  }
   if (f.scales == ScaleKind::direct)
     return {read_half(at + lane * 2), f.has_minimum ? read_half(at + (kStripe + lane) * 2) : 0};
   const uint8_t* const super = stripe + f.supers_at(padded_inputs) + g * f.group / kSuperBlock * f.super_bytes();

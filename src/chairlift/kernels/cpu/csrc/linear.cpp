@@ -130,6 +130,8 @@ Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vect
   for (const auto& part : parts_) {
     if (part->in_features() != parts_[0]->in_features())
       throw std::invalid_argument("all matrices of a layer must have the same in_features");
+    if (part->input_order() != parts_[0]->input_order())
+      throw std::invalid_argument("all matrices of a layer must have the same order of inputs");
     if (part->format() != parts_[0]->format() && !(is_grouped(part->format()) && is_grouped(parts_[0]->format())))
       throw std::invalid_argument(std::string("formats ") + name_of(parts_[0]->format()) + " and " +
                                   name_of(part->format()) + " cannot be multiplied as one layer");
@@ -163,20 +165,22 @@ float outlier_after(Prologue prologue, bool has_row_scale) {
 // The rows that a thread prepares at a time.
 constexpr int64_t kRowsAtOnce = 4;
 
-// The scratch memory of a thread that prepares rows: a row, all rows in bytes, and for the outliers of a block a bit and
-// an index for each entry.
+// The scratch memory of a thread that prepares rows: a row, the same row before its inputs are reordered, all rows in
+// bytes, and for the outliers of a block a bit and an index for each entry.
 struct PrepareScratch {
   PrepareScratch(uint8_t* memory, int64_t padded_inputs)
       : row(reinterpret_cast<float*>(memory)),
-        has_outlier(reinterpret_cast<uint64_t*>(row + padded_inputs)),
+        computed(row + padded_inputs),
+        has_outlier(reinterpret_cast<uint64_t*>(computed + padded_inputs)),
         indices(reinterpret_cast<int32_t*>(has_outlier + divide_up(padded_inputs, 64))),
         steps(reinterpret_cast<int8_t*>(indices + padded_inputs)) {}
 
   static size_t num_bytes(int64_t padded_inputs) {
-    return static_cast<size_t>(round_up(padded_inputs * (8 + kRowsAtOnce) + divide_up(padded_inputs, 64) * 8, 64));
+    return static_cast<size_t>(round_up(padded_inputs * (12 + kRowsAtOnce) + divide_up(padded_inputs, 64) * 8, 64));
   }
 
   float* row;
+  float* computed;
   uint64_t* has_outlier;
   int32_t* indices;
   int8_t* steps;
@@ -201,6 +205,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   const int64_t inputs = parts_[0]->in_features(), padded = activations.padded_inputs;
   const ActivationBlock to = activations.block(first / kernel.block_rows);
   auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
+  const std::vector<int32_t>& order = parts_[0]->input_order();
   PrologueArgs args = norm_.args();
   args.kind = prologue_;
   const PrepareScratch scratch(memory, padded);
@@ -214,7 +219,9 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
   for (int64_t r = first; r < std::min(first + kRowsAtOnce, call.rows); ++r) {
     const float* const row = call.row(r);
-    tiles.prologue(args, row, r + 1 < call.rows ? call.row(r + 1) : row, inputs, scratch.row);
+    tiles.prologue(args, row, r + 1 < call.rows ? call.row(r + 1) : row, inputs,
+                   order.empty() ? scratch.row : scratch.computed);
+    for (size_t i = 0; i < order.size(); ++i) scratch.row[i] = scratch.computed[order[i]];
     for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
     OutlierList outliers;
     const RowTarget target = {values,

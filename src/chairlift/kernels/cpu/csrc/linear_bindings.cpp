@@ -30,9 +30,6 @@ void pack_blocks(PackedMatrix& matrix, int64_t first_row, const Bytes& rows) {
   const auto num_rows = static_cast<int64_t>(rows.shape(0)), num_bytes = static_cast<int64_t>(rows.shape(1));
   check_rows(matrix, first_row, num_rows);
   const int64_t row_bytes = matrix.source_row_bytes();
-  if (row_bytes == 0)
-    throw value_error(std::string(name_of(matrix.format())) + " rows of " + std::to_string(matrix.in_features()) +
-                      " inputs have no form in files: use pack_floats");
   if (num_bytes != row_bytes)
     throw value_error("rows must have row_bytes=" + std::to_string(row_bytes) + " bytes each, got " +
                       std::to_string(num_bytes));
@@ -46,7 +43,7 @@ void pack_floats(PackedMatrix& matrix, int64_t first_row, const Floats& rows) {
   if (width != matrix.in_features())
     throw value_error("rows must have in_features=" + std::to_string(matrix.in_features()) + " values each, got " +
                       std::to_string(width));
-  if (is_grouped(matrix.format()) && !can_round(matrix.format()))
+  if (matrix.format() == WeightFormat::f8_e4m3 || (is_grouped(matrix.format()) && !can_round(matrix.format())))
     throw value_error(std::string("floats cannot be rounded to ") + name_of(matrix.format()) +
                       ": use pack_blocks, or one of q4_0, q4_1, q8_0, int8, bf16, f16, f32");
   const nb::gil_scoped_release release;
@@ -81,12 +78,13 @@ void bind_linear(nb::module_& m) {
                            R"(A weight matrix [out_features, in_features] in the layout that products read.
 
 Args:
-    format: The storage format: "int8", "bf16", "f16", "f32", or a block type of ggml in lower case: "q4_0", "q4_1",
-        "q5_0", "q5_1", "q8_0", "q2_k" to "q6_k", "iq4_nl", "iq4_xs" or "mxfp4".
+    format: The storage format: "int8", "f8_e4m3", "bf16", "f16", "f32", a block type of ggml in lower case ("q4_0",
+        "q4_1", "q5_0", "q5_1", "q8_0", "q2_k" to "q6_k", "iq4_nl", "iq4_xs" or "mxfp4"), or "u4_g32", "u4_g128" or
+        "u8_g32" with integer zero points.
     out_features, in_features: The shape.
 
 Raises:
-    ValueError: The format is unknown, the shape has no rows or no columns, or the format has blocks of 256 inputs and
+    ValueError: The format is unknown, the shape has no rows or no columns, or the format has blocks of 128 or 256 inputs and
         in_features is not a multiple.)")
       .def("__init__",
            [](PackedMatrix* self, const std::string& format, int64_t out_features, int64_t in_features) {
@@ -98,7 +96,9 @@ Raises:
 
 Args:
     first_row: The first row of the matrix that is written.
-    rows: uint8 [num_rows, row_bytes]: blocks as in GGUF files, or plain values.
+    rows: uint8 [num_rows, row_bytes]: blocks as in GGUF files, or plain values; in "int8" signed bytes and the scale
+        of the row, in "f8_e4m3" bytes and the scale of each 128 inputs, in float32. A block with a zero point is the
+        scale in float16, the zero point in a byte, and the values, of which each 32 of four bits are stored as in q4_0.
 
 Raises:
     ValueError: The rows are outside the matrix, or do not have row_bytes bytes each.)")
@@ -112,6 +112,15 @@ Args:
 Raises:
     ValueError: The rows are outside the matrix, do not have in_features values each, or cannot be rounded to the
         format.)")
+      .def("set_input_order",
+           [](PackedMatrix& self, const std::vector<int32_t>& order) { self.set_input_order(order); }, nb::arg("order"),
+           R"(Set the order of the columns as they were packed.
+
+Args:
+    order: For each packed column the input that it multiplies, in_features distinct numbers.
+
+Raises:
+    ValueError: A number is missing, repeated or out of range.)")
       .def("unpack", &unpack, nb::arg("first_row"), nb::arg("num_rows"),
            R"(Return the values of rows as products use them: float32 [num_rows, in_features].
 
@@ -133,15 +142,15 @@ Args:
       .def_prop_ro("out_features", &PackedMatrix::out_features, "The number of rows.")
       .def_prop_ro("in_features", &PackedMatrix::in_features, "The number of columns.")
       .def_prop_ro("row_bytes", &PackedMatrix::source_row_bytes,
-                   "Bytes of one row for `pack_blocks`; 0 where no file has this format or width.")
+                   "Bytes of one row for `pack_blocks`.")
       .def_prop_ro("num_bytes", &PackedMatrix::num_bytes, "Bytes of the matrix in memory, including padding.");
 
   nb::class_<Linear>(m, "FusedLinear",
                      R"(A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
 
 Args:
-    parts: Matrices with the same input, whose outputs follow each other; the layer keeps them alive. Their formats are
-        equal, or all of them block types of ggml.
+    parts: Matrices with the same input in the same order, whose outputs follow each other; the layer keeps them alive.
+        Their formats are equal, or all of them have blocks.
     bias: float32 [out_features], copied; None adds nothing.
     prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
         "gelu_tanh_and_mul" or "relu".

@@ -53,10 +53,14 @@ struct PackedWeights {
   // The scale and minimum of a group of kInputs inputs.
   GroupScale scale(int s, int64_t group) const {
     const uint8_t* const own = stripe + s * stripe_bytes;
-    const uint8_t* const at = own + scales_at + group * f.scale_bytes();
+    const uint8_t* const at = own + scales_at + group / (f.scale_inputs / f.group) * f.scale_bytes();
     if constexpr (f.scales == ScaleKind::power)  // 2^-127 and less is 0
       return {pow2i(max(sub(to_float(load_u8(at + column)), set1(128.0f)), set1(-127.0f))), zero()};
     const auto half_at = [&](const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p) + column); };
+    if constexpr (f.scales == ScaleKind::zero_point) {
+      const F scale = half_at(at), zero_point = to_float(load_u8(at + kStripe * 2 + column));
+      return {scale, mul(scale, sub(set1(static_cast<float>(f.center())), zero_point))};
+    }
     if constexpr (f.scales == ScaleKind::direct)
       return {half_at(at), f.has_minimum ? half_at(at + kStripe * 2) : zero()};
     const uint8_t* const super = own + supers_at + group / (kSuperBlock / f.group) * f.super_bytes();
@@ -168,9 +172,8 @@ static inline void add_outliers(const ActivationBlock& block, const Weights& wei
     for (int s = 0; s < kStripes; ++s) {
       const GroupScale found = weights.scale(s, input / Weights::kInputs);
       const I quad = weights.codes(s, input / kGroup, static_cast<int>(input % kGroup / 4));
-      const F codes = to_float(bits_at(quad, static_cast<int>(input % 4 * 8), 255));
-      const F weight = Weights::kHasMinimum ? fma(codes, found.scale, found.minimum)
-                                            : mul(sub(codes, set1(kCenter)), found.scale);
+      const F codes = sub(to_float(bits_at(quad, static_cast<int>(input % 4 * 8), 255)), set1(kCenter));
+      const F weight = Weights::kHasMinimum ? fma(codes, found.scale, found.minimum) : mul(codes, found.scale);
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) y.of[s][m] = fma(weight, set1(values[m]), y.of[s][m]);
     }

@@ -157,6 +157,27 @@ static inline void multiply_floats(const StripeTask& task, int column, Ahead& ah
 }
 
 template <int kRows, int kStripes>
+static inline void multiply_f8(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
+  const uint8_t* w = task.stripe + column;
+  const auto* scale = reinterpret_cast<const float*>(task.stripe + task.padded_inputs * kStripe) + column;
+  const float* x = static_cast<const float*>(task.block.values);
+  F scales[kStripes];
+  for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe, x += kBlockRows) {
+    if (k % kGroup == 0) ahead.prefetch_part();
+    if (k % kFloatGroup == 0) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kStripes; ++s)
+        scales[s] = load(reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(scale) + s * task.stripe_bytes));
+      scale += kStripe;
+    }
+    F weights[kStripes];
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s) weights[s] = mul(load_e4m3(w + s * task.stripe_bytes), scales[s]);
+    add_products(weights, x, y);
+  }
+}
+
+template <int kRows, int kStripes>
 static inline void multiply_bf16(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * 4;
   const float* x = static_cast<const float*>(task.block.values);
@@ -209,6 +230,7 @@ static void multiply_tile(const StripeTask& task) {
     for (int s = 0; s < kStripes; ++s)
       for (int m = 0; m < kRows; ++m) y.of[s][m] = zero();
     if constexpr (kFormat == WeightFormat::int8) multiply_int8<Layout>(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::f8_e4m3) multiply_f8(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::bf16) multiply_bf16(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f16) multiply_floats<uint16_t>(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, column, ahead, y);

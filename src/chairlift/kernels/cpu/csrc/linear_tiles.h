@@ -10,8 +10,10 @@ namespace chairlift {
 // A stripe is sixteen output rows, interleaved so that one vector load reads the same inputs of all of them.
 //
 //   grouped      [groups of 32][low bits, then high bits] in planes of [16 rows][4 bytes], see place_of_quad;
-//                then for each group [16] scales and [16] minimums; then for each 256 inputs the same super-scales
+//                then for each group [16] scales and [16] minimums or zero points; then for each 256 inputs the same
+//                super-scales
 //   int8         [inputs / 4][16 rows][4 bytes], each value plus 128; then [16] f32 scales
+//   f8_e4m3      [inputs][16 rows][1]; then for each 128 inputs [16] f32 scales, times 256 (see load_e4m3)
 //   bf16         [inputs / 2][16 rows][2]
 //   f16, f32     [inputs][16 rows]
 //

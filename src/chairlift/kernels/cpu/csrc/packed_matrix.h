@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "linear_tiles.h"
 
@@ -31,32 +32,41 @@ class PackedMatrix {
     return is_grouped(format_) ? round_up(stripes, kStripeMultiple) : stripes;
   }
   int64_t stripe_bytes() const { return stripe_bytes_; }
-  int64_t num_bytes() const { return num_stripes() * stripe_bytes_; }
+  int64_t num_bytes() const { return data_bytes() + static_cast<int64_t>(input_order_.size()) * 4; }
+  // For each stored column the input that it multiplies; empty if they are in order.
+  const std::vector<int32_t>& input_order() const { return input_order_; }
   const uint8_t* stripe(int64_t index) const { return data_ + index * stripe_bytes_; }
 
-  // The bytes of one row in a file; 0 for int8, which is no format of files.
+  // The bytes of one row for pack_blocks.
   int64_t source_row_bytes() const;
 
-  // Writes rows first_row .. first_row + num_rows - 1 from the bytes of a file in this format (GGUF blocks or plain
-  // values).
+  // Writes rows first_row .. first_row + num_rows - 1 from blocks or plain values; of int8 from signed bytes and the
+  // scale, and of f8_e4m3 from bytes and the scale of each kFloatGroup inputs, in float32.
   void pack_blocks(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride);
   // Writes the same rows from floats, rounded to the format (if can_round, or the format has no groups).
   void pack_floats(int64_t first_row, int64_t num_rows, const float* source, int64_t row_stride);
+  // Sets the order of the columns, a permutation of 0 .. in_features - 1. Products gather their inputs in this order;
+  // unpack and gather return rows in the order of the inputs.
+  void set_input_order(std::vector<int32_t> order);
   // Writes the values that products use to out [num_rows, in_features].
   void unpack(int64_t first_row, int64_t num_rows, float* out) const;
   // Copies rows by id to out [n, in_features].
   void gather(const int64_t* ids, int64_t n, float* out) const;
 
  private:
+  int64_t data_bytes() const { return num_stripes() * stripe_bytes_; }
   uint8_t* stripe_of(int64_t row) { return data_ + row / kStripe * stripe_bytes_; }
   void pack_row_blocks(int64_t row, const uint8_t* source);
   void pack_row_floats(int64_t row, const float* source);
   void pack_row_int8(int64_t row, const float* source);
+  void pack_row_scaled(int64_t row, const uint8_t* source);
   void unpack_row(int64_t row, float* out) const;
+  void unpack_stored_row(int64_t row, float* out) const;
 
   WeightFormat format_;
   int64_t out_features_, in_features_, padded_inputs_, stripe_bytes_;
   uint8_t* data_;
+  std::vector<int32_t> input_order_;
 };
 
 }  // namespace chairlift

@@ -21,7 +21,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
 from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
-from chairlift.kernels.cpu.formats import EIGHT_BIT, FLOATS, ROUNDED
+from chairlift.kernels.cpu.formats import EIGHT_BIT, FLOATS, ORDERED, ROUNDED
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
@@ -58,7 +58,7 @@ def unit_of(weight_format: str, isa: str) -> str:
     """The operation of products with matrices in this format, one of `ceilings.UNITS`."""
     if unit := ISA_UNITS.get(isa, {}).get(weight_format):
         return unit
-    if weight_format in FLOATS:
+    if weight_format in (*FLOATS, "f8_e4m3"):
         return "fma"
     return "dot_u8s8" if weight_format in EIGHT_BIT else "dot_u7s8"
 
@@ -109,9 +109,11 @@ class LinearPass:
 
     def _make_matrix(self, weight_format: str, out_features: int, in_features: int) -> _native.PackedMatrix:
         try:
-            matrix = self._native.PackedMatrix(weight_format, out_features, in_features)
+            matrix = self._native.PackedMatrix(weight_format.removesuffix(ORDERED), out_features, in_features)
         except ValueError as error:
             raise ConfigError(f"formats has {weight_format!r}, which does not fit this model: {error}") from error
+        if weight_format.endswith(ORDERED):
+            matrix.set_input_order(torch.randperm(in_features, generator=self._generator).tolist())
         if weight_format in ROUNDED:
             values = self._weights(in_features)
             for first in range(0, out_features, len(values)):

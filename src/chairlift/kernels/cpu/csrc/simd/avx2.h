@@ -101,6 +101,13 @@ static inline F load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 static inline F load_f16_n(const uint16_t* p, int n) { return _mm256_cvtph_ps(load_u16_n(p, n)); }
+// Floats of 8 bits (E4M3) times 2^-8: float16 has the same bits, with a larger bias of the exponent. NaN becomes a number.
+static inline F load_e4m3(const uint8_t* p) {
+  const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
+  const __m128i rest = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x7f)), 7);
+  return _mm256_cvtph_ps(_mm_or_si128(sign, rest));
+}
 static inline F load_s8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }

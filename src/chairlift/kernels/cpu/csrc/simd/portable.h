@@ -137,6 +137,10 @@ static inline F load_f16_n(const uint16_t* p, int n) {
   return lanes([=](int i) { return i < n ? half_to_float(p[i]) : 0.0f; });
 }
 static inline F load_f16(const uint16_t* p) { return load_f16_n(p, kLanes); }
+// Floats of 8 bits (E4M3) times 2^-8: float16 has the same bits, with a larger bias of the exponent. NaN becomes a number.
+static inline F load_e4m3(const uint8_t* p) {
+  return lanes([=](int i) { return half_to_float(static_cast<uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); });
+}
 static inline F load_s8_n(const int8_t* p, int n) {
   return lanes([=](int i) { return i < n ? static_cast<float>(p[i]) : 0.0f; });
 }
