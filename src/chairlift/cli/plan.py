@@ -151,10 +151,13 @@ def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfi
     from chairlift.kernels.choice import choose_kernels
     from chairlift.worker.memory import format_memory
 
-    if files.kind != "gguf" or choose_kernels(config, model_config.dtype).kernels == "native":
+    is_quantized = files.kind == "gguf" or (model_config.quantization is not None and files.path.is_dir())
+    if not is_quantized or choose_kernels(config, model_config.dtype).kernels == "native":
         return None
+    parts = [files.path] if files.kind == "gguf" else files.path.glob("*.safetensors")
+    file_bytes = sum(part.stat().st_size for part in parts)
     return (
-        f"The file has {format_memory(files.path.stat().st_size)}. Its tensors are converted to the data type of the "
+        f"The file has {format_memory(file_bytes)}. Its tensors are converted to the data type of the "
         f"computation when they are loaded, so they need more memory."
     )
 

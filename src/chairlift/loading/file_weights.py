@@ -104,6 +104,10 @@ class FileWeights(ABC):
         self._tensors_read.add(stored.name)
         return stored
 
+    def notes(self) -> list[str]:
+        """Return lines to log after a complete load."""
+        return []
+
     def unused(self) -> list[str]:
         """Return the file's names of the tensors that were not read. After a complete load there are none."""
         return sorted(set(self._file_names()) - self._tensors_read)

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration import ModelConfig
 
@@ -19,9 +20,17 @@ class RandomWeights:
 
     The values depend on the seed, the name, the shape, the type and the kind of device, and not on the order of calls.
     They are drawn on the device and rounded to the type of the model's files.
+
+    Raises:
+        ModelLoadError: The model is quantized.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        if config.quantization is not None:
+            raise ModelLoadError(
+                "random weights are not quantized, but config.json has quantization_config "
+                f"({config.quantization.method}): remove it from a copy of the file, or use --load-format auto"
+            )
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -40,6 +49,9 @@ class RandomWeights:
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
         return packed_tensor(self.tensor(name, shape).to("cpu", self._file_dtype))
+
+    def notes(self) -> list[str]:
+        return []
 
     def unused(self) -> list[str]:
         return []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.quantization import quantized_module
 from chairlift.models.registry import find_gguf_reader, get_architecture, read_gguf_config, read_hf_config
 from chairlift.sampling_params import SamplingDefaults
 
@@ -203,7 +204,16 @@ def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[s
         )
     for file in sorted(files.path.glob("*.safetensors")):
         found |= _safetensors_formats(file)
-    return lambda name: next((found[each.name] for each in architecture.hf_names(name) if each.name in found), default)
+    widths = {name: matrix.in_features for matrix in config.matrices for name in matrix.weight_names}
+
+    def safetensors_format(name: str) -> str:
+        names = [each.name for each in architecture.hf_names(name)]
+        module = quantized_module(names, found)
+        if module is None or config.quantization is None or (scheme := config.quantization.scheme(module)) is None:
+            return next((found[each] for each in names if each in found), default)
+        return scheme.packed_format(widths[name])
+
+    return safetensors_format
 
 
 def _safetensors_formats(file: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +13,12 @@ from safetensors import SafetensorError, safe_open
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
+from chairlift.loading.block_rows import QuantizedMatrix
 from chairlift.loading.file_weights import FileWeights
+from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.models.architecture import StoredName
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.quantization import quantized_module
 from chairlift.models.registry import get_architecture
 
 SINGLE: Final = "model.safetensors"
@@ -43,6 +47,56 @@ class SafetensorsWeights(FileWeights):
         for name, file in (weight_map or {}).items():
             if self._shard_of.get(name) != file:
                 raise ModelLoadError(f"{path / INDEX}: tensor {name} is not in {file}; download both files again")
+        self._scale_errors: dict[str, float] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        matrix = self._quantized(name, shape)
+        if matrix is None:
+            return super().tensor(name, shape)
+        packed = matrix.packed()
+        return torch.from_numpy(packed.to_floats(packed.rows)).to(device=self.device, dtype=self.dtype)
+
+    def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
+        matrix = self._quantized(name, shape)
+        return super().packed(name, shape) if matrix is None else matrix.packed()
+
+    def notes(self) -> list[str]:
+        matrices = {name: error for name, error in self._scale_errors.items() if error > 0}
+        if not matrices:
+            return []
+        return [
+            f"scales of {len(matrices)} quantized matrices are rounded to float16: the error is at most "
+            f"{max(matrices.values()):.2g} of their root mean square ({max(matrices, key=lambda name: matrices[name])})"
+        ]
+
+    def _quantized(self, name: str, shape: tuple[int, ...]) -> QuantizedMatrix | None:
+        """Read the matrix of a quantized layer, or return None if the parameter is not quantized."""
+        module = quantized_module([each.name for each in self._architecture.hf_names(name)], self._shard_of)
+        if module is None or len(shape) != 2:
+            return None
+        quantization = self.config.quantization
+        scheme = None if quantization is None else quantization.scheme(module)
+        if scheme is None:
+            raise ModelLoadError(
+                f"{self.path}: {module} has tensors of a quantized layer, but quantization_config in config.json "
+                f"{'is missing' if quantization is None else 'does not name it as one'}"
+            )
+
+        def read(end: str) -> torch.Tensor | None:
+            file_name = f"{module}.{end}"
+            if file_name not in self._shard_of:
+                return None
+            self._tensors_read.add(file_name)
+            return self._read(StoredName(file_name)).cpu()
+
+        def error(end: str, problem: str) -> ModelLoadError:
+            return ModelLoadError(f"{self.path}: tensor {module}.{end} {problem}")
+
+        matrix = QuantizedReader(read, error, scheme, (shape[0], shape[1])).matrix()
+        self._scale_errors[module] = found = matrix.scale_error()
+        if found == math.inf:
+            raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
+        return matrix
 
     def _stored_name(self, name: str) -> StoredName | None:
         return next((found for found in self._architecture.hf_names(name) if found.name in self._shard_of), None)
@@ -68,16 +122,26 @@ class SafetensorsWeights(FileWeights):
 
     def _check_format(self, file_name: str) -> None:
         kind = self._shards[self._shard_of[file_name]].get_slice(file_name).get_dtype()
-        if kind not in FLOAT_TYPES:
+        is_quantized = quantized_module([f"{file_name.rpartition('.')[0]}.weight"], self._shard_of) is not None
+        if kind not in FLOAT_TYPES and not is_quantized:
             raise ModelLoadError(
-                f"{self.path}: tensor {file_name} has type {kind}, which is not supported; supported: "
-                f"{', '.join(FLOAT_TYPES)}. Quantized models must be GGUF files"
+                f"{self.path}: tensor {file_name} has type {kind}, but no scales; supported without scales: "
+                f"{', '.join(FLOAT_TYPES)}. Use the unquantized model or a GGUF file"
             )
 
     def _file_names(self) -> Iterable[str]:
         tied = self.config.head.weight_names if self.config.tie_word_embeddings else ()
         unread = self._architecture.unread_prefixes
-        return (name for name in self._shard_of if not (name.endswith((*RECOMPUTED, *tied)) or name.startswith(unread)))
+        return (
+            name
+            for name in self._shard_of
+            if not (name.endswith((*RECOMPUTED, *tied)) or name.startswith(unread) or self._is_empty_bias(name))
+        )
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros, which AutoGPTQ adds to all quantized layers."""
+        module = name.removesuffix(".bias")
+        return module != name and f"{module}.qweight" in self._shard_of and not bool(self._read(name, name).any())
 
 
 def _single_file(folder: Path) -> list[str]:

@@ -97,11 +97,11 @@ class ConfigFields:
         if value != supported:
             raise self.error(key, f"is {value!r}, which is not supported: {reason}")
 
-    def reject_undeclared(self, architecture: str, neutral: Collection[str] = ()) -> None:
+    def reject_undeclared(self, owner: str, neutral: Collection[str] = ()) -> None:
         """Raise if no reader has read a field of this object or of a nested one.
 
         Args:
-            architecture: the name of the architecture whose reader has read the fields.
+            owner: what the reader that has read the fields belongs to ("llama architecture"), for the message.
             neutral: the keys that have no influence on inference, and need no reader.
         """
         for name, value in self._values.items():
@@ -110,11 +110,11 @@ class ConfigFields:
             if has_prefix and value is not None and key not in self._read_keys and key not in neutral:
                 raise self.error(
                     key,
-                    f"is {shortened(value)}, and the {architecture} architecture does not declare this property; "
+                    f"is {shortened(value)}, and the {owner} does not declare this property; "
                     f"remove it from the file if it has no influence on inference",
                 )
         for nested in self._nested.values():
-            nested.reject_undeclared(architecture, neutral)
+            nested.reject_undeclared(owner, neutral)
 
 
 def shortened(value: Any, most: int = 80) -> str:

@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from chairlift.kernels.activations import activation_kernel
 from chairlift.kernels.routing import ExpertRouting
+from chairlift.models.quantization import Quantization
 
 LM_HEAD: Final = "LM head"
 EMBEDDING: Final = "embedding"
@@ -381,6 +382,7 @@ class ModelConfig:
         logits_soft_cap: c in c * tanh(logits / c), which is applied after the multiplier, or None.
         eos_token_ids: all tokens that end a sequence, including those of generation_config.json.
         dtype: the type of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
+        quantization: the quantization of a Hugging Face checkpoint, or None.
     """
 
     architecture: str
@@ -401,6 +403,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
+    quantization: Quantization | None = None
 
     @property
     def vocab_size(self) -> int:

@@ -50,3 +50,13 @@ _GENERATION: Final = _names("""
 
 NEUTRAL_HF: Final = _PROVENANCE | _TRAINING | _TOKENIZER | _OUTPUT | _ENCODERS | _GENERATION
 """Keys of `config.json`. The sampling parameters in `_GENERATION` come from the request and the server's defaults."""
+
+NEUTRAL_QUANTIZATION: Final = _names("""
+    backend batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset do_fuse
+    exllama_config fuse_max_seq_len global_compression_ratio lm_head max_input_length meta model_file_base_name
+    model_name_or_path model_seqlen module_name_preceding_first_block modules_in_block_to_quantize modules_to_fuse mse
+    observer observer_kwargs offload_to_disk pad_token_id quantization_status scale_dtype scale_fmt static_groups
+    tokenizer true_sequential use_cuda_fp16 use_exllama version zp_dtype
+""")
+"""Keys below `quantization_config`. `scale_fmt` concerns activations, and the tensors show whether the LM head is
+quantized."""

@@ -25,6 +25,7 @@ from chairlift.models.olmo import OLMO
 from chairlift.models.olmoe import OLMOE
 from chairlift.models.opt import OPT
 from chairlift.models.phi3 import PHI3
+from chairlift.models.quantization_fields import read_quantization
 from chairlift.models.qwen3_moe import QWEN3_MOE
 from chairlift.models.smollm3 import SMOLLM3
 
@@ -67,7 +68,7 @@ def read_hf_config(
     """
     fields = ConfigFields(config, source)
     architecture, reader = _find_hf_reader(fields)
-    _check_quantization(fields)
+    quantization = read_quantization(fields)
     generation = ConfigFields(generation_config or {}, source.replace("config.json", "generation_config.json"))
     bos = fields.token_ids("bos_token_id")
     dtype_key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
@@ -79,8 +80,9 @@ def read_hf_config(
             fields.token_ids("eos_token_id") or read.eos_token_ids, generation.token_ids("eos_token_id")
         ),
         dtype=fields.choice(dtype_key, DTYPES, "float32"),
+        quantization=quantization,
     )
-    fields.reject_undeclared(architecture.name, NEUTRAL_HF)
+    fields.reject_undeclared(f"{architecture.name} architecture", NEUTRAL_HF)
     return read
 
 
@@ -98,17 +100,6 @@ def _find_hf_reader(fields: ConfigFields) -> tuple[Architecture, HFReader]:
 def _first_text(names: Any) -> str:
     listed = names if isinstance(names, list) else [names]
     return next((name for name in listed if isinstance(name, str)), "")
-
-
-def _check_quantization(fields: ConfigFields) -> None:
-    quantization = fields.mapping("quantization_config")
-    if quantization is not None:
-        method = shortened(quantization.get("quant_method"))
-        raise fields.error(
-            "quantization_config",
-            f"has the quant_method {method}, which is not supported; supported: float32, float16 and bfloat16 in "
-            "safetensors files, and the quantizations of GGUF files. Use the unquantized model or a GGUF file",
-        )
 
 
 def find_gguf_reader(metadata: Mapping[str, Any], *, source: str) -> tuple[str, GGUFReader]:
@@ -156,5 +147,5 @@ def read_gguf_config(
         eos_token_ids=unique(*(tokens.token_ids(key) for key in GGUF_END_KEYS)),
         dtype=GGUF_FILE_TYPES.get(general.integer("file_type", 0, low=0), "float16"),
     )
-    header.fields.reject_undeclared(name, NEUTRAL_GGUF)
+    header.fields.reject_undeclared(f"{name} architecture", NEUTRAL_GGUF)
     return read

@@ -183,6 +183,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         max_model_len=config.max_model_len,
     )
     _reject_undeclared_tensors(weights.unused(), files, model_config)
+    for note in weights.notes():
+        logger.info("%s", note)
     logger.info(
         f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, "
         f"kernels: {choice.description}; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
