@@ -50,7 +50,7 @@ COLUMNS: Final = (
         "HF folder",
         "All tensors of a folder with safetensors files, whole or in shards, are read.",
         "tests/loading/test_loading_safetensors.py",
-        ("test_tensors_equal_the_state_dict",),
+        ("test_tensors_equal_the_state_dict", "test_every_tensor_of_a_mixture_is_read"),
     ),
     Column(
         "GGUF",
@@ -88,10 +88,13 @@ COLUMNS: Final = (
 TEMPLATES: Final = {
     "chatml": "Qwen2",
     "gemma": "Gemma2 Gemma3",
+    "granite3": "Granite GraniteMoe",
     "llama31": "Llama",
-    "mistral": "Mistral",
+    "mistral": "Mistral Mixtral",
+    "olmo3": "Olmo3",
     "phi3": "Phi3",
-    "qwen3": "Qwen3",
+    "qwen3": "Qwen3 Qwen3Moe",
+    "smollm3": "SmolLM3",
 }
 """A template of `tests/chat_templates.py` -> the rows whose models have such a template."""
 

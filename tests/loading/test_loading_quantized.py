@@ -240,7 +240,7 @@ EDITS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], Any], str]] = {
     "float8 without a scale": (
         "fp8",
         lambda t: t.pop(f"{Q_PROJ}.weight_scale_inv"),
-        r"q_proj\.weight has type torch.float8_e4m3fn, but no scales",
+        r"q_proj\.weight has type F8_E4M3, but no scales",
     ),
 }
 

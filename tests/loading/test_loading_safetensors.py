@@ -68,6 +68,23 @@ def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, m
     assert weights.unused() == []
 
 
+@pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe", "olmoe", "granitemoe"])
+@pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
+def test_every_tensor_of_a_mixture_is_read(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
+    """Files hold each expert or all of them in one tensor, and models of transformers have other names for them."""
+    folder = tiny_model_dir(arch, max_shard_size=max_shard_size)
+    assert (folder / INDEX).exists() is (max_shard_size == "40KB")
+    weights = open_folder(folder)
+    num_values = sum(
+        weights.tensor(name, (out_features, matrix.in_features)).numel()
+        for matrix in weights.config.matrices
+        for name, (_, out_features) in zip(matrix.weight_names, matrix.parts, strict=True)
+    )
+    stored = [load_file(file) for file in folder.glob("*.safetensors")]
+    assert num_values == sum(tensor.numel() for file in stored for tensor in file.values() if tensor.ndim > 1)
+    assert all("norm" in name for name in weights.unused())
+
+
 def test_dtype_is_converted(tiny_model_dir: TinyModelDir) -> None:
     folder = tiny_model_dir("llama")
     ours = open_folder(folder, torch.bfloat16).tensor("lm_head.weight", (256, 64))

@@ -175,13 +175,13 @@ CASES: dict[str, Wrong] = {
     ),
     "unsupported quantization": Wrong(
         change(quantization_config={"quant_method": "aqlm", "nbits_per_codebook": 16}),
-        "quantization_config has the quant_method 'aqlm'",
-        "Use the unquantized model or a GGUF file",
+        r"quantization_config\.quant_method is 'aqlm', which is not supported; supported: awq, compressed-tensors",
+        "use a GGUF file, or the unquantized model with --quantization int8",
     ),
     "integers in safetensors": Wrong(
         change_tensor(UP, lambda tensor: tensor.to(torch.int32)),
         rf"tensor {UP} has type I32",
-        "supported: F64, F32, F16, BF16. Quantized models must be GGUF files",
+        "supported without scales: F64, F32, F16, BF16. Use the unquantized model or a GGUF file",
     ),
     "pickled weights": Wrong(keep_only_pickles, r"contains pytorch_model\.bin", "convert them to safetensors"),
     "missing shard": Wrong(
@@ -281,7 +281,7 @@ def test_checks_have_an_order(checkpoint: Path, monkeypatch: pytest.MonkeyPatch)
     found.append(message_of(checkpoint))
     causes = (
         "architectures is",
-        "quantization_config has",
+        "quantization_config.quant_method",
         "has type I32",
         "tokenizer.json: is missing",
         "the weights",

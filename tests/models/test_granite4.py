@@ -89,7 +89,10 @@ def test_models_without_rotary_embedding(kind: str | None) -> None:
         ({"layer_types": None}, "layer_types is missing, which means Mamba in all layers: only models with attention"),
         ({"layer_types": ["attention"]}, "layer_types must hold the type of each of 40 layers"),
         ({"layer_types": None, "layers_block_type": ["mamba"] * 40}, "layers_block_type contains 'mamba'"),
-        ({"num_local_experts": 64}, "num_local_experts is 64, which is not supported: mixtures of experts"),
+        (
+            {"num_local_experts": 64},
+            "num_local_experts is 64, which is not supported: Granite 4 is supported without experts",
+        ),
         ({"num_local_experts": None}, "num_local_experts is missing"),
         ({"normalization_function": "layernorm"}, "normalization_function is 'layernorm', which is not supported"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'.*supported: nope, rope"),
@@ -116,7 +119,7 @@ def test_gguf_files_without_rotary_embedding(
     ("changes", "message"),
     [
         ({"attention.head_count_kv": [0, 2]}, r"head_count_kv is 0 in 1 of 2 layers: only models with attention"),
-        ({"expert_count": 8}, "granite.expert_count is 8, which is not supported: mixtures of experts"),
+        ({"expert_count": 8}, "granite.expert_count is 8, which is not supported: this architecture has no experts"),
         ({"expert_shared_feed_forward_length": 64}, r"is 64, which is not supported: it must be feed_forward_length"),
     ],
 )

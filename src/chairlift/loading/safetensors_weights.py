@@ -141,7 +141,7 @@ class SafetensorsWeights(FileWeights):
     def _is_empty_bias(self, name: str) -> bool:
         """Whether a tensor is a bias of zeros, which AutoGPTQ adds to all quantized layers."""
         module = name.removesuffix(".bias")
-        return module != name and f"{module}.qweight" in self._shard_of and not bool(self._read(name, name).any())
+        return module != name and f"{module}.qweight" in self._shard_of and not bool(self._read(StoredName(name)).any())
 
 
 def _single_file(folder: Path) -> list[str]:

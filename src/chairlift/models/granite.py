@@ -24,7 +24,7 @@ ATTENTION_TYPES: Final = ("attention", "full_attention")
 """Names of layers with attention: those of transformers 4 and 5."""
 
 NO_MAMBA: Final = "only models with attention in all layers are supported, such as granite-4.0-micro"
-NO_EXPERTS: Final = "Granite 4 with experts is not supported"
+NO_EXPERTS: Final = "Granite 4 is supported without experts only, such as granite-4.0-micro"
 
 FIELDS_WITHOUT_EFFECT: Final = (
     "init_method",
