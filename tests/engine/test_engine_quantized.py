@@ -89,8 +89,8 @@ def test_native_logits_differ_by_the_rounding_of_activations(checkpoint: tuple[s
     found = logits(load_folder(folder, "native", kv_cache_dtype="float32").model)
     expected = expected_logits(floats)
     if METHODS[name].is_float:
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    # Activations in 8 bits cause errors of 2% to 6% in these random models, and quantized weights no others.
+        torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+    # Activations in 8 bits cause errors of 2% to 6% in these random models.
     assert float((found - expected).norm() / expected.norm()) < 0.08
 
 
@@ -116,6 +116,7 @@ def test_native_engine_generates_the_same_tokens_in_any_batch(checkpoint: tuple[
     _, folder, _ = checkpoint
     whole = answers(folder, kernels="native")
     assert answers(folder, kernels="native", max_num_batched_tokens=7) == whole
+    assert answers(folder, kernels="native", max_num_seqs=1) == whole
 
 
 def answers(folder: Path, **options: Any) -> list[list[int]]:
@@ -124,9 +125,8 @@ def answers(folder: Path, **options: Any) -> list[list[int]]:
         skip_tokenizer_init=True,
         num_threads=1,
         num_kv_blocks=200,
-        max_num_seqs=len(PROMPTS),
         kv_cache_dtype="float32",
-        **options,
+        **{"max_num_seqs": len(PROMPTS), **options},
     )
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     outputs = LLM(engine=build_engine(config)).generate(list(prompts().values()), params, progress=False)
