@@ -25,6 +25,7 @@ from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ChairliftError
 from gguf_files import finish, gguf_name
 from gguf_files import write_gguf as write_llama_gguf
+from native import needs_native
 from tiny_tokenizer import add_tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -303,6 +304,7 @@ def test_the_architecture_comes_before_types_of_tensors_in_gguf_files(checkpoint
     assert "general.architecture is 'rwkv7'" in message_of(path)
 
 
+@needs_native
 def test_weights_larger_than_the_memory_name_a_quantization_that_fits(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
