@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, load_tokenizer, resolve_model
+from chairlift.models.declaration import ModelConfig
 
 RANDOM_MODELS: Final[dict[str, dict[str, Any]]] = {
     "random-1b": {
@@ -34,9 +36,37 @@ RANDOM_MODELS: Final[dict[str, dict[str, Any]]] = {
         "attention_bias": False,
         "mlp_bias": False,
         "initializer_range": 0.02,
-    }
+    },
+    # The layers of Qwen3-30B-A3B, https://huggingface.co/Qwen/Qwen3-30B-A3B, with 6 of 48 and a smaller vocabulary.
+    "random-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "vocab_size": 49152,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 40960,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+        "initializer_range": 0.02,
+    },
 }
-"""The config.json of each model, a Llama in bfloat16, by its name in `--model`."""
+"""The config.json of each model, in bfloat16, by its name in `--model`."""
 
 DONE: Final = "generation_config.json"
 """The file that is written last."""
@@ -60,38 +90,27 @@ def random_model(name: str, folder: Path) -> Path:
 
 
 def random_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the Llama that the config.json in `folder` describes, without an LM head.
+    """All tensors of the model that the config.json in `folder` describes.
 
     The weights are those of `--load-format dummy`: ones for norms, and N(0, 0.02^2) for the others.
     """
     config = load_config(resolve_model(str(folder)))
     weights = RandomWeights(config, getattr(torch, config.dtype), torch.device("cpu"))
-    given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return {name: weights.tensor(name, shape) for name, shape in llama_shapes(given).items()}
+    return {name: weights.tensor(name, shape) for name, shape in declared_shapes(config)}
 
 
-def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors of a Llama with tied embeddings by their names."""
-    hidden, feed_forward = config["hidden_size"], config["intermediate_size"]
-    query, kv = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (query, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, query),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (feed_forward, hidden),
-        "mlp.up_proj": (feed_forward, hidden),
-        "mlp.down_proj": (hidden, feed_forward),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for number in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes
+def declared_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name and shape of each tensor of a model without biases, whose norms are RMSNorm."""
+    for matrix in config.matrices:
+        for name, (_, out_features) in zip(matrix.weight_names, matrix.parts, strict=True):
+            yield name, (out_features, matrix.in_features)
+    for layer in config.layers:
+        yield from ((f"{norm.name}.weight", (norm.size,)) for norm in layer.norms)
+        if (head_norm := layer.attention.head_norm) is not None:
+            names = (f"{head_norm.query}.weight", f"{head_norm.key}.weight")
+            yield from zip(names, ((size,) for size in layer.attention.head_norm_sizes), strict=True)
+    if config.final_norm is not None:
+        yield f"{config.final_norm.name}.weight", (config.final_norm.size,)
 
 
 def _write_tokenizer(target: Path) -> None:

@@ -11,15 +11,25 @@ from safetensors.torch import load_file
 from chairlift import LLM, SamplingParams
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+EXPERT_SIZES = {"moe_intermediate_size": 96, "num_experts": 4, "num_experts_per_tok": 2}
 
 
-def test_a_random_model_is_complete_and_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {**random_models.RANDOM_MODELS["random-1b"], **SIZES, "intermediate_size": 96}
+@pytest.mark.parametrize(
+    ("name", "sizes", "matrix"),
+    [
+        ("random-1b", {"intermediate_size": 96}, "mlp.up_proj"),
+        ("random-moe", EXPERT_SIZES, "mlp.experts.3.up_proj"),
+    ],
+)
+def test_a_random_model_is_complete_and_reproducible(
+    name: str, sizes: dict[str, int], matrix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**random_models.RANDOM_MODELS[name], **SIZES, **sizes}
     monkeypatch.setitem(random_models.RANDOM_MODELS, "small", config)
-    first, second = (random_models.random_model("small", tmp_path / name) for name in "ab")
+    first, second = (random_models.random_model("small", tmp_path / folder) for folder in "ab")
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
     tensors = load_file(first / "model.safetensors")
-    assert float(tensors["model.layers.1.mlp.up_proj.weight"].float().std()) == pytest.approx(0.02, rel=0.05)
+    assert float(tensors[f"model.layers.1.{matrix}.weight"].float().std()) == pytest.approx(0.02, rel=0.05)
     (first / "model.safetensors").write_bytes(b"")
     assert random_models.random_model("small", tmp_path / "a") == first
     assert (first / "model.safetensors").read_bytes() == b"", "a finished model is not created again"
