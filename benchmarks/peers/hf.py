@@ -1,9 +1,9 @@
 """Compares Chairlift with transformers: `generate` on static batches, and its ContinuousBatchingManager.
 
-    python -m benchmarks.peers.hf [--batching static,continuous] [--seats 16] [--chairlift "..."]
+    python -m benchmarks.peers.hf [--batching static,continuous] [--dtype bfloat16] [--seats 16] [--chairlift "..."]
 
-The weights are those of the GGUF file, dequantized to float32. A static batch returns its answers when its longest
-request has finished, so it has no TTFT and no ITL. Only requested tokens are counted.
+Of a GGUF file, transformers gets the weights dequantized to float32. A static batch returns its answers when its
+longest request has finished, so it has no TTFT and no ITL. Only requested tokens are counted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from chairlift.errors import ConfigError
 BATCHINGS: Final = {"static": 16, "continuous": 32}
 """The default number of seats of each batching mode, which is the fastest one."""
 PAGE_SIZE: Final = 32
+DTYPES: Final = ("float32", "bfloat16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batching", default=",".join(BATCHINGS), help=f"of {', '.join(BATCHINGS)}")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="type in which transformers computes")
     parser.add_argument("--token-budget", type=int, default=512, help="max_batch_tokens of continuous batching")
 
 
@@ -44,11 +46,13 @@ def settings(context: PeerContext) -> list[EngineSetting]:
 
 
 def setting(context: PeerContext, python: Path, model: Path, batching: str, seats: int) -> EngineSetting:
-    options = {"model": str(model), "batching": batching, "seats": seats, "num_threads": context.num_threads}
+    dtype = context.arguments.dtype
+    options = {"model": str(model), "dtype": dtype, "batching": batching, "seats": seats}
+    options |= {"num_threads": context.num_threads}
     if batching == "continuous":
         pages = seats * -(-context.workload.max_model_len // PAGE_SIZE)
         options |= {"token_budget": context.arguments.token_budget, "page_size": PAGE_SIZE, "num_blocks": pages}
-    return EngineSetting(f"{batching}, float32, {seats} seats", "hf_run", python, options)
+    return EngineSetting(f"{batching}, {dtype}, {seats} seats", "hf_run", python, options)
 
 
 def perplexity(context: PeerContext, setting: EngineSetting, text: Path) -> Perplexity:

@@ -24,10 +24,10 @@ transformers: Any = import_module("transformers")
 
 
 def load_model(options: dict[str, Any]) -> Any:
-    """Load the model. The options are model (a folder with safetensors) and num_threads."""
+    """Load the model. The options are model (a folder with safetensors), dtype and num_threads."""
     if options["num_threads"] is not None:
         torch.set_num_threads(options["num_threads"])
-    model = transformers.AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(options["model"], dtype=getattr(torch, options["dtype"]))
     model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
     return model.eval()
 
