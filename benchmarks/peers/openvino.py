@@ -21,7 +21,8 @@ from benchmarks.peers.stage import EngineSetting
 from chairlift.errors import ConfigError
 
 REQUIREMENTS = ("openvino-genai", "openvino", "openvino-tokenizers")
-EXPORTER = ("optimum-intel", "nncf", "openvino", "openvino-tokenizers")
+# optimum-intel 2.2 exports Gemma 3 with transformers up to 5.0 only.
+EXPORTER = ("optimum-intel", "nncf", "openvino", "openvino-tokenizers", "transformers<5.1")
 WEIGHTS = ("int8", "fp16", "gguf")
 
 
