@@ -46,7 +46,7 @@ $(COMPILED): $(INSTALLED) $(NATIVE_SOURCES)
 	@touch $@
 
 configure:
-	@cmake -S . -B $(BUILD) -DPython_EXECUTABLE=$$(command -v $(BIN)/python) > /dev/null
+	@cmake -S . -B $(BUILD) -G Ninja -DPython_EXECUTABLE=$$(command -v $(BIN)/python) > /dev/null
 
 native: configure ## Compile the native kernels into the source tree (`make venv` does, if a C++ source changed).
 	@cmake --build $(BUILD) --parallel
@@ -124,7 +124,7 @@ release: venv ## Build the source package, wheels for CPython 3.11 to 3.13 (with
 
 wheel: venv ## Build dist/*.whl, native kernels included.
 	@rm -f dist/*.whl
-	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --config-settings build-dir=$(BUILD) --wheel-dir dist .
 
 clean: ## Remove what make made.
 	rm -rf $(VENV) build dist $(NATIVE)/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

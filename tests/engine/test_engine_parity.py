@@ -21,7 +21,6 @@ from chairlift.events import EventList, Step
 from native import needs_native
 
 NEW_TOKENS = 20
-KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
 ARCHITECTURES = [
     "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "granite4",
     "smollm3", "olmo2", "olmo3", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe", "opt",
@@ -35,6 +34,9 @@ SQUEEZES: dict[str, dict[str, Any]] = {
     "preempted": {"num_kv_blocks": 24, "block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 8},
     "preempted, cache off": {"num_kv_blocks": 24, "block_size": 4, "enable_prefix_caching": False, "max_num_seqs": 8},
 }
+
+
+SQUEEZES_OF_KERNELS = {"torch": ("chunked", "preempted"), "native": tuple(SQUEEZES)}
 
 
 def make_prompts() -> list[list[int]]:
@@ -75,8 +77,14 @@ def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[
     return [output.outputs[0].token_ids for output in outputs], [e for e in events.events if isinstance(e, Step)]
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("squeeze", SQUEEZES)
+@pytest.mark.parametrize(
+    ("kernels", "squeeze"),
+    [
+        pytest.param(kernels, squeeze, marks=[needs_native] if kernels == "native" else [])
+        for kernels, squeezes in SQUEEZES_OF_KERNELS.items()
+        for squeeze in squeezes
+    ],
+)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_tokens_are_those_of_transformers(
     arch: str, squeeze: str, kernels: str, tiny_model_dir: Callable[..., Path]
