@@ -39,6 +39,10 @@ GEMMA3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
 }
+GEMMA4_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 50000.0, "partial_rotary_factor": 0.35},
+}
 YARN_ROPE: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -93,6 +97,26 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 20,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
             "rope_parameters": GEMMA3_ROPES,
+            "final_logit_softcapping": 7.0,
+        },
+    ),
+    "gemma4": (
+        "Gemma4",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 260,
+            "tie_word_embeddings": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "rope_parameters": GEMMA4_ROPES,
             "final_logit_softcapping": 7.0,
         },
     ),
@@ -186,9 +210,12 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _randomize(model: torch.nn.Module) -> None:
-    """Give every parameter, biases and norms included, values that a mix-up would show."""
+    """Give every parameter, biases and norms included, values that a mix-up would show, and the scales of layers."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5, generator=generator)
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * 0.2
             parameter.copy_(noise + 1.0 if "norm.weight" in name else noise)

@@ -22,8 +22,8 @@ from native import needs_native
 
 NEW_TOKENS = 20
 ARCHITECTURES = [
-    "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "granite4",
-    "smollm3", "olmo2", "olmo3", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe", "opt",
+    "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "ministral3", "granite",
+    "granite4", "smollm3", "olmo2", "olmo3", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe", "opt",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -122,7 +122,8 @@ def answers_with_logprobs(folder: Path, **options: Any) -> list[list[tuple[int, 
 @needs_native
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize(
-    "arch", ["mistral", "qwen3", "gemma2", "gemma3", "ministral3", "granite", "olmo3", "mixtral", "qwen3_moe", "opt"]
+    "arch",
+    ["mistral", "qwen3", "gemma2", "gemma3", "gemma4", "ministral3", "granite", "olmo3", "mixtral", "qwen3_moe", "opt"],
 )
 def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     arch: str, formats: str, tiny_model_dir: Callable[..., Path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from chairlift.kernels import reference
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.attention import NativeAttention
+from chairlift.kernels.cpu.tape import record_calls
 from chairlift.models.declaration import RopeConfig
 from chairlift.models.rotary import RotaryTable
 from native import ROUNDING_TO_BF16
@@ -69,8 +71,8 @@ def rotary_at(positions: torch.Tensor, head_dim: int, rope: RopeConfig | None = 
     return RotaryStep(positions, table.values, table.query_scales)
 
 
-def assert_same_memory(actual: KVCache, expected: KVCache) -> None:
-    """Rotary embedding rounds in another order, so values may differ by one step of the type of the memory."""
+def assert_same_memory(actual: KVCache, expected: KVCache, *, norms_values: bool = False) -> None:
+    """Rotary embedding and norms round in another order, so values may differ by one step of the type of the memory."""
     if actual.key.dtype == torch.int8:
         assert (actual.key.int() - expected.key.int()).abs().max() <= 1
         assert (actual.value.int() - expected.value.int()).abs().max() <= 1
@@ -79,7 +81,10 @@ def assert_same_memory(actual: KVCache, expected: KVCache) -> None:
         return
     rtol = 2**-7 if actual.key.dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(actual.key, expected.key, rtol=rtol, atol=1e-5)
-    assert torch.equal(actual.value, expected.value)
+    if norms_values:
+        torch.testing.assert_close(actual.value, expected.value, rtol=rtol, atol=1e-5)
+    else:
+        assert torch.equal(actual.value, expected.value)
 
 
 def uses_tiles(shape: AttentionShape) -> bool:
@@ -118,26 +123,25 @@ def check_step(
     with_rotary: bool = True,
     rope: RopeConfig | None = None,
     qk_norm: QKNorm | None = None,
+    kv_projections: int = 2,
 ) -> torch.Tensor:
     """Compare one step with the reference: first the written K and V, then attention over the same memory."""
     step = pack(tables, work, num_padding)
     native = NativeAttention(shape)
     cache = fill(native.allocate(tables.num_blocks, tables.block_size))
     kept = copy_of(cache)
-    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    width = (shape.num_heads + kv_projections * shape.num_kv_heads) * shape.head_dim
     qkv = torch.randn(len(step.positions), width)
     rotary = rotary_at(step.positions, shape.head_dim, rope) if with_rotary else None
     out = native.forward(qkv.clone(), rotary, cache, native.plan(step.metadata), window, qk_norm)
 
-    query, key, value = shape.split(qkv)
-    if qk_norm is not None:
-        query = reference.rms_norm(query, qk_norm.query, qk_norm.eps)
-        key = reference.rms_norm(key, qk_norm.key, qk_norm.eps)
+    query, key, value = reference.normalize_heads(shape.split(qkv), qk_norm)
     if rotary is not None:
         query = rotary.scale_queries(reference.rotate(query, rotary.positions, rotary.cos_sin_cache))
-        key = reference.rotate(key, rotary.positions, rotary.cos_sin_cache)
-    reference.write_kv(key, value, kept, step.metadata.slot_mapping)
-    assert_same_memory(cache, kept)
+    if key is not None and value is not None:
+        key = key if rotary is None else reference.rotate(key, rotary.positions, rotary.cos_sin_cache)
+        reference.write_kv(key, value, kept, step.metadata.slot_mapping)
+    assert_same_memory(cache, kept, norms_values=qk_norm is not None and qk_norm.norms_values)
     if uses_tiles(shape):
         assert_within_bf16(out, query, cache, step.metadata, shape, window)
     else:
@@ -201,6 +205,16 @@ def test_query_and_key_norm(kv_dtype: torch.dtype) -> None:
     for with_rotary in (True, False):
         shape = make_shape((4, 2), 40, kv_dtype)
         check_step(shape, Tables(200, 16), WORK, None, qk_norm=norm, with_rotary=with_rotary)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_projections", [0, 1, 2])
+def test_norms_of_values_and_layers_without_projections(kv_projections: int, kv_dtype: torch.dtype) -> None:
+    """Without projections of K and V the layer reads the memory of this step's tokens, which it does not write."""
+    torch.manual_seed(0)
+    query, key = torch.rand(2, 40) + 0.5
+    norm = QKNorm(query, key if kv_projections else None, 1e-6, norms_values=True)
+    check_step(make_shape((4, 2), 40, kv_dtype), Tables(200, 16), WORK, 30, qk_norm=norm, kv_projections=kv_projections)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -335,6 +349,37 @@ def test_a_plan_serves_layers_of_several_windows() -> None:
         out = native.forward(qkv.clone(), None, cache, plan, window, None)
         expected = reference.paged_attention(shape.split(qkv)[0], cache, step.metadata, shape.scale, window)
         torch.testing.assert_close(out, expected.flatten(1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_tape_knows_the_steps_of_its_calls() -> None:
+    """Two shapes of heads have a plan each; a replay with the plans of another step computes that step."""
+    torch.manual_seed(0)
+    tables, backends = (
+        Tables(64, 4),
+        [NativeAttention(make_shape(heads, 8, torch.float32)) for heads in ((2, 1), (4, 2))],
+    )
+    caches = [fill(backend.allocate(64, 4)) for backend in backends]
+    inputs = [torch.randn(2, (backend.shape.num_heads * 2) * 8) for backend in backends]
+    steps = [pack(tables, work).metadata for work in ([(0, 9, 10), (1, 3, 4)], [(0, 10, 11), (1, 4, 5)])]
+    tape = NATIVE.Tape()
+
+    def forward(metadata: AttentionMetadata, *, records: bool) -> list[torch.Tensor]:
+        plans = [backend.plan(metadata) for backend in backends]
+        with record_calls(tape, [plan.step for plan in plans]) if records else nullcontext():
+            calls = zip(backends, inputs, caches, plans, strict=True)
+            return [backend.forward(x, None, cache, plan, None, None) for backend, x, cache, plan in calls]
+
+    outputs = forward(steps[0], records=True)
+    expected = [out.clone() for out in forward(steps[1], records=False)]
+    plans = [backend.plan(steps[1]) for backend in backends]
+    for out in outputs:
+        out.zero_()
+    tape.replay([plan.step for plan in plans], 0)
+    assert all(map(torch.equal, outputs, expected))
+    with pytest.raises(ValueError, match="steps must have 2 items, as recorded, got 1"):
+        tape.replay([plans[0].step], 0)
+    with record_calls(NATIVE.Tape()), pytest.raises(ValueError, match=r"step must be one of those that Tape\.start"):
+        backends[0].forward(inputs[0], None, caches[0], plans[0], None, None)
 
 
 def test_unsupported_shapes_and_types_are_rejected() -> None:

@@ -225,8 +225,8 @@ def test_residual_sums(kernels: str, after: str, of_sum: str, num_rows: int) -> 
         return NO_PROLOGUE if kind == "none" else Prologue(kind, weight, bias if has_bias else None, 1e-3)
 
     norms = norm(after, vectors[0], vectors[1]), norm(of_sum, vectors[2], vectors[3])
-    for multiplier in (1.0, 0.3):
-        ours, expected = (each.make_residual_sum(*norms, multiplier) for each in (get_kernels(kernels), REFERENCE))
+    for factors in ((1.0, 1.0), (0.3, 1.0), (0.3, 0.6)):
+        ours, expected = (each.make_residual_sum(*norms, *factors) for each in (get_kernels(kernels), REFERENCE))
         stream, branch = torch.randn(num_rows, 40)[:, 3:], torch.randn(num_rows, 37)
         found = ours(stream.clone(), branch.clone()).clone()
         torch.testing.assert_close(found, expected(stream.clone(), branch.clone()), rtol=1e-4, atol=1e-5)
@@ -237,7 +237,7 @@ def test_residual_sums(kernels: str, after: str, of_sum: str, num_rows: int) -> 
 
 @needs_native
 def test_a_residual_sum_checks_the_size_of_its_norms(native: Kernels) -> None:
-    kernel = native.make_residual_sum(Prologue("rms_norm", torch.ones(8), eps=1e-5), NO_PROLOGUE, 1.0)
+    kernel = native.make_residual_sum(Prologue("rms_norm", torch.ones(8), eps=1e-5), NO_PROLOGUE, 1.0, 1.0)
     with pytest.raises(ValueError, match="the weights of the norms must have size values"):
         kernel(torch.ones(2, 9), torch.ones(2, 9))
 
@@ -247,9 +247,13 @@ def test_rows_may_have_a_stride(native: Kernels) -> None:
     weights = Matrices(down=packed_tensor(torch.randn(6, 10)))
     wide, norm = torch.randn(4, 50), Prologue("rms_norm", torch.rand(10), eps=1e-5)
     for prologue, x in ((Prologue("silu_and_mul"), wide[:, 5:25]), (norm, wide[:, 20:30])):
-        ours = native.make_linear(native.load_matrix(weights, [("down", 6)], 10), None, prologue)(x)
+        ours = native.make_linear(native.load_matrix(weights, [("down", 6)], 10), None, prologue)
         expected = REFERENCE.make_linear(weights.tensor("down.weight", (6, 10)), None, prologue)
-        torch.testing.assert_close(ours, expected(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours(x), expected(x), rtol=1e-4, atol=1e-4)
+        written, other = torch.zeros(4, 9), torch.zeros(4, 9)
+        ours(x, out=written[:, 2:8])
+        expected(x, out=other[:, 2:8])
+        torch.testing.assert_close(written, other, rtol=1e-4, atol=1e-4)
 
 
 @needs_native

@@ -47,6 +47,8 @@ def attend_both(
     num_padding: int = 0,
     with_rotary: bool = True,
     with_norm: bool = False,
+    norms_values: bool = False,
+    kv_projections: int = 2,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute one step with both implementations, compare their memory, and return both results: (fast, expected)."""
     step = pack(tables, work, num_padding)
@@ -54,9 +56,12 @@ def attend_both(
     cache = random_cache(fast, tables.num_blocks, tables.block_size)
     slow_cache = KVCache(cache.key.clone(), cache.value.clone())
     tokens = len(step.positions)
-    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    width = (shape.num_heads + kv_projections * shape.num_kv_heads) * shape.head_dim
     qkv = torch.randn(tokens, width, dtype=shape.dtype)
-    norm = QKNorm(*torch.rand(2, shape.head_dim, dtype=shape.dtype), eps=1e-5) if with_norm else None
+    norm: QKNorm | None = None
+    if with_norm:
+        query, key = torch.rand(2, shape.head_dim, dtype=shape.dtype)
+        norm = QKNorm(query, key if kv_projections else None, 1e-5, norms_values)
     rotary: RotaryStep | None = None
     if with_rotary:
         rotary = RotaryStep(step.positions, rotary_table(RopeConfig(), shape.head_dim, 512, CPU))
@@ -91,6 +96,21 @@ def test_attention_over_tiles_and_windows(monkeypatch: pytest.MonkeyPatch, tile_
     work = [(i, length - 1, length) for i, length in enumerate((5, 90, 1, 17, 16, 64, 88, 3))]
     out, expected = attend_both(shape, Tables(64, 8), [*work, (8, 30, 60)], window, with_rotary=False)
     assert_close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("kv_projections", [0, 1, 2])
+def test_norms_of_values_and_layers_without_projections(
+    kv_projections: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """Without projections of K and V the layer reads the memory of this step's tokens, which it does not write."""
+    torch.manual_seed(0)
+    shape = AttentionShape(6, 2, 32, 0.8, dtype, CPU)
+    work = [(0, 40, 41), (1, 0, 50), (2, 9, 30), (3, 2, 3)]
+    options: dict[str, Any] = {"kv_projections": kv_projections, "with_norm": True, "norms_values": True}
+    out, expected = attend_both(shape, Tables(32, 16), work, window, **options)
+    assert_close(out, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -69,6 +69,11 @@ def test_norms_are_one(name: str) -> None:
     assert torch.equal(weights.tensor(name, (64,)), torch.ones(64))
 
 
+def test_scales_of_layers_are_one() -> None:
+    config = replace(CONFIG, layers=(replace(CONFIG.layers[0], output_scale="model.layers.0.layer_scalar"),))
+    assert source(config=config).tensor("model.layers.0.layer_scalar", (1,)) == 1
+
+
 def test_biases_are_zero() -> None:
     assert torch.equal(source().tensor("model.layers.0.self_attn.q_proj.bias", (64,)), torch.zeros(64))
     assert torch.equal(source().tensor("model.decoder.final_layer_norm.bias", (64,)), torch.zeros(64))

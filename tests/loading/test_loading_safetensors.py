@@ -47,6 +47,7 @@ def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
         "qwen3",
         "gemma2",
         "gemma3",
+        "gemma4",
         "ministral3",
         "granite",
         "granite4",
@@ -63,7 +64,8 @@ def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, m
     assert (folder / INDEX).exists() is (max_shard_size == "40KB")
     weights = open_folder(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    for name, parameter in model.named_parameters():
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict())
+    for name, parameter in (*model.named_parameters(), *buffers):
         assert torch.equal(weights.tensor(name, tuple(parameter.shape)), parameter.detach()), name
     assert weights.unused() == []
 

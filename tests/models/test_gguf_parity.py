@@ -28,6 +28,14 @@ BRANCH_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+PER_LAYER_INPUTS = {
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
 EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -117,10 +125,29 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.type": "linear",
         "rope.scaling.factor": 4.0,
     },
+    "gemma4": {
+        "block_count": 6,
+        "attention.sliding_window": 20,
+        "attention.sliding_window_pattern": [True, False] * 3,
+        "attention.shared_kv_layers": 3,
+        "attention.head_count_kv": [2, 1] * 3,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "rope.dimension_count": 24,
+        "rope.dimension_count_swa": 16,
+        "feed_forward_length": [96] * 3 + [192] * 3,
+        "embedding_length_per_layer_input": 8,
+        "final_logit_softcapping": 7.0,
+        "rope.freq_base": 50000.0,
+        "rope.freq_base_swa": 300.0,
+    },
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 16},
+    "gemma4": {"vocab_size_per_layer_input": 256},
     "ministral3": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
     "granite4": {"intermediate_size": 96},
@@ -145,7 +172,15 @@ LARGER_EPS = ("olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral")
 
 
 def convert_name(name: str, arch: str) -> str:
-    names = {**NAMES, **FUSED, **EXPERTS, **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3")) else {})}
+    if name.endswith("layer_scalar"):
+        return f"blk.{name.split('.')[2]}.layer_output_scale.weight"
+    names = {
+        **NAMES,
+        **FUSED,
+        **EXPERTS,
+        **PER_LAYER_INPUTS,
+        **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3")) else {}),
+    }
     module, _, kind = name.rpartition(".")
     if not module.startswith("model.layers."):
         return f"{names[module]}.{kind}"
@@ -155,7 +190,7 @@ def convert_name(name: str, arch: str) -> str:
 
 def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
     """Complete the weights of Gemma's norms, and interleave the rows of queries and keys where llama.cpp does."""
-    if arch.startswith("gemma") and "norm" in name:
+    if arch in ("gemma2", "gemma3") and "norm" in name:
         return tensor + 1
     if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
         heads = 4 if "q_proj" in name else 2
@@ -226,6 +261,8 @@ def write_gguf(
             writer.add_tensor(convert_name(key, arch), blocks.reshape(*tensor.shape[:2], -1), raw_dtype=experts)
             continue
         writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())
+    if arch == "gemma4":
+        writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * 8, dtype=np.float32))
     if arch == "phi3":
         rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
         for kind in ("short", "long"):

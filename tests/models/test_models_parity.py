@@ -46,6 +46,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2-one-soft-cap": ("gemma2", {"attn_logit_softcapping": None, "query_pre_attn_scalar": 4000}),
     "gemma3": ("gemma3", {}),
     "gemma3-biases": ("gemma3", {"attention_bias": True, "final_logit_softcapping": None}),
+    "gemma4": ("gemma4", {}),
+    "gemma4-plain": (
+        "gemma4",
+        {
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "final_logit_softcapping": None,
+        },
+    ),
     "ministral3": ("ministral3", {}),
     "granite": ("granite", {}),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),

@@ -38,11 +38,30 @@ class KVCache(NamedTuple):
 
 
 class QKNorm(NamedTuple):
-    """RMSNorm over each head of query and key before the rotary embedding (Qwen3); both weights are [head_dim]."""
+    """RMSNorm over each head of query and key before the rotary embedding (Qwen3); both weights are [head_dim].
+
+    Attributes:
+        key: None in a layer without keys of its own.
+        norms_values: whether the heads of V have an RMSNorm too, without a weight (Gemma 4).
+    """
 
     query: torch.Tensor
-    key: torch.Tensor
+    key: torch.Tensor | None
     eps: float
+    norms_values: bool = False
+
+
+class ProjectedHeads(NamedTuple):
+    """Query [T, num_heads, head_dim], key and value [T, num_kv_heads, head_dim] of the tokens of a step.
+
+    Attributes:
+        key, value: None in a layer that reads K and V of another layer. Without a projection of the value, both are the
+            same memory.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor | None
+    value: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +120,13 @@ class AttentionShape:
         """The number of query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
-    def split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of query [T, num_heads, head_dim], key and value [T, num_kv_heads, head_dim] of a fused tensor
-        [T, (num_heads + 2 * num_kv_heads) * head_dim]."""
-        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        query, key, value = torch.split_with_sizes(qkv.view(len(qkv), -1, self.head_dim), sizes, dim=1)
-        return query, key, value
+    def split(self, qkv: torch.Tensor) -> ProjectedHeads:
+        """Views of query, key and value in the fused tensor that is the argument of `AttentionBackend.forward`."""
+        heads = qkv.view(len(qkv), -1, self.head_dim)
+        query = heads[:, : self.num_heads]
+        if heads.shape[1] == self.num_heads:
+            return ProjectedHeads(query, None, None)
+        return ProjectedHeads(query, heads[:, self.num_heads :][:, : self.num_kv_heads], heads[:, -self.num_kv_heads :])
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -162,18 +182,21 @@ class StepContext(NamedTuple):
         positions: int64 [T], the position of each token in its sequence.
         rotations: one for each rotary embedding of the model; each layer has an index into it.
         plans: the result of `AttentionBackend.plan` for each backend of the model; each layer has an index into it.
+        per_layer_inputs: [T, num_layers + 1, size], the inputs of each token for each layer after one unused input, for
+            models that have them. A layer overwrites the input before its own.
     """
 
     positions: torch.Tensor
     rotations: tuple[RotaryStep, ...]
     plans: tuple[Any, ...]
+    per_layer_inputs: torch.Tensor | None = None
 
 
 PlanT = TypeVar("PlanT")
 
 
 class AttentionBackend(ABC, Generic[PlanT]):
-    """The attention of a kernel set: query/key norm, rotary embedding, KV writes and attention."""
+    """The attention of a kernel set: norms of heads, rotary embedding, KV writes and attention."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
@@ -205,11 +228,12 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """Normalize and rotate query and key, write K and V into their slots, and compute attention.
 
         Args:
-            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key and value of each token. It may
-                be overwritten.
+            qkv: [T, heads * head_dim], contiguous, which may be overwritten: the heads of query, key and value of each
+                token. Without heads of values, the projected keys are the values as well. With heads of the query only,
+                `cache` contains K and V of this step already, and remains as it is.
             rotary: None leaves query and key as they are.
             sliding_window: see `reference.paged_attention`.
-            qk_norm: None leaves query and key as they are.
+            qk_norm: None leaves query, key and value as they are.
 
         Returns:
             [T, num_heads * head_dim], valid until the next call of `forward` with any plan.

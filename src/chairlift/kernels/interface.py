@@ -49,11 +49,13 @@ NO_PROLOGUE = Prologue("none")
 class LinearKernel(Protocol):
     """A linear layer and its prologue."""
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """linear(prologue(x)), plus `residual` [T, out] unless it is None.
 
         The sum may be computed in the memory of `residual`, whose values are lost. The next call of a layer of the same
-        name (`q_proj`, `down_proj`...) may overwrite the result.
+        name (`q_proj`, `down_proj`...) may overwrite the result, unless it is written to `out`, which has no residual.
         """
         ...
 
@@ -70,13 +72,17 @@ class ComposedLinear:
         self._prologue = prologue
         self._product = product
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         y = self._product(x if self._prologue is None else self._prologue(x))
+        if out is not None:
+            return out.copy_(y)
         return y if residual is None else residual.add_(y)
 
 
 class ResidualSumKernel(Protocol):
-    """of_sum(stream + multiplier * after(branch)), the sum of the residual stream and the branch of a layer."""
+    """scale * of_sum(stream + multiplier * after(branch)), the sum of the residual stream and the branch of a layer."""
 
     def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
         """The sum, [T, hidden_size]. The values of both arguments are lost; a branch of None adds nothing."""
@@ -90,23 +96,30 @@ class ComposedResidualSum:
         after, of_sum: None leaves rows as they are.
     """
 
-    def __init__(self, after: RowKernel | None, of_sum: RowKernel | None, multiplier: float) -> None:
+    def __init__(self, after: RowKernel | None, of_sum: RowKernel | None, multiplier: float, scale: float) -> None:
         self._after = after
         self._of_sum = of_sum
         self._multiplier = multiplier
+        self._scale = scale
 
     def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
         if branch is not None:
             stream.add_(branch if self._after is None else self._after(branch), alpha=self._multiplier)
-        return stream if self._of_sum is None else self._of_sum(stream)
+        total = stream if self._of_sum is None else self._of_sum(stream)
+        return total if self._scale == 1 else total.mul_(self._scale)
 
 
 def compose_residual_sum(
-    after: Prologue, of_sum: Prologue, multiplier: float, make_prologue: Callable[[Prologue], RowKernel]
+    after: Prologue,
+    of_sum: Prologue,
+    multiplier: float,
+    scale: float = 1.0,
+    *,
+    make_prologue: Callable[[Prologue], RowKernel],
 ) -> ResidualSumKernel:
     """A `ResidualSumKernel` of the norms that `make_prologue` returns."""
     norms = [None if norm.kind == "none" else make_prologue(norm) for norm in (after, of_sum)]
-    return ComposedResidualSum(norms[0], norms[1], multiplier)
+    return ComposedResidualSum(norms[0], norms[1], multiplier, scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,8 +172,8 @@ class Kernels:
         load_router: `load_matrix` for a matrix that keeps the format of its file if all others are quantized.
         make_embedding: (matrix) -> int64 ids [T] -> rows [T, in].
         make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
-        make_residual_sum: (after, of_sum, multiplier) -> the sum of the residual stream and a branch; the prologues are
-            norms or none.
+        make_residual_sum: (after, of_sum, multiplier, scale) -> the sum of the residual stream and a branch; the
+            prologues are norms or none.
         make_mixture: (mixture) -> x [T, in] -> [T, in]. The next call may overwrite the result.
         attention: (shape) -> the attention backend of a model.
         notes: lines to log once a model is loaded.
@@ -172,7 +185,7 @@ class Kernels:
     load_router: Callable[[Weights, MatrixParts, int], Any]
     make_embedding: Callable[[Any], RowKernel]
     make_linear: Callable[[Any, torch.Tensor | None, Prologue], LinearKernel]
-    make_residual_sum: Callable[[Prologue, Prologue, float], ResidualSumKernel]
+    make_residual_sum: Callable[[Prologue, Prologue, float, float], ResidualSumKernel]
     make_mixture: Callable[[Mixture], RowKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     notes: Callable[[], list[str]] = list

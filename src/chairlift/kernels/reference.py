@@ -7,7 +7,14 @@ from typing import Final
 import torch
 
 from chairlift.kernels.activations import NativePrologueKind, find_activation
-from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, KVCache, QKNorm, RotaryStep
+from chairlift.kernels.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    KVCache,
+    ProjectedHeads,
+    QKNorm,
+    RotaryStep,
+)
 from chairlift.kernels.interface import NORM_KINDS, LoadedMatrix, Mixture, Prologue
 from chairlift.kernels.routing import ExpertRouting
 
@@ -200,6 +207,18 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
     return torch.cat((rotated, x[..., num_dims:]), dim=-1)
 
 
+def normalize_heads(heads: ProjectedHeads, qk_norm: QKNorm | None) -> ProjectedHeads:
+    """Apply the norms of heads, with a weight of ones for V."""
+    if qk_norm is None:
+        return heads
+    query, key, value = heads
+    if key is not None and qk_norm.key is not None:
+        key = rms_norm(key, qk_norm.key, qk_norm.eps)
+    if value is not None and qk_norm.norms_values:
+        value = rms_norm(value, torch.ones(value.shape[-1], device=value.device), qk_norm.eps)
+    return ProjectedHeads(rms_norm(query, qk_norm.query, qk_norm.eps), key, value)
+
+
 def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize K or V [T, num_kv_heads, head_dim] to int8 with a float32 scale [T, num_kv_heads] per token and head.
 
@@ -318,13 +337,11 @@ class ReferenceAttention(AttentionBackend[AttentionMetadata]):
         sliding_window: int | None,
         qk_norm: QKNorm | None,
     ) -> torch.Tensor:
-        query, key, value = self.shape.split(qkv)
-        if qk_norm is not None:
-            query = rms_norm(query, qk_norm.query, qk_norm.eps)
-            key = rms_norm(key, qk_norm.key, qk_norm.eps)
+        query, key, value = normalize_heads(self.shape.split(qkv), qk_norm)
         if rotary is not None:
             query = rotary.scale_queries(rotate(query, rotary.positions, rotary.cos_sin_cache))
-            key = rotate(key, rotary.positions, rotary.cos_sin_cache)
-        write_kv(key, value, cache, plan.slot_mapping)
+        if key is not None and value is not None:
+            key = key if rotary is None else rotate(key, rotary.positions, rotary.cos_sin_cache)
+            write_kv(key, value, cache, plan.slot_mapping)
         shape = self.shape
         return paged_attention(query, cache, plan, shape.scale, sliding_window, shape.logits_soft_cap).flatten(1)

@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.errors import ConfigError
-from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
+from chairlift.kernels.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionShape,
+    KVCache,
+    ProjectedHeads,
+    QKNorm,
+    RotaryStep,
+)
 from chairlift.kernels.torch_ops import rms_norm, rotate
 from chairlift.kernels.torch_plan import AttentionPlanner, PrefillChunk, TorchPlan, WindowPlan
 
@@ -43,13 +51,16 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         sliding_window: int | None,
         qk_norm: QKNorm | None,
     ) -> torch.Tensor:
-        query, key, value = self.shape.split(qkv)
-        if qk_norm is not None:
-            query, key = rms_norm(query, qk_norm.query, qk_norm.eps), rms_norm(key, qk_norm.key, qk_norm.eps)
+        query, key, value = _normalize(self.shape.split(qkv), qk_norm)
         if rotary is not None:
-            query, key = rotary.scale_queries(rotate(query, *rotary.rows)), rotate(key, *rotary.rows)
-        cache.key.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), key)
-        cache.value.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), value)
+            query = rotary.scale_queries(rotate(query, *rotary.rows))
+        key_rows, value_rows = (memory.view(-1, self.shape.head_dim) for memory in (cache.key, cache.value))
+        if key is None or value is None:  # An earlier layer has written them in this step.
+            key, value = key_rows[plan.write_rows], value_rows[plan.write_rows]
+        else:
+            key = key if rotary is None else rotate(key, *rotary.rows)
+            key_rows.index_put_((plan.write_rows,), key)
+            value_rows.index_put_((plan.write_rows,), value)
         window = plan.windows.get(sliding_window)
         if window is None:
             window = plan.windows[sliding_window] = self._planner.plan_window(plan.metadata, sliding_window)
@@ -112,3 +123,15 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         else:
             scores.add_(bias)
         return torch.softmax(scores, dim=-1).to(values.dtype) @ values
+
+
+def _normalize(heads: ProjectedHeads, qk_norm: QKNorm | None) -> ProjectedHeads:
+    """Compute `reference.normalize_heads`."""
+    if qk_norm is None:
+        return heads
+    query, key, value = heads
+    if key is not None and qk_norm.key is not None:
+        key = rms_norm(key, qk_norm.key, qk_norm.eps)
+    if value is not None and qk_norm.norms_values:
+        value = F.rms_norm(value, value.shape[-1:], eps=qk_norm.eps)
+    return ProjectedHeads(rms_norm(query, qk_norm.query, qk_norm.eps), key, value)

@@ -39,6 +39,11 @@ class FileWeights(ABC):
     def _stored_name(self, name: str) -> StoredName | None:
         """Return the place of the parameter in the file, or None if the file does not contain it."""
 
+    @abstractmethod
+    def _modules_in_file(self, name: str) -> list[str]:
+        """Return the names that files may use for a declared module, which are those of its tensors without ".weight"
+        or ".bias"."""
+
     def _expected_name(self, name: str) -> str:
         """Return the name that the parameter should have in the file."""
         return name
@@ -109,5 +114,8 @@ class FileWeights(ABC):
         return []
 
     def unused(self) -> list[str]:
-        """Return the file's names of the tensors that were not read. After a complete load there are none."""
-        return sorted(set(self._file_names()) - self._tensors_read)
+        """Return the file's names of the tensors that the model needs and that were not read. After a complete load
+        there are none."""
+        unneeded = {name for module in self.config.unneeded_modules for name in self._modules_in_file(module)}
+        remaining = set(self._file_names()) - self._tensors_read
+        return sorted(name for name in remaining if name.rpartition(".")[0] not in unneeded)

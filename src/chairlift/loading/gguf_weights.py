@@ -40,6 +40,10 @@ class GGUFWeights(FileWeights):
         found = self._architecture.gguf_name(name)
         return found if found is not None and found.name in self._file.tensors else None
 
+    def _modules_in_file(self, name: str) -> list[str]:
+        found = self._architecture.gguf_name(f"{name}.weight")
+        return [] if found is None else [found.name.removesuffix(".weight")]
+
     def _expected_name(self, name: str) -> str:
         expected = self._architecture.gguf_name(name)
         return name if expected is None else expected.name

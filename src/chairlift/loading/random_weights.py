@@ -16,7 +16,8 @@ BIAS_SUFFIX: Final = ".bias"
 
 
 class RandomWeights:
-    """A `Weights` that has every parameter: ones for norms, zeros for biases, and N(0, 0.02^2) for the others.
+    """A `Weights` that has every parameter: ones for norms and scales of layers, zeros for biases, and N(0, 0.02^2) for
+    the others.
 
     The values depend on the seed, the name, the shape, the type and the kind of device, and not on the order of calls.
     They are drawn on the device and rounded to the type of the model's files.
@@ -36,10 +37,11 @@ class RandomWeights:
         self.device = device
         self.seed = seed
         self._file_dtype: torch.dtype = getattr(torch, config.dtype)
-        self._norms = frozenset(f"{name}.weight" for name in config.norm_names)
+        norms = (f"{name}.weight" for name in config.norm_names)
+        self._ones = frozenset((*norms, *(layer.output_scale for layer in config.layers)))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name in self._norms:
+        if name in self._ones:
             return torch.ones(shape, dtype=self.dtype, device=self.device)
         if name.endswith(BIAS_SUFFIX):
             return torch.zeros(shape, dtype=self.dtype, device=self.device)

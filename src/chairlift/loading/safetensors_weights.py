@@ -98,6 +98,9 @@ class SafetensorsWeights(FileWeights):
             raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
         return matrix
 
+    def _modules_in_file(self, name: str) -> list[str]:
+        return [each.name for each in self._architecture.hf_names(name)]
+
     def _stored_name(self, name: str) -> StoredName | None:
         return next((found for found in self._architecture.hf_names(name) if found.name in self._shard_of), None)
 

@@ -59,7 +59,8 @@ class Architecture:
         hf_readers: the reader for each entry of `architectures` in a `config.json`.
         gguf_readers: the reader for each value of `general.architecture`.
         gguf_names: declared module name -> GGUF's module name, with "{}" in place of the numbers of layer and expert.
-            If only the declared name has an expert, the tensor holds those of all experts.
+            If only the declared name has an expert, the tensor holds those of all experts. A parameter whose name does
+            not end like its GGUF name has an entry of its own.
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
@@ -89,6 +90,8 @@ class Architecture:
 
 def _stored_name(names: Mapping[str, str], name: str) -> StoredName | None:
     module, _, kind = name.rpartition(".")
+    if (whole := names.get(NUMBER.sub("{}", name))) is not None:
+        return StoredName(whole.format(*NUMBER.findall(name)))
     found = names.get(NUMBER.sub("{}", module))
     if found is None:
         return None

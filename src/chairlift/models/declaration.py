@@ -5,6 +5,8 @@ branches around the residual stream, each with norms in up to three places:
 
     stream = of_sum(stream + multiplier * after(branch(before(stream))))
 
+A layer may have a third branch, which reads an embedding of the token for this layer (Gemma 4).
+
 Names are those of the parameters in Hugging Face checkpoints, without `.weight` and `.bias`.
 """
 
@@ -25,6 +27,8 @@ MLP: Final = "MLP"
 EXPERTS: Final = "experts"
 ROUTER: Final = "router"
 PROJECTIONS: Final = "projections"
+PER_LAYER_EMBEDDING: Final = "per-layer embeddings"
+PER_LAYER_INPUTS: Final = "per-layer inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +99,23 @@ class HeadNormSpec:
     """RMSNorm of query and key before the rotation, with the parameters `<query>.weight` and `<key>.weight`.
 
     Attributes:
+        key: None in a layer that reads K and V of another layer.
+        norms_values: whether the heads of V have an RMSNorm too, without a weight.
         weight_offset: see NormSpec.
         across_heads: whether the heads of a token are normed together, by weights [heads * head_dim], instead of each
             head by the same weights [head_dim].
     """
 
     query: str
-    key: str
+    key: str | None
     eps: float
     weight_offset: float = 0.0
     across_heads: bool = False
+    norms_values: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.query,) if self.key is None else (self.query, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,8 @@ class MatrixSpec:
     """Matrices with the same input, which are multiplied as one product.
 
     Attributes:
-        group: the heading in the memory plan: ATTENTION, MLP, EXPERTS, ROUTER, PROJECTIONS, EMBEDDING or LM_HEAD.
+        group: the heading in the memory plan: ATTENTION, MLP, EXPERTS, ROUTER, PROJECTIONS, PER_LAYER_EMBEDDING,
+            PER_LAYER_INPUTS, EMBEDDING or LM_HEAD.
         kernel: the name of the product in the kernel benchmark: "qkv", "output", "gate_up", ...
         parts: (name, output features) of each matrix, in the order of the output.
         has_bias: whether every part has a bias.
@@ -155,12 +167,14 @@ class AttentionSpec:
     """Grouped-query attention over paged KV memory.
 
     Attributes:
-        qkv: the projections of query, key and value, one part each or all in one.
+        qkv: the projections of query, key and value, one part each or all in one. Without a projection of the value,
+            the projected keys are the values as well; a layer with a kv_source has the projection of the query only.
         scale: the factor of the products of query and key.
         rope: the rotary embedding of query and key, or None.
         sliding_window: the number of keys that a query attends to, including its own, or None for all preceding keys.
         head_norm: the norm of query and key heads, or None.
         logits_soft_cap: c in c * tanh(score / c), which is applied to the scores before the softmax, or None.
+        kv_source: the index of the earlier layer whose K and V this layer reads instead of its own, or None.
     """
 
     qkv: MatrixSpec
@@ -173,6 +187,7 @@ class AttentionSpec:
     sliding_window: int | None = None
     head_norm: HeadNormSpec | None = None
     logits_soft_cap: float | None = None
+    kv_source: int | None = None
 
     @property
     def query_size(self) -> int:
@@ -184,11 +199,17 @@ class AttentionSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def num_kept_kv_heads(self) -> int:
+        """The number of heads of K and V that the layer keeps in memory of its own."""
+        return self.num_kv_heads if self.kv_source is None else 0
+
+    @property
     def head_norm_sizes(self) -> tuple[int, ...]:
         """The number of weights of the norms of query and key; empty without norms."""
         if self.head_norm is None:
             return ()
-        return (self.query_size, self.key_size) if self.head_norm.across_heads else (self.head_dim, self.head_dim)
+        sizes = (self.query_size, self.key_size) if self.head_norm.across_heads else (self.head_dim, self.head_dim)
+        return sizes[: len(self.head_norm.names)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +292,28 @@ class BranchNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayerBranchSpec:
+    """The branch of a layer that reads the token's input for this layer: projection(activation(gate(x)) * input).
+
+    Attributes:
+        gate: the projection of the residual stream to the size of the input.
+        projection: the projection back to hidden_size.
+        activation: a key of `kernels.activations.ACTIVATIONS`.
+        norms: the norms after the branch and after the sum; none before it.
+    """
+
+    gate: MatrixSpec
+    projection: MatrixSpec
+    activation: str
+    norms: BranchNorms
+
+    @property
+    def activation_kernel(self) -> str:
+        """The name of the kernel that computes activation and product before the projection."""
+        return activation_kernel(self.activation, gated=True)
+
+
+@dataclass(frozen=True, slots=True)
 class ProductSpec:
     """A matrix product of a step, with the operations that its kernel fuses.
 
@@ -289,7 +332,9 @@ class LayerSpec:
     """One decoder layer.
 
     Attributes:
-        residual_multiplier: the factor of both branches' outputs before they are added to the residual stream.
+        residual_multiplier: the factor of the branches' outputs before they are added to the residual stream.
+        per_layer_branch: the branch after the feed-forward network, or None.
+        output_scale: the name of the parameter [1] that the output of the layer is multiplied by, or None.
     """
 
     attention: AttentionSpec
@@ -297,6 +342,8 @@ class LayerSpec:
     feed_forward: FeedForwardSpec
     feed_forward_norms: BranchNorms
     residual_multiplier: float = 1.0
+    per_layer_branch: PerLayerBranchSpec | None = None
+    output_scale: str | None = None
 
     @property
     def products(self) -> tuple[ProductSpec, ...]:
@@ -308,19 +355,28 @@ class LayerSpec:
         )
         mlp = self.feed_forward
         if mlp.router is not None:
-            return *first, ProductSpec(mlp.router.matrix, before)
+            return *first, ProductSpec(mlp.router.matrix, before), *self._per_layer_products
         down = ProductSpec(mlp.down, mlp.activation_kernel, self.feed_forward_adds_residual)
-        return *first, ProductSpec(mlp.up, before), down
+        return *first, ProductSpec(mlp.up, before), down, *self._per_layer_products
+
+    @property
+    def _per_layer_products(self) -> tuple[ProductSpec, ...]:
+        if (branch := self.per_layer_branch) is None:
+            return ()
+        return ProductSpec(branch.gate, "none"), ProductSpec(branch.projection, branch.activation_kernel)
 
     @property
     def matrices(self) -> tuple[MatrixSpec, ...]:
         """Every matrix of the layer, including those of all experts."""
-        return self.attention.qkv, self.attention.output, *self.feed_forward.matrices
+        branch = self.per_layer_branch
+        others = () if branch is None else (branch.gate, branch.projection)
+        return self.attention.qkv, self.attention.output, *self.feed_forward.matrices, *others
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
         """The norms of the residual stream and of the branches; norms of heads are not included."""
-        return (*self.attention_norms, *self.feed_forward_norms)
+        others = () if self.per_layer_branch is None else self.per_layer_branch.norms
+        return (*self.attention_norms, *self.feed_forward_norms, *others)
 
     @property
     def num_values_beside_matrices(self) -> int:
@@ -331,7 +387,7 @@ class LayerSpec:
     @property
     def is_fused(self) -> bool:
         """Whether the last product of each branch can be added to the residual stream by its own kernel."""
-        return self.attention_adds_residual and self.feed_forward_adds_residual
+        return self.attention_adds_residual and self.feed_forward_adds_residual and self.per_layer_branch is None
 
     @property
     def attention_adds_residual(self) -> bool:
@@ -345,6 +401,26 @@ class LayerSpec:
 
     def _adds_residual(self, norms: BranchNorms) -> bool:
         return norms.after is None and self.residual_multiplier == 1
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerInputsSpec:
+    """The inputs of the layers' `per_layer_branch`, of `size` values for each token and layer:
+
+        multiplier * (norm(projection(embedding)) + table_multiplier * table[token])
+
+    Attributes:
+        table: the embedding table [vocab_size, layers * size].
+        projection: the projection of the embedding to the inputs of all layers.
+        norm: the norm of the projected input of a layer.
+    """
+
+    size: int
+    table: MatrixSpec
+    projection: MatrixSpec
+    norm: NormSpec
+    table_multiplier: float
+    multiplier: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +456,8 @@ class ModelConfig:
             widths are equal.
         embedding_multiplier, logits_multiplier: the factors of the embedding's and of the head's output.
         logits_soft_cap: c in c * tanh(logits / c), which is applied after the multiplier, or None.
+        unneeded_modules: the modules of which checkpoints may have parameters that no layer needs.
+        per_layer_inputs: the embeddings that layers read in their `per_layer_branch`, or None.
         eos_token_ids: all tokens that end a sequence, including those of generation_config.json.
         dtype: the type of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
         quantization: the quantization of a Hugging Face checkpoint, or None.
@@ -400,6 +478,8 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
+    unneeded_modules: tuple[str, ...] = ()
+    per_layer_inputs: PerLayerInputsSpec | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -416,7 +496,8 @@ class ModelConfig:
     @property
     def kv_values_per_token(self) -> int:
         """The number of K and V values of one token in all layers."""
-        return sum(2 * layer.attention.key_size for layer in self.layers)
+        specs = (layer.attention for layer in self.layers)
+        return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs)
 
     @property
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
@@ -428,6 +509,8 @@ class ModelConfig:
     def matrices(self) -> Iterator[MatrixSpec]:
         """Every matrix in memory, each once. A tied head shares the embedding's matrix."""
         yield self.embedding
+        if self.per_layer_inputs is not None:
+            yield self.per_layer_inputs.table
         for layer in self.layers:
             yield from layer.matrices
         yield from self._projections
@@ -436,7 +519,8 @@ class ModelConfig:
 
     @property
     def read_matrices(self) -> Iterator[MatrixSpec]:
-        """Every matrix that a step reads completely, including the head's. Of the embedding a step reads some rows."""
+        """Every matrix that a step reads completely, including the head's. Of embedding tables a step reads some
+        rows."""
         for layer in self.layers:
             yield from layer.matrices
         yield from self._projections
@@ -457,10 +541,13 @@ class ModelConfig:
         for layer in self.layers:
             yield from (norm.name for norm in layer.norms)
             if layer.attention.head_norm is not None:
-                yield from (layer.attention.head_norm.query, layer.attention.head_norm.key)
+                yield from layer.attention.head_norm.names
+        if self.per_layer_inputs is not None:
+            yield self.per_layer_inputs.norm.name
         if self.final_norm is not None:
             yield self.final_norm.name
 
     @property
     def _projections(self) -> tuple[MatrixSpec, ...]:
-        return tuple(matrix for matrix in (self.project_in, self.project_out) if matrix is not None)
+        inputs = None if self.per_layer_inputs is None else self.per_layer_inputs.projection
+        return tuple(matrix for matrix in (self.project_in, self.project_out, inputs) if matrix is not None)

@@ -15,6 +15,7 @@ from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
+from chairlift.models.per_layer_inputs import PerLayerInputs
 from chairlift.models.registry import get_architecture
 from chairlift.models.rotary import RotaryTable
 from chairlift.models.torch_operations import fallback_note, torch_operations
@@ -56,7 +57,9 @@ class DecoderModel:
         ]
         for rotary in self.rotary_tables:
             rotary.extend(1)  # An unknown scaling is an error when the model is loaded.
-        self.layers = [DecoderLayer(builder, layer) for layer in config.layers]
+        inputs = config.per_layer_inputs
+        self.per_layer_inputs = None if inputs is None else PerLayerInputs(builder, inputs, config.num_layers)
+        self.layers = [DecoderLayer(builder, layer, index) for index, layer in enumerate(config.layers)]
         norm = builder.norm(config.final_norm)
         self.project_out: LinearKernel | None = None
         if config.project_out is not None:
@@ -73,9 +76,13 @@ class DecoderModel:
         return [layer.attention for layer in self.layers]
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
-        """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1 in every layer."""
-        for layer in self.attention_layers:
-            layer.allocate_kv_cache(num_blocks, block_size)
+        """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1 in every layer that keeps K and V."""
+        layers = self.attention_layers
+        for layer in layers:
+            if layer.kv_source is None:
+                layer.allocate_kv_cache(num_blocks, block_size)
+            else:
+                layer.share_kv_cache(layers[layer.kv_source])
 
     def plan(self, metadata: AttentionMetadata) -> tuple[Any, ...]:
         """Return one plan of the step for each attention backend, as the argument of `forward`."""
@@ -94,7 +101,9 @@ class DecoderModel:
             The hidden states for `logits`: [T, hidden_size].
         """
         rotations = tuple(RotaryStep(positions, table.values, table.query_scales) for table in self.rotary_tables)
-        return self._run_layers(self.layers, self._embed(token_ids, positions), StepContext(positions, rotations, plan))
+        x = self._embed(token_ids, positions)
+        inputs = None if self.per_layer_inputs is None else self.per_layer_inputs(token_ids, x)
+        return self._run_layers(self.layers, x, StepContext(positions, rotations, plan, inputs))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the logits, float32 [N, vocab_size], of rows of `forward`'s result, [N, hidden_size]."""
@@ -153,7 +162,8 @@ def build_model(
 
 
 def _check_activations(config: ModelConfig) -> None:
-    for name in {layer.feed_forward.activation for layer in config.layers}:
+    branches = (branch for layer in config.layers for branch in (layer.feed_forward, layer.per_layer_branch))
+    for name in {branch.activation for branch in branches if branch is not None}:
         if name not in ACTIVATIONS:
             known = ", ".join(sorted(ACTIVATIONS))
             raise ModelLoadError(f"activation must be one of {known}; got {name!r} ({config.name})")

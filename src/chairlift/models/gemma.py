@@ -63,8 +63,8 @@ def read_gemma2(fields: ConfigFields) -> ModelConfig:
         sizes,
         rope=read_rope(fields),
         sliding_windows=_windows(fields, sizes, window),
-        attention_soft_cap=_cap(fields, "attn_logit_softcapping", 50.0),
-        logits_soft_cap=_cap(fields, "final_logit_softcapping", 30.0),
+        attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0),
+        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", 30.0),
     ).declare()
 
 
@@ -81,7 +81,7 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
         ropes=[whole if window is None else local for window in windows],
         sliding_windows=windows,
         qk_norm="heads",
-        logits_soft_cap=_cap(fields, "final_logit_softcapping", None),
+        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
     ).declare()
 
 
@@ -139,7 +139,7 @@ def _windows(fields: ConfigFields, sizes: LlamaSizes, window: int) -> Sequence[i
     return read_layer_windows(fields, types, sizes.num_layers, window)
 
 
-def _cap(fields: ConfigFields, key: str, default: float | None) -> float | None:
+def read_soft_cap(fields: ConfigFields, key: str, default: float | None) -> float | None:
     """Read a soft cap, or return None if the file sets it to null."""
     if fields.get(key) is None:
         return None if fields.contains(key) else default
@@ -168,8 +168,8 @@ def read_gemma_gguf(header: GGUFHeader) -> ModelConfig:
         ropes=[whole if each is None else local for each in windows],
         sliding_windows=windows,
         attention_scale=scale,
-        attention_soft_cap=_cap(fields, "attn_logit_softcapping", 50.0 if name == "gemma2" else None),
-        logits_soft_cap=_cap(fields, "final_logit_softcapping", 30.0 if name == "gemma2" else None),
+        attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0 if name == "gemma2" else None),
+        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", 30.0 if name == "gemma2" else None),
         activation="gelu_tanh",
         qk_norm="heads" if name == "gemma3" else None,
         embedding_multiplier=math.sqrt(sizes.hidden_size),

@@ -26,6 +26,7 @@ from chairlift.models.declaration import (
     MatrixSpec,
     ModelConfig,
     NormSpec,
+    PerLayerBranchSpec,
     RouterSpec,
 )
 
@@ -85,29 +86,43 @@ class LayerBuilder:
         """Load the norm of each query and key head, or return None if there is none."""
         if (norm := spec.head_norm) is None or norm.across_heads:
             return None
-        query, key = (self.norm_weight(name, spec.head_dim, norm.weight_offset) for name in (norm.query, norm.key))
-        return QKNorm(query, key, norm.eps)
+        weights = [self.norm_weight(name, spec.head_dim, norm.weight_offset) for name in norm.names]
+        return QKNorm(weights[0], weights[1] if len(weights) > 1 else None, norm.eps, norm.norms_values)
 
     def query_and_key_norms(self, spec: AttentionSpec) -> list[tuple[int, ResidualSumKernel]]:
         """Load the norms across heads: (size, norm) of the queries and of the keys of a token; empty if there are
         none."""
         if (norm := spec.head_norm) is None or not norm.across_heads:
             return []
-        sized = zip((norm.query, norm.key), spec.head_norm_sizes, strict=True)
+        sized = zip(norm.names, spec.head_norm_sizes, strict=True)
         specs = [NormSpec("rms_norm", name, size, norm.eps, norm.weight_offset) for name, size in sized]
-        make = self._kernels.make_residual_sum
-        return [(each.size, make(NO_PROLOGUE, self.norm(each), 1.0)) for each in specs]
+        return [(each.size, self.norm_of_rows(each)) for each in specs]
 
-    def residual_sum(self, norms: BranchNorms, multiplier: float, *, is_fused: bool) -> BranchSum:
+    def norm_of_rows(self, norm: NormSpec) -> ResidualSumKernel:
+        """Load a norm as a kernel of its own, whose second argument is None."""
+        return self._kernels.make_residual_sum(NO_PROLOGUE, self.norm(norm), 1.0, 1.0)
+
+    def embedding(self, spec: MatrixSpec) -> RowKernel:
+        """Load an embedding table: int64 ids [T] -> rows [T, in_features]."""
+        return self._kernels.make_embedding(self._load(spec).matrix)
+
+    def residual_sum(
+        self, norms: BranchNorms, multiplier: float, scale: float = 1.0, *, is_fused: bool = False
+    ) -> BranchSum:
         """Load the norms after a branch and after its sum with the residual stream.
 
         Args:
+            multiplier, scale: the factors of the branch and of the result.
             is_fused: whether the last product of the branch adds the stream.
         """
-        if is_fused and norms.of_sum is None:
+        if is_fused and norms.of_sum is None and scale == 1:
             return BranchSum(None, is_fused)
-        kernel = self._kernels.make_residual_sum(self.norm(norms.after), self.norm(norms.of_sum), multiplier)
+        kernel = self._kernels.make_residual_sum(self.norm(norms.after), self.norm(norms.of_sum), multiplier, scale)
         return BranchSum(kernel, is_fused)
+
+    def scalar(self, name: str | None) -> float:
+        """Load a parameter of one value; a name of None stands for 1."""
+        return 1.0 if name is None else float(self.weights.tensor(name, (1,)))
 
 
 class Attention:
@@ -125,11 +140,16 @@ class Attention:
         self._row_norms = builder.query_and_key_norms(spec)
         self._sliding_window = spec.sliding_window
         self._kv_cache: KVCache | None = None
+        self.kv_source = spec.kv_source
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocate zeroed KV memory; the earlier memory is freed first."""
         self._kv_cache = None
         self._kv_cache = self._backend.allocate(num_blocks, block_size)
+
+    def share_kv_cache(self, source: Attention) -> None:
+        """Read the KV memory of an earlier layer."""
+        self._kv_cache = source._kv_cache
 
     def __call__(self, x: torch.Tensor, step: StepContext, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute attention, plus `residual` if there is one, which the caller gives up."""
@@ -203,19 +223,52 @@ class MixtureOfExperts:
         return self._kernel(x)
 
 
+class PerLayerBranch:
+    """projection(activation(gate(x)) * input), with the token's input for this layer: [T, hidden_size] -> [T,
+    hidden_size].
+
+    Args:
+        index: the index of the layer.
+    """
+
+    def __init__(self, builder: LayerBuilder, spec: PerLayerBranchSpec, index: int) -> None:
+        self._gate = builder.linear(spec.gate)
+        self._projection = builder.linear(spec.projection, Prologue(spec.activation_kernel))
+        self._index = index
+
+    def __call__(self, x: torch.Tensor, inputs: torch.Tensor | None) -> torch.Tensor:
+        """Compute the branch.
+
+        Args:
+            inputs: `StepContext.per_layer_inputs`. The gate is written in front of the layer's input, over that of the
+                layer before, so that both are the row of a gated activation.
+        """
+        assert inputs is not None, "the model has inputs for each layer"
+        self._gate(x, out=inputs[:, self._index])
+        return self._projection(inputs[:, self._index : self._index + 2].flatten(1))
+
+
 class DecoderLayer:
     """One declared layer: x [T, hidden_size] -> [T, hidden_size]; it may overwrite x."""
 
-    def __init__(self, builder: LayerBuilder, layer: LayerSpec) -> None:
+    def __init__(self, builder: LayerBuilder, layer: LayerSpec, index: int) -> None:
         attention_norms, norms, multiplier = layer.attention_norms, layer.feed_forward_norms, layer.residual_multiplier
+        branch, scale = layer.per_layer_branch, builder.scalar(layer.output_scale)
         self.attention = Attention(builder, layer.attention, attention_norms.before)
         self.add_attention = builder.residual_sum(attention_norms, multiplier, is_fused=layer.attention_adds_residual)
         self.feed_forward = builder.feed_forward(layer.feed_forward, norms.before)
-        self.add_feed_forward = builder.residual_sum(norms, multiplier, is_fused=layer.feed_forward_adds_residual)
+        self.add_feed_forward = builder.residual_sum(
+            norms, multiplier, scale if branch is None else 1.0, is_fused=layer.feed_forward_adds_residual
+        )
+        self.per_layer_branch = None if branch is None else PerLayerBranch(builder, branch, index)
+        self.add_per_layer_branch = None if branch is None else builder.residual_sum(branch.norms, multiplier, scale)
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         x = self.add_attention(x, self.attention(x, step, self.add_attention.residual(x)))
-        return self.add_feed_forward(x, self.feed_forward(x, self.add_feed_forward.residual(x)))
+        x = self.add_feed_forward(x, self.feed_forward(x, self.add_feed_forward.residual(x)))
+        if self.per_layer_branch is None or self.add_per_layer_branch is None:
+            return x
+        return self.add_per_layer_branch(x, self.per_layer_branch(x, step.per_layer_inputs))
 
 
 def attention_shape(

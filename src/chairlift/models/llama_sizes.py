@@ -136,7 +136,7 @@ class LlamaSizes:
             hidden_size=self.hidden_size,
             max_position_embeddings=self.max_position_embeddings,
             embedding=MatrixSpec(EMBEDDING, EMBEDDING, (("model.embed_tokens", self.vocab_size),), self.hidden_size),
-            layers=tuple(self._layer(index) for index in range(self.num_layers)),
+            layers=tuple(self.declare_layer(index) for index in range(self.num_layers)),
             head=MatrixSpec(LM_HEAD, LM_HEAD, (("lm_head", self.vocab_size),), self.hidden_size),
             final_norm=self._norm("model.norm"),
             tie_word_embeddings=self.tie_word_embeddings,
@@ -146,7 +146,8 @@ class LlamaSizes:
             dtype=self.dtype,
         )
 
-    def _layer(self, index: int) -> LayerSpec:
+    def declare_layer(self, index: int) -> LayerSpec:
+        """Return the declaration of one layer."""
         prefix = f"model.layers.{index}"
         names = self.norms
         return LayerSpec(

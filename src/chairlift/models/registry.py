@@ -15,6 +15,7 @@ from chairlift.models.architecture import Architecture, GGUFHeader, GGUFReader, 
 from chairlift.models.config_fields import REQUIRED, ConfigFields, shortened, unique
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.gemma import GEMMA2, GEMMA3
+from chairlift.models.gemma4 import GEMMA4
 from chairlift.models.granite import GRANITE
 from chairlift.models.llama import LLAMA
 from chairlift.models.ministral3 import MINISTRAL3
@@ -31,7 +32,21 @@ from chairlift.models.smollm3 import SMOLLM3
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {
     each.name: each
-    for each in (LLAMA, GEMMA2, GEMMA3, GRANITE, MINISTRAL3, MIXTRAL, OLMO, OLMOE, OPT, PHI3, QWEN3_MOE, SMOLLM3)
+    for each in (
+        LLAMA,
+        GEMMA2,
+        GEMMA3,
+        GEMMA4,
+        GRANITE,
+        MINISTRAL3,
+        MIXTRAL,
+        OLMO,
+        OLMOE,
+        OPT,
+        PHI3,
+        QWEN3_MOE,
+        SMOLLM3,
+    )
 }
 """The supported architectures, by `ModelConfig.architecture`."""
 

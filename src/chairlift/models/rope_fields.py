@@ -12,6 +12,9 @@ from chairlift.models.declaration import RopeConfig
 
 WHOLE_HEAD = "the rotation must cover the whole head"
 
+NOT_ROTATED: Final = 1e30
+"""The divisor of the frequency of a pair of dimensions that no position rotates noticeably, as in GGUF files."""
+
 
 def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConfig:
     """Read the rotary embedding of a `config.json`.
@@ -40,6 +43,18 @@ def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> 
         return RopeConfig(theta=local_theta), scaled
     local, whole = both.mapping("sliding_attention"), both.mapping("full_attention")
     return _read_own_rope(local, local_theta), _read_own_rope(whole, theta)
+
+
+def read_proportional_rope(scaling: ConfigFields, head_dim: int) -> RopeConfig:
+    """Read the rotary embedding of a type of layer, which may be "proportional": the frequencies are those of the whole
+    head, and only the first pairs of dimensions are rotated."""
+    theta = scaling.number("rope_theta")
+    if scaling.get("rope_type") != "proportional":
+        return _read_scaling(scaling, theta)
+    share, factor = scaling.number("partial_rotary_factor", 1.0, high=1.0), scaling.number("factor", 1.0)
+    num_rotated = int(share * head_dim // 2)
+    factors = (factor,) * num_rotated + (NOT_ROTATED,) * (head_dim // 2 - num_rotated)
+    return RopeConfig(theta=theta, scaling="factors", freq_factors=factors)
 
 
 def _read_own_rope(scaling: ConfigFields | None, default_theta: float) -> RopeConfig:

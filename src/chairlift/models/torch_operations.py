@@ -11,11 +11,9 @@ def torch_operations(config: ModelConfig) -> list[str]:
 
     If the list is empty, native kernels compute all layers, and decode steps can be recorded.
     """
-    kernels = dict.fromkeys(layer.feed_forward.activation_kernel for layer in config.layers)
-    found = [f"activation {kernel}" for kernel in kernels if kernel not in NATIVE_PROLOGUES]
-    specs = [layer.attention for layer in config.layers]
-    shapes = {(s.num_heads, s.num_kv_heads, s.head_dim, s.scale, s.logits_soft_cap) for s in specs}
-    return [*found, *([f"{len(shapes)} shapes of attention"] if len(shapes) > 1 else [])]
+    branches = (branch for layer in config.layers for branch in (layer.feed_forward, layer.per_layer_branch))
+    kernels = dict.fromkeys(branch.activation_kernel for branch in branches if branch is not None)
+    return [f"activation {kernel}" for kernel in kernels if kernel not in NATIVE_PROLOGUES]
 
 
 def fallback_note(operations: list[str]) -> str:

@@ -277,6 +277,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "qwen3",
         "gemma2",
         "gemma3",
+        "gemma4",
         "ministral3",
         "granite",
         "granite4",
@@ -310,6 +311,7 @@ def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir
         "qwen3",
         "gemma2",
         "gemma3",
+        "gemma4",
         "ministral3",
         "granite",
         "granite4",
@@ -386,7 +388,7 @@ OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignor
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("params", [GREEDY, FLAT, OF_PROMPT], ids=["greedy", "flat", "prompt logprobs"])
-@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3_moe", "opt"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma4", "qwen3_moe", "opt"])
 def test_a_step_stays_below_the_planned_activations(
     arch: str, params: SamplingParams, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:

@@ -55,7 +55,7 @@ def total(items: Sequence[MemoryItem]) -> int:
 
 def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
     """Bytes of K and V of one token in all layers, with scales. The type is a key of KV_DTYPE_BYTES."""
-    num_heads = sum(layer.attention.num_kv_heads for layer in config.layers)
+    num_heads = sum(layer.attention.num_kept_kv_heads for layer in config.layers)
     scales = INT8_SCALE_BYTES * num_heads if kv_cache_dtype == "int8" else 0
     return config.kv_values_per_token * KV_DTYPE_BYTES[kv_cache_dtype] + scales
 
@@ -100,7 +100,9 @@ def small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
     count = sum(number * small for small, number in layers.items())
     formula = join_terms(f"{number} x {small:,}" for small, number in layers.items())
     items = [value_item("norms and biases", formula, count, size)]
-    table, norm = config.positions, config.final_norm
+    table, norm, inputs = config.positions, config.final_norm, config.per_layer_inputs
+    if inputs is not None:
+        items.append(value_item("norm of per-layer inputs", f"{inputs.size:,}", inputs.norm.num_values, size))
     if table is not None:
         items.append(value_item("positions", f"{table.rows:,} x {table.size:,}", table.num_values, size))
     if norm is not None:
@@ -146,6 +148,7 @@ def plan_activations(
         residual stream   4 T H b; 6 T H b if a layer has an operation between a product and the residual sum
         widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2));
                           with E experts, of which each token has k, MLP T (5 H b + 32 E + 12 k) more
+        per-layer inputs  T (4 L + 1) P b with P inputs for each of L layers
         gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
         masks             for every chunk and decode over all L keys, one set for each window and backend
         scores            with a soft cap only: T heads L (4 twice, and b)
@@ -162,6 +165,7 @@ def plan_activations(
     return [
         _residual(config, limits, size),
         max(branches, key=lambda item: item.num_bytes),
+        *per_layer_rows(config, limits.max_num_batched_tokens, size),
         _gathered(config, limits, block_size, size, device),
         _masks(config, limits, block_size, size),
         *_scores(config, limits, block_size, size),
@@ -175,6 +179,16 @@ def _residual(config: ModelConfig, limits: SchedulerConfig, size: int) -> Memory
     copies = 4 if all(layer.is_fused for layer in config.layers) else 6
     formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
     return MemoryItem("residual stream", formula, copies * tokens * hidden * size)
+
+
+def per_layer_rows(config: ModelConfig, tokens: int, size: int) -> list[MemoryItem]:
+    """The inputs of all layers, with one unused input, and while they are computed their projection, its norm and the
+    rows of the table."""
+    if (inputs := config.per_layer_inputs) is None:
+        return []
+    layers = config.num_layers
+    formula = f"{tokens:,} x (4 x {layers} + 1) x {inputs.size}"
+    return [value_item("per-layer inputs", formula, tokens * (4 * layers + 1) * inputs.size, size)]
 
 
 def _attention(spec: AttentionSpec, limits: SchedulerConfig, size: int) -> MemoryItem:

@@ -34,7 +34,8 @@ class LayerCost:
     Attributes:
         num_weights: number of values in the matrices that every token is multiplied by, without norms and biases.
         attention_size: number of query heads times head size.
-        kv_values: number of values of K and V of one token.
+        kv_values: number of values of K and V of one token that the layer reads.
+        kept_kv_values: number of those that the layer keeps, which are 0 if it reads K and V of another layer.
         experts: its mixture of experts, or None.
     """
 
@@ -42,6 +43,7 @@ class LayerCost:
     attention_size: int
     num_kv_heads: int
     kv_values: int
+    kept_kv_values: int
     experts: ExpertCost | None = None
 
     @classmethod
@@ -52,7 +54,8 @@ class LayerCost:
         if (router := mlp.router) is not None:
             size = mlp.up.num_weights + mlp.down.num_weights
             experts = ExpertCost(router.num_experts, router.routing.experts_per_token, size)
-        return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size, experts)
+        kept = 2 * spec.num_kept_kv_heads * spec.head_dim
+        return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size, kept, experts)
 
 
 @dataclass(frozen=True)
@@ -98,4 +101,4 @@ class ModelShape:
     @property
     def kv_bytes_per_slot(self) -> int:
         """Bytes of K and V of one token in all layers."""
-        return sum(count * round(layer.kv_values * self.bytes_per_kv_value) for layer, count in self.layers)
+        return sum(count * round(layer.kept_kv_values * self.bytes_per_kv_value) for layer, count in self.layers)

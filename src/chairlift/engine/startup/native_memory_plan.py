@@ -9,6 +9,7 @@ from typing import Final
 from chairlift.config import SchedulerConfig
 from chairlift.engine.startup.memory_plan import (
     MemoryItem,
+    per_layer_rows,
     plan_logits,
     plan_request_rows,
     rotary_tables,
@@ -84,6 +85,7 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
         attention         T (2 Q + 2 K), and T d for the rotation
         MLP               2 T I
         experts           T (H + E + 4 k) with E experts, of which each token has k
+        per-layer inputs  T (4 L + 1) P with P inputs for each of L layers
         product inputs    T times the widest input, at most float32, with scales
     """
     tokens, hidden = limits.max_num_batched_tokens, config.hidden_size
@@ -104,6 +106,7 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
         value_item("MLP", f"{tokens:,} x 2 x {inner:,}", tokens * 2 * inner, FLOAT_BYTES),
         value_item("inputs of the products", f"{tokens:,} x 2 x {widest:,}", tokens * 2 * widest, FLOAT_BYTES),
         *_expert_rows(config, tokens),
+        *per_layer_rows(config, tokens, FLOAT_BYTES),
         *_torch_rows(config, tokens, inner),
         plan_logits(config, limits, LOGIT_BYTES, FLOAT_BYTES),
         plan_request_rows(limits, block_size),

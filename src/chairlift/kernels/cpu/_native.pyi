@@ -229,15 +229,16 @@ class Norm:
 
 class ResidualSum:
     """
-    The sum of the residual stream and a branch: of_sum(stream + multiplier * after(branch)).
+    The sum of the residual stream and a branch: scale * of_sum(stream + multiplier * after(branch)).
 
     Args:
         after: The norm of the branch; copied.
         of_sum: The norm of the sum; copied.
         multiplier: The factor of the branch.
+        scale: The factor of the result.
     """
 
-    def __init__(self, after: Norm, of_sum: Norm, multiplier: float) -> None: ...
+    def __init__(self, after: Norm, of_sum: Norm, multiplier: float, scale: float = 1.0) -> None: ...
     def __call__(
         self, stream_ptr: int, stream_stride: int, branch_ptr: int, branch_stride: int, num_rows: int, size: int
     ) -> None:
@@ -344,6 +345,8 @@ class PagedAttention:
         q_norm_ptr: int,
         k_norm_ptr: int,
         norm_eps: float,
+        norms_values: bool,
+        kv_projections: int,
         positions_ptr: int,
         cos_sin_cache_ptr: int,
         rotary_dim: int,
@@ -361,10 +364,13 @@ class PagedAttention:
         Addresses may be 0 only where stated.
 
         Args:
-            qkv_ptr: float32 [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], overwritten.
+            qkv_ptr: float32 [num_tokens, (num_heads + kv_projections * num_kv_heads) * head_dim], overwritten.
             step: The step; its tokens are the rows of qkv.
             q_norm_ptr, k_norm_ptr: float32 [head_dim], weights of RMSNorm over each head; 0 for no norm.
             norm_eps: The constant that RMSNorm adds to the mean square.
+            norms_values: Whether each head of V has an RMSNorm, without a weight.
+            kv_projections: 2 for keys and values; 1 if the projected keys are the values as well; 0 if another layer has
+                written K and V of this step.
             positions_ptr: int64 [num_tokens]; 0 without rotary embedding.
             cos_sin_cache_ptr: float32 [max_position, rotary_dim], the cosines of each position, then its sines; 0 without
                 rotary embedding.
@@ -517,9 +523,12 @@ class Tape:
     """
 
     def __init__(self) -> None: ...
-    def start(self) -> None:
+    def start(self, steps: Sequence[AttentionStep]) -> None:
         """
         Record the calls of this thread from now on, on this tape instead of any other.
+
+        Args:
+            steps: The steps that the recorded calls of attention use.
         """
 
     @staticmethod
@@ -529,14 +538,14 @@ class Tape:
     def __len__(self) -> int:
         """Return the number of recorded calls."""
 
-    def replay(self, step: AttentionStep | None, positions_ptr: int) -> None:
+    def replay(self, steps: Sequence[AttentionStep], positions_ptr: int) -> None:
         """
         Repeat the recorded calls in their order.
 
         Args:
-            step: The step for attention; None if the tape contains no attention.
+            steps: The steps that take the places of the recorded ones.
             positions_ptr: int64 [num_tokens], the positions for rotary embedding.
 
         Raises:
-            ValueError: step is None and the tape contains attention.
+            ValueError: The number of steps is not that of the recorded ones.
         """

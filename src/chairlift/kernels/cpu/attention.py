@@ -91,10 +91,12 @@ class NativeAttention(AttentionBackend[NativePlan]):
         assert qkv.dtype == torch.float32, "native kernels compute in float32"
         assert qkv.is_contiguous(), "tokens must be contiguous"
         assert len(qkv) == plan.num_tokens, "the plan must belong to this step"
+        shape = self.shape
         self._attention.forward(
             qkv.data_ptr(),
             plan.step,
-            *((0, 0, 0.0) if qk_norm is None else (qk_norm.query.data_ptr(), qk_norm.key.data_ptr(), qk_norm.eps)),
+            *_norm_arguments(qk_norm),
+            (qkv.shape[1] // shape.head_dim - shape.num_heads) // shape.num_kv_heads,
             *_rotary_arguments(rotary),
             cache.key.data_ptr(),
             cache.value.data_ptr(),
@@ -104,6 +106,12 @@ class NativeAttention(AttentionBackend[NativePlan]):
             plan.out.data_ptr(),
         )
         return plan.out
+
+
+def _norm_arguments(norm: QKNorm | None) -> tuple[int, int, float, bool]:
+    if norm is None:
+        return 0, 0, 0.0, False
+    return norm.query.data_ptr(), 0 if norm.key is None else norm.key.data_ptr(), norm.eps, norm.norms_values
 
 
 def _rotary_arguments(rotary: RotaryStep | None) -> tuple[int, int, int, int]:

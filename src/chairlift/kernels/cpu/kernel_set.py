@@ -193,11 +193,15 @@ class NativeLinear:
         self.matrix_bytes = sum(part.num_bytes for part in matrix.parts)
         self.num_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         assert x.dtype == torch.float32, "native kernels compute in float32"
         assert x.stride(1) == 1, "each row must be contiguous"
         num_rows = x.shape[0]
-        out = self._buffers.rows(self._key, num_rows) if residual is None else residual
+        if out is None:
+            out = self._buffers.rows(self._key, num_rows) if residual is None else residual
+        assert out.stride(1) == 1, "each row must be contiguous"
         assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
         self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
         return out
@@ -253,14 +257,16 @@ class NativeResidualSum:
         num_bytes: the size of the norms, which the extension copies.
     """
 
-    def __init__(self, native: NativeExtension, after: Prologue, of_sum: Prologue, multiplier: float) -> None:
+    def __init__(
+        self, native: NativeExtension, after: Prologue, of_sum: Prologue, multiplier: float, scale: float = 1.0
+    ) -> None:
         norms = []
         self.num_bytes = 0
         for norm in (after, of_sum):
             weight, bias = _vector(norm.weight), _vector(norm.bias)
             self.num_bytes += sum(vector.nbytes for vector in (weight, bias) if vector is not None)
             norms.append(native.Norm(norm.kind, weight, bias, norm.eps))
-        self._kernel = native.ResidualSum(norms[0], norms[1], multiplier)
+        self._kernel = native.ResidualSum(norms[0], norms[1], multiplier, scale)
 
     def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
         assert stream.dtype == torch.float32, "native kernels compute in float32"
@@ -286,5 +292,7 @@ class TorchThenNative:
         self._prologue = prologue
         self._product = product
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return self._product(self._prologue(x), residual)
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self._product(self._prologue(x), residual, out)

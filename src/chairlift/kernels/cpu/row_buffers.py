@@ -12,13 +12,15 @@ class RowBuffers:
         num_allocations: how often a buffer was allocated, which changes when the address of a buffer changes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> None:
         self.num_allocations = 0
+        self._dtype = dtype
+        self._device = device
         self._whole: dict[tuple[str, int], torch.Tensor] = {}
         self._rows: dict[tuple[str, int], torch.Tensor] = {}
 
     def rows(self, key: tuple[str, int], num_rows: int) -> torch.Tensor:
-        """The buffer for a purpose and width, float32 [num_rows, width]; earlier contents are lost.
+        """The buffer for a purpose and width, [num_rows, width]; earlier contents are lost.
 
         Args:
             key: (purpose, width).
@@ -28,7 +30,7 @@ class RowBuffers:
         if rows is None or rows.shape[0] != num_rows:
             whole = self._whole.get(key)
             if whole is None or whole.shape[0] < num_rows:
-                whole = self._whole[key] = torch.empty((num_rows, key[1]))
+                whole = self._whole[key] = torch.empty((num_rows, key[1]), dtype=self._dtype, device=self._device)
                 self.num_allocations += 1
             rows = self._rows[key] = whole[:num_rows]
         return rows

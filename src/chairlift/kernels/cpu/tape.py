@@ -27,10 +27,14 @@ MAX_ROWS = 64
 
 
 @contextmanager
-def record_calls(tape: _native.Tape) -> Iterator[None]:
-    """Record the native calls of this thread on an empty `Tape`."""
+def record_calls(tape: _native.Tape, steps: Sequence[_native.AttentionStep] = ()) -> Iterator[None]:
+    """Record the native calls of this thread on an empty `Tape`.
+
+    Args:
+        steps: the steps of the plans that attention uses.
+    """
     try:
-        tape.start()
+        tape.start(list(steps))
         yield
     finally:
         tape.stop()
@@ -40,8 +44,8 @@ class RecordedLayers:
     """Runs layers one after the other, and repeats recordings where possible.
 
     Layers may call only `NativeLinear`, `NativeMixture`, `NativeResidualSum` and `NativeAttention`. A tape contains
-    addresses of the layers, `buffers`, KV memory and the output of the plan, so all tapes are dropped when one of them
-    changes.
+    addresses of the layers, `buffers`, KV memory, the per-layer inputs and the outputs of the plans, so all tapes are
+    dropped when one of them changes.
     """
 
     def __init__(self, native: NativeExtension, buffers: RowBuffers) -> None:
@@ -53,25 +57,31 @@ class RecordedLayers:
 
     def __call__(self, layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Compute all layers: x [T, hidden_size] of the embedding -> [T, hidden_size]."""
-        (plan,) = step.plans
-        assert isinstance(plan, NativePlan)
+        plans: tuple[NativePlan, ...] = step.plans
         num_rows = len(x)
-        assert num_rows == plan.num_tokens == len(step.positions), "the plan must belong to this step"
+        for plan in plans:
+            assert num_rows == plan.num_tokens == len(step.positions), "the plan must belong to this step"
         if num_rows > MAX_ROWS:
             return run_in_order(layers, x, step)
-        self._drop_stale_tapes(layers, x, plan)
+        self._drop_stale_tapes(layers, x, step)
+        steps = [plan.step for plan in plans]
         if num_rows in self._tapes:
             tape, out = self._tapes[num_rows]
-            tape.replay(plan.step, step.positions.data_ptr())
+            tape.replay(steps, step.positions.data_ptr())
             return out
         tape = self._new_tape()
-        with record_calls(tape):
+        with record_calls(tape, steps):
             out = run_in_order(layers, x, step)
         self._tapes[num_rows] = tape, out
         return out
 
-    def _drop_stale_tapes(self, layers: Sequence[Layer], x: torch.Tensor, plan: NativePlan) -> None:
-        addresses = (self._buffers.num_allocations, plan.kv_allocations, x.data_ptr(), plan.out.data_ptr())
+    def _drop_stale_tapes(self, layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> None:
+        addresses = (
+            self._buffers.num_allocations,
+            x.data_ptr(),
+            None if step.per_layer_inputs is None else step.per_layer_inputs.data_ptr(),
+            *((plan.kv_allocations, plan.out.data_ptr()) for plan in step.plans),
+        )
         if addresses != self._addresses or layers is not self._layers:
             self._tapes.clear()
             self._addresses, self._layers = addresses, layers

@@ -148,7 +148,9 @@ def _kv(plan: DeploymentPlan) -> list[str]:
     slot = " + ".join(
         f"{count} layers x {num_heads} KV heads x (2 x {head_dim} x {KV_DTYPE_BYTES[dtype]}{scales})"
         for (num_heads, head_dim), count in Counter(
-            (layer.attention.num_kv_heads, layer.attention.head_dim) for layer in model.layers
+            (layer.attention.num_kv_heads, layer.attention.head_dim)
+            for layer in model.layers
+            if layer.attention.kv_source is None
         ).items()
     )
     lines = [

@@ -119,6 +119,7 @@ class LayerRun {
 };
 
 void LayerRun::write_prompts() const {
+  if (shape_.kv_projections == 0) return;
   for (const auto& [first, end] : step_.prompt_rows()) {
     const int64_t begin = first, count = end - first;
     Pool::get().run((count + kPrepareRows - 1) / kPrepareRows, [&](int64_t task, int) {

@@ -48,9 +48,13 @@ AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float s
 }
 
 void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step, uintptr_t q_norm, uintptr_t k_norm,
-             float norm_eps, uintptr_t positions, uintptr_t cos_sin_cache, int rotary_dim, uintptr_t query_scales,
+             float norm_eps, bool norms_values, int kv_projections, uintptr_t positions, uintptr_t cos_sin_cache, int rotary_dim, uintptr_t query_scales,
              uintptr_t key, uintptr_t value, uintptr_t key_scale, uintptr_t value_scale, int64_t window, uintptr_t out) {
+  if (kv_projections < 0 || kv_projections > 2)
+    throw nb::value_error(("kv_projections must be 0, 1 or 2, got " + std::to_string(kv_projections)).c_str());
   AttentionShape shape = attention;
+  shape.norms_values = norms_values;
+  shape.kv_projections = kv_projections;
   shape.q_norm = pointer<const float>(q_norm);
   shape.k_norm = pointer<const float>(k_norm);
   shape.norm_eps = norm_eps;
@@ -59,13 +63,13 @@ void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step
                       step.shape().block_size};
   const LayerCall call = {kv, pointer<float>(qkv), nullptr, pointer<const float>(cos_sin_cache),
                           pointer<const float>(query_scales), window, pointer<float>(out)};
-  const auto attend = [shape, call, has_positions = positions != 0](const Tape::Step& now) {
+  const auto attend = [shape, call, has_positions = positions != 0](AttentionStep& now, const int64_t* at) {
     LayerCall layer = call;
-    if (has_positions) layer.positions = now.positions;
-    attention_forward(shape, *now.attention, layer);
+    if (has_positions) layer.positions = at;
+    attention_forward(shape, now, layer);
   };
-  attend({&step, pointer<const int64_t>(positions)});
-  if (Tape* tape = Tape::recording()) tape->add_attention(attend);
+  attend(step, pointer<const int64_t>(positions));
+  if (Tape* tape = Tape::recording()) tape->add_attention(step, attend);
 }
 
 }  // namespace
@@ -116,7 +120,7 @@ Raises:
            nb::arg("soft_cap") = 0.0f)
       .def("forward", &forward,
            nb::arg("qkv_ptr"), nb::arg("step"), nb::arg("q_norm_ptr"), nb::arg("k_norm_ptr"), nb::arg("norm_eps"),
-           nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"),
+           nb::arg("norms_values"), nb::arg("kv_projections"), nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"),
            nb::arg("query_scales_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"), nb::arg("key_scale_ptr"),
            nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
            nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.
@@ -124,10 +128,13 @@ Raises:
 Addresses may be 0 only where stated.
 
 Args:
-    qkv_ptr: float32 [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], overwritten.
+    qkv_ptr: float32 [num_tokens, (num_heads + kv_projections * num_kv_heads) * head_dim], overwritten.
     step: The step; its tokens are the rows of qkv.
     q_norm_ptr, k_norm_ptr: float32 [head_dim], weights of RMSNorm over each head; 0 for no norm.
     norm_eps: The constant that RMSNorm adds to the mean square.
+    norms_values: Whether each head of V has an RMSNorm, without a weight.
+    kv_projections: 2 for keys and values; 1 if the projected keys are the values as well; 0 if another layer has
+        written K and V of this step.
     positions_ptr: int64 [num_tokens]; 0 without rotary embedding.
     cos_sin_cache_ptr: float32 [max_position, rotary_dim], the cosines of each position, then its sines; 0 without
         rotary embedding.

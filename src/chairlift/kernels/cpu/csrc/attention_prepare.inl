@@ -12,7 +12,7 @@ static inline void store_some(float* p, F x, int n) {
   else store_n(p, x, n);
 }
 
-// RMSNorm of one head, in place (Zhang and Sennrich, 2019).
+// RMSNorm of one head, in place (Zhang and Sennrich, 2019). A weight of null stands for ones.
 static inline void norm_head(float* x, int head_dim, const float* weight, float eps) {
   F squares = zero();
   for (int i = 0; i < head_dim; i += kLanes) {
@@ -23,7 +23,8 @@ static inline void norm_head(float* x, int head_dim, const float* weight, float 
   const F factor = div(set1(1.0f), sqrt(mean));
   for (int i = 0; i < head_dim; i += kLanes) {
     const int n = lanes_left(i, head_dim);
-    store_some(x + i, mul(mul(load_some(x + i, n), factor), load_some(weight + i, n)), n);
+    const F normed = mul(load_some(x + i, n), factor);
+    store_some(x + i, weight ? mul(normed, load_some(weight + i, n)) : normed, n);
   }
 }
 
@@ -97,23 +98,29 @@ static inline void copy_head(const float* from, int head_dim, float* to) {
   }
 }
 
-// Writes K and V of one token at the given KV heads.
+// Writes K and V of one token at the given KV heads, unless another layer has written them.
 static void write_token(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t token,
                        int first_head, int end_head) {
   const int head_dim = shape.head_dim;
   const int64_t slot = tokens.slots[token];
-  if (slot < 0) return;
+  if (slot < 0 || shape.kv_projections == 0) return;
   const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
   const float* keys = tokens.qkv + token * shape.qkv_width() + shape.num_heads * head_dim;
-  const float* values = keys + shape.num_kv_heads * head_dim;
+  const float* values = shape.kv_projections == 1 ? keys : keys + shape.num_kv_heads * head_dim;
   const float* cos_sin = angles(shape, tokens, token);
   for (int h = first_head; h < end_head; ++h) {
-    alignas(64) float key[kMaxHeadDim];
-    copy_head(keys + h * head_dim, head_dim, key);
-    norm_and_rotate_head(shape, shape.k_norm, cos_sin, key);
+    alignas(64) float head[kMaxHeadDim];
     const int64_t row = (block * shape.num_kv_heads + h) * kv.block_size + offset;
-    write_head(shape, key, kv.key, kv.key_scale, row);
-    write_head(shape, values + h * head_dim, kv.value, kv.value_scale, row);
+    copy_head(keys + h * head_dim, head_dim, head);
+    norm_and_rotate_head(shape, shape.k_norm, cos_sin, head);
+    write_head(shape, head, kv.key, kv.key_scale, row);
+    const float* value = values + h * head_dim;
+    if (shape.norms_values) {
+      copy_head(value, head_dim, head);
+      norm_head(head, head_dim, nullptr, shape.norm_eps);
+      value = head;
+    }
+    write_head(shape, value, kv.value, kv.value_scale, row);
   }
 }
 

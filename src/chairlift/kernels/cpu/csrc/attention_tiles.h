@@ -33,10 +33,14 @@ struct AttentionShape {
   float norm_eps;
   int rotary_dim = 0;  // the first dimensions of each head, which are rotated
   float soft_cap = 0;  // scores become soft_cap * tanh(score / soft_cap); 0: they do not change
+  int kv_projections = 2;  // 1: the projected keys are the values as well; 0: another layer has written K and V
+  bool norms_values = false;  // each head of V has an RMSNorm without a weight
 
   int group() const { return num_heads / num_kv_heads; }
   // The number of floats of query, key and value of one token.
-  int64_t qkv_width() const { return static_cast<int64_t>(num_heads + 2 * num_kv_heads) * head_dim; }
+  int64_t qkv_width() const {
+    return static_cast<int64_t>(num_heads + kv_projections * num_kv_heads) * head_dim;
+  }
   // The distance between rows of outputs in scratch memory, in floats.
   int row_stride() const { return (head_dim + 15) / 16 * 16; }
 };

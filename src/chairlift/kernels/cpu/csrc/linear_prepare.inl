@@ -99,6 +99,8 @@ static void add_branch(const ResidualArgs& args, float* branch, int64_t n, float
     });
   }
   if (args.of_sum.kind != Prologue::none) prologue(args.of_sum, stream, stream, n, stream);
+  if (args.scale == 1) return;
+  each(n, stream, [&](int64_t i, int count) { return mul(part(stream + i, count), set1(args.scale)); });
 }
 
 // --- activations ----------------------------------------------------------------------------------------------------

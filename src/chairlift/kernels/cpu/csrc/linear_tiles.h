@@ -106,6 +106,7 @@ struct PrologueArgs {
 struct ResidualArgs {
   PrologueArgs after, of_sum;  // norms or none
   float multiplier;
+  float scale = 1;  // the factor of the result
 };
 
 // The outliers of a row, in ascending order of their entries.

@@ -41,13 +41,15 @@ Raises:
            nb::arg("kind"), nb::arg("weight").none() = nb::none(), nb::arg("bias").none() = nb::none(),
            nb::arg("eps") = 0.0f);
   nb::class_<ResidualSum>(m, "ResidualSum",
-                          R"(The sum of the residual stream and a branch: of_sum(stream + multiplier * after(branch)).
+                          R"(The sum of the residual stream and a branch: scale * of_sum(stream + multiplier * after(branch)).
 
 Args:
     after: The norm of the branch; copied.
     of_sum: The norm of the sum; copied.
-    multiplier: The factor of the branch.)")
-      .def(nb::init<const Norm&, const Norm&, float>(), nb::arg("after"), nb::arg("of_sum"), nb::arg("multiplier"))
+    multiplier: The factor of the branch.
+    scale: The factor of the result.)")
+      .def(nb::init<const Norm&, const Norm&, float, float>(), nb::arg("after"), nb::arg("of_sum"),
+           nb::arg("multiplier"), nb::arg("scale") = 1.0f)
       .def("__call__", &call, nb::arg("stream_ptr"), nb::arg("stream_stride"), nb::arg("branch_ptr"),
            nb::arg("branch_stride"), nb::arg("num_rows"), nb::arg("size"), nb::call_guard<nb::gil_scoped_release>(),
            R"(Compute the sum for all rows, in the memory of the stream.

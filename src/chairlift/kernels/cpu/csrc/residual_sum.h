@@ -7,10 +7,10 @@
 
 namespace chairlift {
 
-// of_sum(stream + multiplier * after(branch)), computed in the memory of the stream.
+// scale * of_sum(stream + multiplier * after(branch)), computed in the memory of the stream.
 class ResidualSum {
  public:
-  ResidualSum(Norm after, Norm of_sum, float multiplier);
+  ResidualSum(Norm after, Norm of_sum, float multiplier, float scale = 1);
 
   // The rows of a step: stream, branch [rows][size], with strides in floats. A branch of null adds nothing.
   struct Rows {
@@ -25,7 +25,7 @@ class ResidualSum {
 
  private:
   Norm after_, of_sum_;
-  float multiplier_;
+  float multiplier_, scale_;
 };
 
 }  // namespace chairlift

@@ -1,9 +1,11 @@
 // Recordings of native calls, to repeat them in one call.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -16,9 +18,9 @@ class Linear;
 // would be microseconds apart, in which no weights are read. All memory that a call uses must outlive the tape.
 class Tape {
  public:
-  // The arguments that differ between steps.
+  // The arguments that differ between steps: a step of attention for each shape of heads, and the positions.
   struct Step {
-    AttentionStep* attention;
+    std::vector<AttentionStep*> attention;
     const int64_t* positions;
   };
   using Call = std::function<void(const Step&)>;
@@ -36,6 +38,11 @@ class Tape {
     return tape;
   }
 
+  // Records the calls of this thread from now on, whose attention uses these steps.
+  void start(std::vector<AttentionStep*> steps) {
+    steps_ = std::move(steps);
+    recording() = this;
+  }
   void add(Call call) { calls_.push_back(std::move(call)); }
   // Records multiply(next), where `next` is the linear layer that is recorded after this one, or null.
   template <typename Multiply>
@@ -44,9 +51,12 @@ class Tape {
     last_ = std::make_shared<const Linear*>(nullptr);
     add([multiply, next = last_](const Step&) { multiply(*next); });
   }
-  void add_attention(Call call) {
-    needs_step_ = true;
-    add(std::move(call));
+  // Records attend(step, positions) for the step that a later call has in the place of this one.
+  template <typename Attend>
+  void add_attention(const AttentionStep& step, Attend attend) {
+    const size_t index = static_cast<size_t>(std::find(steps_.begin(), steps_.end(), &step) - steps_.begin());
+    if (index == steps_.size()) throw std::invalid_argument("step must be one of those that Tape.start received");
+    add([attend, index](const Step& now) { attend(*now.attention[index], now.positions); });
   }
   // Records a call that begins with the product of `first`. The layer that follows the call depends on the step.
   void add_mixture(const Linear& first, Call call) {
@@ -54,7 +64,7 @@ class Tape {
     last_ = nullptr;
     add(std::move(call));
   }
-  bool needs_step() const { return needs_step_; }
+  size_t num_steps() const { return steps_.size(); }
   size_t size() const { return calls_.size(); }
   void replay(const Step& step) const {
     for (const Call& call : calls_) call(step);
@@ -63,7 +73,7 @@ class Tape {
  private:
   std::vector<Call> calls_;
   std::shared_ptr<const Linear*> last_;  // set to the next linear layer when it is recorded
-  bool needs_step_ = false;
+  std::vector<AttentionStep*> steps_;  // while it records
 };
 
 }  // namespace chairlift

@@ -149,7 +149,7 @@ class LinearPass:
                         self._multiply(product, kernel, rows)
             self._tapes[rows] = tape
         start = perf_counter()
-        self._tapes[rows].replay(None, 0)
+        self._tapes[rows].replay([], 0)
         return perf_counter() - start
 
     @property
@@ -224,20 +224,25 @@ class AttentionPass:
         generator = torch.Generator().manual_seed(0)
         metadata = _metadata(num_seqs, num_queries, context, block_size)
         positions = torch.arange(context - num_queries, context).repeat(num_seqs)
-        backends: dict[AttentionShape, tuple[NativeAttention, NativePlan, torch.Tensor]] = {}
+        backends: dict[AttentionShape, tuple[NativeAttention, NativePlan]] = {}
+        inputs: dict[int, torch.Tensor] = {}
+        caches: list[KVCache] = []
         cpu = torch.device("cpu")
         rotations = {key: RotaryStep(positions, rotary_table(*key, context, cpu)) for key in config.ropes}
         self._calls: list[Callable[[], torch.Tensor]] = []
         for spec in self._specs:
             shape = attention_shape(spec, torch.float32, cpu, kv_dtype)
             if shape not in backends:
-                qkv = torch.randn((len(positions), spec.qkv.out_features), generator=generator)
                 backend = NativeAttention(shape)
-                backends[shape] = backend, backend.plan(metadata), qkv
-            backend, plan, qkv = backends[shape]
+                backends[shape] = backend, backend.plan(metadata)
+            backend, plan = backends[shape]
+            width, source = spec.qkv.out_features, spec.kv_source
+            if width not in inputs:
+                inputs[width] = torch.randn((len(positions), width), generator=generator)
             rotation = None if spec.rope is None else rotations[spec.rope, spec.head_dim]
-            cache = _filled_cache(backend, blocks, block_size, generator)
-            self._calls.append(partial(backend.forward, qkv, rotation, cache, plan, spec.sliding_window, None))
+            caches.append(_filled_cache(backend, blocks, block_size, generator) if source is None else caches[source])
+            call = partial(backend.forward, inputs[width], rotation, caches[-1], plan, spec.sliding_window, None)
+            self._calls.append(call)
 
     def __call__(self) -> Seconds:
         """Measure the seconds of a layer."""

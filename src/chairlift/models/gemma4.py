@@ -1,0 +1,404 @@
+"""Gemma 4 (Google DeepMind, 2026), without images, audio and experts.
+
+Gemma 3 with norms of V, attention scores without a factor, and a factor for the output of each layer. Layers with full
+attention have heads of another size and number, of which a part is rotated, and K may be V as well. The last layers of
+small models read K and V of earlier layers, and every layer has a branch that reads an embedding of the token for this
+layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from chairlift.models.architecture import Architecture, GGUFHeader
+from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
+from chairlift.models.declaration import (
+    PER_LAYER_EMBEDDING,
+    PER_LAYER_INPUTS,
+    BranchNorms,
+    LayerSpec,
+    MatrixSpec,
+    ModelConfig,
+    NormSpec,
+    PerLayerBranchSpec,
+    PerLayerInputsSpec,
+    RopeConfig,
+)
+from chairlift.models.gemma import GEMMA3, NORMS, read_soft_cap
+from chairlift.models.gguf_sizes import read_gguf_windows, read_uniform, read_vocab_size
+from chairlift.models.layer_fields import MAX_LAYERS, read_layer_windows, read_text_model, repeat_windows
+from chairlift.models.llama_sizes import LlamaSizes
+from chairlift.models.rope_fields import WHOLE_HEAD, read_gguf_rope, read_proportional_rope
+
+PATTERN: Final = 6
+"""In files without layer_types: every n-th layer has full attention."""
+
+DEFAULT_ROPES: Final[dict[str, dict[str, Any]]] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+"""The rotary embeddings of files without rope_parameters."""
+
+NO_EXPERTS: Final = "Gemma 4 is supported without experts only, such as gemma-4-E2B and gemma-4-31B"
+
+UNNEEDED_MODULES: Final = ("k_proj", "v_proj", "k_norm", "v_norm")
+"""The modules that published files contain for layers that read K and V of another layer."""
+
+OTHER_MODALITIES: Final = (
+    "audio_config",
+    "audio_token_id",
+    "boa_token_id",
+    "boi_token_id",
+    "eoa_token_id",
+    "eoa_token_index",
+    "eoi_token_id",
+    "image_token_id",
+    "video_token_id",
+    "vision_config",
+    "vision_soft_tokens_per_image",
+)
+
+# -- declaration -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """The properties in which layers of one model differ.
+
+    Attributes:
+        kv_source: see AttentionSpec.
+        has_values: whether the layer has a projection of values; otherwise they are the projected keys.
+    """
+
+    head_dim: int
+    num_kv_heads: int
+    intermediate_size: int
+    kv_source: int | None
+    has_values: bool
+
+
+def declare_gemma4(
+    sizes: LlamaSizes, layers: Sequence[LayerSizes], input_size: int, input_vocab_size: int
+) -> ModelConfig:
+    """Return the declaration of a model.
+
+    Args:
+        sizes: the sizes that all layers have in common, the windows and the rotary embeddings.
+        input_size: the number of values in the embedding of a token for a layer; 0 for none.
+        input_vocab_size: the number of tokens that have these embeddings.
+    """
+    declared = tuple(_declare_layer(sizes, index, layer, input_size) for index, layer in enumerate(layers))
+    inputs = _per_layer_inputs(sizes, input_size, input_vocab_size) if input_size else None
+    shared = (index for index, layer in enumerate(layers) if layer.kv_source is not None)
+    unneeded = tuple(f"model.layers.{index}.self_attn.{name}" for index in shared for name in UNNEEDED_MODULES)
+    return replace(sizes.declare(), layers=declared, per_layer_inputs=inputs, unneeded_modules=unneeded)
+
+
+def _declare_layer(sizes: LlamaSizes, index: int, own: LayerSizes, input_size: int) -> LayerSpec:
+    sizes = replace(
+        sizes, head_dim=own.head_dim, num_kv_heads=own.num_kv_heads, intermediate_size=own.intermediate_size
+    )
+    layer, is_shared = sizes.declare_layer(index), own.kv_source is not None
+    attention, norm = layer.attention, layer.attention.head_norm
+    assert norm is not None, "queries and keys have norms"
+    parts = attention.qkv.parts[: 1 if is_shared else 3 if own.has_values else 2]
+    prefix = f"model.layers.{index}"
+    return replace(
+        layer,
+        attention=replace(
+            attention,
+            qkv=replace(attention.qkv, parts=parts),
+            head_norm=replace(norm, key=None if is_shared else norm.key, norms_values=not is_shared),
+            kv_source=own.kv_source,
+        ),
+        per_layer_branch=_per_layer_branch(sizes, prefix, input_size) if input_size else None,
+        output_scale=f"{prefix}.layer_scalar",
+    )
+
+
+def _per_layer_branch(sizes: LlamaSizes, prefix: str, input_size: int) -> PerLayerBranchSpec:
+    gate, projection = (
+        (f"{prefix}.per_layer_{name}", size)
+        for name, size in (("input_gate", input_size), ("projection", sizes.hidden_size))
+    )
+    norm = NormSpec("rms_norm", f"{prefix}.post_per_layer_input_norm", sizes.hidden_size, sizes.norm_eps)
+    return PerLayerBranchSpec(
+        gate=MatrixSpec(PER_LAYER_INPUTS, "per_layer_gate", (gate,), sizes.hidden_size),
+        projection=MatrixSpec(PER_LAYER_INPUTS, "per_layer_projection", (projection,), input_size),
+        activation=sizes.activation,
+        norms=BranchNorms(after=norm),
+    )
+
+
+def _per_layer_inputs(sizes: LlamaSizes, input_size: int, vocab_size: int) -> PerLayerInputsSpec:
+    """The reference divides the projection by the root of hidden_size, which is the same as another eps of its norm."""
+    width, eps = sizes.num_layers * input_size, sizes.norm_eps * sizes.hidden_size
+    projection = (("model.per_layer_model_projection", width),)
+    return PerLayerInputsSpec(
+        size=input_size,
+        table=MatrixSpec(
+            PER_LAYER_EMBEDDING, "per_layer_embedding", (("model.embed_tokens_per_layer", vocab_size),), width
+        ),
+        projection=MatrixSpec(PER_LAYER_INPUTS, "per_layer_inputs", projection, sizes.hidden_size),
+        norm=NormSpec("rms_norm", "model.per_layer_projection_norm", input_size, eps),
+        table_multiplier=math.sqrt(input_size),
+        multiplier=math.sqrt(0.5),
+    )
+
+
+# -- config.json -----------------------------------------------------------------------------------------------------
+
+
+def read_gemma4(fields: ConfigFields) -> ModelConfig:
+    """Read the `config.json` of a Gemma 4 model without images (`Gemma4ForCausalLM`). The defaults are those of
+    transformers."""
+    _check_unsupported(fields)
+    layers = fields.integer("num_hidden_layers", 30, high=MAX_LAYERS)
+    windows = _read_windows(fields, layers)
+    own = _read_layers(fields, windows)
+    input_size = fields.integer("hidden_size_per_layer_input", 256, low=0)
+    sizes = replace(
+        _read_sizes(fields, layers),
+        sliding_windows=windows,
+        ropes=_read_ropes(fields, windows, own),
+    )
+    return declare_gemma4(sizes, own, input_size, _read_input_vocab_size(fields, sizes, input_size))
+
+
+def read_gemma4_with_images(fields: ConfigFields) -> ModelConfig:
+    """Read the text model in the `config.json` of a model with images (`Gemma4ForConditionalGeneration`)."""
+    fields.allow_only("tie_word_embeddings", True, "the LM head must be the embedding")
+    return read_text_model(fields, OTHER_MODALITIES, read_gemma4)
+
+
+def _check_unsupported(fields: ConfigFields) -> None:
+    fields.allow_only("enable_moe_block", False, NO_EXPERTS)
+    for key in ("num_experts", "top_k_experts", "moe_intermediate_size", "expert_intermediate_size"):
+        fields.get(key)  # Marks the field as read; it has no effect without experts.
+    fields.allow_only("attn_logit_softcapping", None, "the reference implementation of Gemma 4 ignores it")
+    fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    if fields.get("use_bidirectional_attention") not in (None, "vision"):
+        raise fields.error(
+            "use_bidirectional_attention",
+            f"is {fields.get('use_bidirectional_attention')!r}, which is not supported: attention must be causal",
+        )
+
+
+def _read_sizes(fields: ConfigFields, layers: int) -> LlamaSizes:
+    hidden, bias = fields.integer("hidden_size", 2304), fields.flag("attention_bias", False)
+    return LlamaSizes(
+        architecture="gemma4",
+        name="gemma4",
+        vocab_size=fields.integer("vocab_size", 262_144),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", 9216),
+        num_layers=layers,
+        num_heads=fields.integer("num_attention_heads", 8),
+        num_kv_heads=fields.integer("num_key_value_heads", 4),
+        head_dim=fields.integer("head_dim", 256),
+        max_position_embeddings=fields.integer("max_position_embeddings", 131_072),
+        norms=NORMS,
+        norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
+        attention_scale=1.0,
+        activation="gelu_tanh",
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="heads",
+        embedding_multiplier=math.sqrt(hidden),
+        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
+    )
+
+
+def _read_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    window, types = fields.integer("sliding_window", 512), fields.get("layer_types")
+    if types is None:
+        return (*repeat_windows(layers, window, PATTERN)[:-1], None)
+    windows = read_layer_windows(fields, types, layers, window)
+    if windows[-1] is not None:
+        raise fields.error("layer_types", "must end with full_attention")
+    return windows
+
+
+def _read_layers(fields: ConfigFields, windows: Sequence[int | None]) -> list[LayerSizes]:
+    num_shared = fields.integer("num_kv_shared_layers", 0, low=0, high=len(windows) - 1)
+    sources = find_kv_sources(fields, "num_kv_shared_layers", windows, num_shared)
+    keys_are_values = fields.flag("attention_k_eq_v", False)
+    inner = fields.integer("intermediate_size", 9216)
+    shared_inner = inner * (2 if fields.flag("use_double_wide_mlp", False) else 1)
+    return [
+        LayerSizes(
+            head_dim,
+            num_kv_heads,
+            inner if source is None else shared_inner,
+            source,
+            has_values=window is not None or not keys_are_values,
+        )
+        for window, source, (head_dim, num_kv_heads) in zip(
+            windows, sources, _read_heads(fields, windows, keys_are_values), strict=True
+        )
+    ]
+
+
+def find_kv_sources(fields: ConfigFields, key: str, windows: Sequence[int | None], num_shared: int) -> list[int | None]:
+    """Return the layer whose K and V each of the last `num_shared` layers reads: the last one before all of them of the
+    same type. The other layers have None.
+
+    Args:
+        key: the field that contains `num_shared`, for messages.
+    """
+    first = len(windows) - num_shared
+    last = {window: index for index, window in enumerate(windows[:first])}
+    if missing := [index for index in range(first, len(windows)) if windows[index] not in last]:
+        raise fields.error(key, f"is {num_shared}, but no layer before has the type of layer {missing[0]}")
+    return [*([None] * first), *(last[window] for window in windows[first:])]
+
+
+def _read_heads(fields: ConfigFields, windows: Sequence[int | None], keys_are_values: bool) -> list[tuple[int, int]]:
+    """Read head size and number of KV heads of each layer. transformers 5 writes those that differ to
+    `per_layer_config`; published files contain those of layers with full attention."""
+    heads = fields.integer("num_attention_heads", 8)
+    local = fields.integer("head_dim", 256, high=4096), fields.integer("num_key_value_heads", 4)
+    whole = fields.integer("global_head_dim", 512, high=4096), fields.integer("num_global_key_value_heads", local[1])
+    if (changed := fields.mapping("per_layer_config")) is None:
+        whole = whole if keys_are_values else (whole[0], local[1])
+        found = [whole if window is None else local for window in windows]
+    else:
+        found = [_read_changed_heads(changed.mapping(str(index)), local) for index in range(len(windows))]
+    for head_dim, num_kv_heads in found:
+        exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", num_kv_heads)
+        exact_quotient(fields, "head_dim", head_dim, "the dimensions of a rotated pair", 2)
+    return found
+
+
+def _read_changed_heads(changed: ConfigFields | None, heads: tuple[int, int]) -> tuple[int, int]:
+    if changed is None:
+        return heads
+    return changed.integer("head_dim", heads[0], high=4096), changed.integer("num_key_value_heads", heads[1])
+
+
+def _read_ropes(fields: ConfigFields, windows: Sequence[int | None], layers: Sequence[LayerSizes]) -> list[RopeConfig]:
+    both = fields.mapping("rope_parameters") or ConfigFields(DEFAULT_ROPES, fields.source)
+    ropes = []
+    for window, layer in zip(windows, layers, strict=True):
+        kind = "full_attention" if window is None else "sliding_attention"
+        if (scaling := both.mapping(kind)) is None:
+            raise fields.error("rope_parameters", f"has no {kind}")
+        ropes.append(read_proportional_rope(scaling, layer.head_dim))
+    return ropes
+
+
+def _read_input_vocab_size(fields: ConfigFields, sizes: LlamaSizes, input_size: int) -> int:
+    found = fields.integer("vocab_size_per_layer_input", 262_144)
+    if input_size and found < sizes.vocab_size:
+        raise fields.error("vocab_size_per_layer_input", f"is {found}, but vocab_size is {sizes.vocab_size}")
+    return found
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+def read_gemma4_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file of Gemma 4."""
+    fields, tensors = header.fields, header.tensor_names
+    fields.allow_only("expert_count", 0, NO_EXPERTS)
+    fields.get("expert_feed_forward_length")  # Marks the field as read; it has no effect without experts.
+    layers = fields.integer("block_count", high=MAX_LAYERS)
+    windows = read_gguf_windows(fields, layers, fields.integer("attention.sliding_window"), PATTERN)
+    own = _read_gguf_layers(header, windows)
+    hidden = fields.integer("embedding_length")
+    sizes = LlamaSizes(
+        architecture="gemma4",
+        name="gemma4",
+        vocab_size=read_vocab_size(fields, header.tokens),
+        hidden_size=hidden,
+        intermediate_size=own[0].intermediate_size,
+        num_layers=layers,
+        num_heads=read_uniform(fields, "attention.head_count"),
+        num_kv_heads=own[0].num_kv_heads,
+        head_dim=own[0].head_dim,
+        max_position_embeddings=fields.integer("context_length"),
+        norms=NORMS,
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
+        sliding_windows=windows,
+        ropes=_read_gguf_ropes(header, windows),
+        attention_scale=1.0,
+        activation="gelu_tanh",
+        tie_word_embeddings=bool(tensors) and "output.weight" not in tensors,
+        qk_norm="heads",
+        embedding_multiplier=math.sqrt(hidden),
+        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
+    )
+    input_size = fields.integer("embedding_length_per_layer_input", 0, low=0)
+    return declare_gemma4(sizes, own, input_size, sizes.vocab_size)
+
+
+def _read_gguf_layers(header: GGUFHeader, windows: Sequence[int | None]) -> list[LayerSizes]:
+    fields, key = header.fields, "attention.shared_kv_layers"
+    num_shared = fields.integer(key, 0, low=0, high=len(windows) - 1)
+    heads, head_dims = read_uniform(fields, "attention.head_count"), _read_gguf_head_dims(fields)
+    layers = zip(
+        windows,
+        find_kv_sources(fields, key, windows, num_shared),
+        _read_of_layers(fields, "attention.head_count_kv", len(windows)),
+        _read_of_layers(fields, "feed_forward_length", len(windows)),
+        strict=True,
+    )
+    found = []
+    for index, (window, source, num_kv_heads, inner) in enumerate(layers):
+        exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", num_kv_heads)
+        has_values = not header.tensor_names or f"blk.{index}.attn_v.weight" in header.tensor_names
+        found.append(LayerSizes(head_dims[window is None], num_kv_heads, inner, source, has_values))
+    return found
+
+
+def _read_gguf_head_dims(fields: ConfigFields) -> tuple[int, int]:
+    """Read the head sizes of layers with a window and of the others. V and the rotation have the same width."""
+    whole = fields.integer("attention.key_length", high=4096)
+    local = fields.integer("attention.key_length_swa", whole, high=4096)
+    for end, head_dim in (("", whole), ("_swa", local)):
+        fields.allow_only(f"attention.value_length{end}", head_dim, "K and V must have the same width")
+        fields.allow_only(f"rope.dimension_count{end}", head_dim, WHOLE_HEAD)
+        exact_quotient(fields, f"attention.key_length{end}", head_dim, "the dimensions of a rotated pair", 2)
+    return local, whole
+
+
+def _read_of_layers(fields: ConfigFields, key: str, layers: int) -> list[int]:
+    """Read a number of each layer, or one for all of them."""
+    value = fields.get(key, REQUIRED)
+    if not isinstance(value, list):
+        return [fields.integer(key)] * layers
+    if len(value) != layers:
+        raise fields.error(key, f"must hold {layers} numbers, got {value!r}")
+    return [fields.as_integer(key, item) for item in value]
+
+
+def _read_gguf_ropes(header: GGUFHeader, windows: Sequence[int | None]) -> list[RopeConfig]:
+    fields = header.fields
+    whole = read_gguf_rope(fields, _read_gguf_head_dims(fields)[1], header.rope_factors.get("rope_freqs.weight"))
+    local = RopeConfig(theta=fields.number("rope.freq_base_swa", DEFAULT_ROPES["sliding_attention"]["rope_theta"]))
+    return [whole if window is None else local for window in windows]
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+GEMMA4: Final = Architecture(
+    name="gemma4",
+    hf_readers={"Gemma4ForCausalLM": read_gemma4, "Gemma4ForConditionalGeneration": read_gemma4_with_images},
+    gguf_readers={"gemma4": read_gemma4_gguf},
+    gguf_names={
+        **GEMMA3.gguf_names,
+        "model.embed_tokens_per_layer": "per_layer_token_embd",
+        "model.per_layer_model_projection": "per_layer_model_proj",
+        "model.per_layer_projection_norm": "per_layer_proj_norm",
+        "model.layers.{}.per_layer_input_gate": "blk.{}.inp_gate",
+        "model.layers.{}.per_layer_projection": "blk.{}.proj",
+        "model.layers.{}.post_per_layer_input_norm": "blk.{}.post_norm",
+        "model.layers.{}.layer_scalar": "blk.{}.layer_output_scale.weight",
+    },
+    other_prefixes=(("model.", "model.language_model."),),
+    unread_prefixes=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+)

@@ -1,0 +1,231 @@
+"""Checkpoints of Gemma 4: the fields of both file formats, models with images, and layers that share K and V."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_gguf_parity import assert_logits_of_transformers, load, write_gguf
+
+from chairlift.engine.startup.memory_plan import kv_slot_bytes
+from chairlift.engine.startup.model_shape import ModelShape
+from chairlift.errors import ModelLoadError
+from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.registry import read_hf_config
+
+TinyModelDir = Callable[..., Path]
+
+E2B: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "audio_config": {"hidden_size": 1024, "model_type": "gemma4_audio"},
+    "audio_token_id": 258881,
+    "boa_token_id": 256000,
+    "boi_token_id": 255999,
+    "dtype": "bfloat16",
+    "eoa_token_id": 258883,
+    "eoa_token_index": 258883,
+    "eoi_token_id": 258882,
+    "eos_token_id": [1, 106],
+    "image_token_id": 258880,
+    "model_type": "gemma4",
+    "text_config": {
+        "attention_bias": False,
+        "attention_k_eq_v": False,
+        "bos_token_id": 2,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        "max_position_embeddings": 131072,
+        "model_type": "gemma4_text",
+        "num_attention_heads": 8,
+        "num_global_key_value_heads": None,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "sliding_window": 512,
+        "use_double_wide_mlp": True,
+        "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "video_token_id": 258884,
+    "vision_config": {"hidden_size": 768, "model_type": "gemma4_vision"},
+    "vision_soft_tokens_per_image": 280,
+}
+"""The fields of the published model with 2 billion effective parameters."""
+
+
+def read_e2b(**changes: Any) -> Any:
+    return read_hf_config({**E2B, "text_config": {**E2B["text_config"], **changes}}, source="config.json")
+
+
+# -- config.json -----------------------------------------------------------------------------------------------------
+
+
+def test_fields_of_the_published_e2b() -> None:
+    config = read_e2b()
+    assert (config.architecture, config.num_layers, config.vocab_size) == ("gemma4", 35, 262_144)
+    assert (config.bos_token_id, config.eos_token_ids, config.logits_soft_cap) == (2, (1, 106), 30.0)
+    assert config.embedding_multiplier == math.sqrt(1536)
+    inputs = config.per_layer_inputs
+    assert inputs is not None
+    assert (inputs.size, inputs.table.in_features, inputs.table_multiplier) == (256, 35 * 256, 16.0)
+    local, whole = config.layers[0].attention, config.layers[4].attention
+    assert (local.sliding_window, local.head_dim, local.num_kv_heads, local.scale) == (512, 256, 1, 1.0)
+    assert (whole.sliding_window, whole.head_dim, whole.num_kv_heads) == (None, 512, 1)
+    assert local.rope == RopeConfig(theta=10_000.0)
+    assert whole.rope == RopeConfig(theta=1e6, scaling="factors", freq_factors=(1.0,) * 64 + (1e30,) * 192)
+    sources = [layer.attention.kv_source for layer in config.layers]
+    assert sources == [None] * 15 + [13, 13, 13, 13, 14] * 4
+    assert [layer.feed_forward.inner_size for layer in config.layers] == [6144] * 15 + [12288] * 20
+    assert [len(layer.attention.qkv.parts) for layer in config.layers] == [3] * 15 + [1] * 20
+
+
+def test_heads_of_the_published_31b() -> None:
+    """Layers with full attention have fewer KV heads, and no projection of values."""
+    changes = {"num_key_value_heads": 4, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
+    config = read_e2b(**changes, num_kv_shared_layers=0, hidden_size_per_layer_input=0)
+    local, whole = config.layers[0].attention, config.layers[4].attention
+    assert ([out for _, out in local.qkv.parts], local.num_kv_heads) == ([2048, 1024, 1024], 4)
+    assert ([out for _, out in whole.qkv.parts], whole.num_kv_heads) == ([4096, 1024], 2)
+    assert config.per_layer_inputs is None
+    assert {layer.per_layer_branch for layer in config.layers} == {None}
+
+
+def test_fields_of_transformers_5_equal_published_fields(tiny_model_dir: TinyModelDir) -> None:
+    new = json.loads((tiny_model_dir("gemma4") / "config.json").read_text())
+    changed = new.pop("per_layer_config")
+    assert changed["1"] == {"head_dim": 24, "num_key_value_heads": 1}
+    old = {**new, "global_head_dim": 24, "num_global_key_value_heads": 1}
+    first, second = (
+        read_hf_config(config, source="config.json") for config in ({**new, "per_layer_config": changed}, old)
+    )
+    assert first == second
+
+
+def test_defaults_of_layer_types_and_rope(tiny_model_dir: TinyModelDir) -> None:
+    config = read_e2b(layer_types=None, rope_parameters=None, num_hidden_layers=8, num_kv_shared_layers=0)
+    assert [layer.attention.sliding_window for layer in config.layers] == [512] * 5 + [None, 512, None]
+    assert config.layers[5].attention.rope == read_e2b().layers[4].attention.rope
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block is True, .* supported without experts only"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, which is not supported"),
+        ({"use_bidirectional_attention": "all"}, "attention must be causal"),
+        ({"hidden_activation": "relu"}, "hidden_activation is 'relu', which is not supported"),
+        ({"num_kv_shared_layers": 35}, "num_kv_shared_layers must be an integer between 0 and 34, got 35"),
+        ({"num_kv_shared_layers": 31}, "num_kv_shared_layers is 31, but no layer before has the type of layer 4"),
+        ({"layer_types": ["full_attention"] * 34 + ["sliding_attention"]}, "layer_types must end with full_attention"),
+        ({"vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input is 9, but vocab_size is 262144"),
+        ({"per_layer_config": {"3": {"intermediate_size": 8}}}, r"per_layer_config\.3\.intermediate_size is 8, and"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}, "rope_parameters has no full_attention"),
+        ({"altup_num_inputs": 4}, r"text_config\.altup_num_inputs is 4, and the gemma4 architecture"),
+    ],
+)
+def test_errors_name_the_field(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        read_e2b(**changes)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_layers_that_share_k_and_v_keep_none() -> None:
+    """12 layers with a window keep 2 x 256 values of a token, and 3 others 2 x 512; all 35 read some."""
+    config = read_e2b()
+    num_values = 12 * 2 * 256 + 3 * 2 * 512
+    assert config.kv_values_per_token == num_values
+    assert kv_slot_bytes(config, "int8") == num_values + 15 * 8
+    shape = ModelShape.from_config(config, "E2B")
+    assert shape.kv_bytes_per_slot == 2 * num_values
+    assert sum(count * layer.kv_values for layer, count in shape.layers) == 28 * 2 * 256 + 7 * 2 * 512
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def with_unneeded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Add the projections that published files contain for layers that read K and V of others."""
+    added = {f"model.layers.4.self_attn.{name}.weight": torch.ones(32, 64) for name in ("k_proj", "v_proj")}
+    return {**tensors, **added, "model.layers.4.self_attn.k_norm.weight": torch.ones(16)}
+
+
+def test_the_text_model_of_a_model_with_images(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    folder = tiny_model_dir("gemma4")
+    text = json.loads((folder / "config.json").read_text())
+    outer = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    tensors = with_unneeded(load_file(folder / "model.safetensors"))
+    named = {"model.language_model." + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    images = {f"model.{name}.a.weight": torch.ones(3) for name in ("vision_tower", "embed_vision", "audio_tower")}
+    save_file(named | images, tmp_path / "model.safetensors")
+    assert_logits_of_transformers(load(tmp_path), folder)
+
+
+def test_projections_are_needed_in_layers_with_k_and_v(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    folder = tiny_model_dir("gemma4")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    added = {"model.layers.1.self_attn.v_proj.weight": torch.ones(24, 64)}
+    save_file(load_file(folder / "model.safetensors") | added, tmp_path / "model.safetensors")
+    with pytest.raises(AssertionError, match=r"model\.layers\.1\.self_attn\.v_proj\.weight"):
+        load(tmp_path)
+
+
+GGUF_OVERRIDES: dict[str, Any] = {"vocab_size_per_layer_input": 256}
+
+
+def without_rope(config: ModelConfig) -> ModelConfig:
+    layers = (replace(layer, attention=replace(layer.attention, rope=None)) for layer in config.layers)
+    return replace(config, layers=tuple(layers))
+
+
+def test_gguf_declares_the_same_model_as_config_json(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    eps = 2.0**-20  # A number that is the same in float32.
+    folder = tiny_model_dir("gemma4", **GGUF_OVERRIDES, rms_norm_eps=eps)
+    expected = load_config(resolve_model(str(folder)))
+    changes = {"attention.layer_norm_rms_epsilon": eps}
+    found = load_config(resolve_model(str(write_gguf(folder, "gemma4", tmp_path / "model.gguf", **changes))))
+    (factors,) = {layer.attention.rope.freq_factors for layer in found.layers[1::2] if layer.attention.rope}
+    assert factors == pytest.approx((1.0,) * 4 + (1e30,) * 8)  # In float32.
+    unspecified = {"bos_token_id": None, "eos_token_ids": ()}
+    assert without_rope(found) == replace(without_rope(expected), **unspecified)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_count": 8}, "expert_count is 8, which is not supported: Gemma 4 is supported without experts only"),
+        ({"attention.shared_kv_layers": 6}, "shared_kv_layers must be an integer between 0 and 5, got 6"),
+        ({"attention.value_length_swa": 8}, "value_length_swa is 8, which is not supported"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count is 8, which is not supported"),
+        ({"feed_forward_length": [96, 96]}, r"feed_forward_length must hold 6 numbers, got \[96, 96\]"),
+        ({"attention.head_count_kv": 3}, r"attention\.head_count \(4\) must be a multiple of attention\.head_count_kv"),
+        ({"altup.num_inputs": 4}, r"gemma4\.altup\.num_inputs is 4, and the gemma4 architecture"),
+    ],
+)
+def test_errors_in_gguf_files_name_the_field(
+    changes: dict[str, Any], message: str, tiny_model_dir: TinyModelDir, tmp_path: Path
+) -> None:
+    folder = tiny_model_dir("gemma4", **GGUF_OVERRIDES)
+    with pytest.raises(ModelLoadError, match=message):
+        load_config(resolve_model(str(write_gguf(folder, "gemma4", tmp_path / "model.gguf", **changes))))
