@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_corpus import strings
 from tokenizers import Regex, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GemmaTokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.tokenization_utils_base import generate_merges
 
@@ -185,6 +185,35 @@ def test_tiny_sentencepiece(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("ab é a")) == "ab é a"
     bare = load(tmp_path, SPM, add_space_prefix=False)
     assert spelled(bare, "ab a", add_special_tokens=False) == ["ab", "▁a"]
+
+
+MERGES = ["▁ a", "a b", "▁a b", "\n \n", "\n\n \n"]
+GEMMA4: dict[str, Any] = {
+    **SPM,
+    "model": "gemma4",
+    "tokens": [*SPM["tokens"], "\n", "\n\n", "\n\n\n"],
+    "token_type": [*SPM["token_type"], 1, 1, 1],
+    "scores": [-1000.0] * (len(SPM["tokens"]) + 3),
+    "merges": MERGES,
+}
+
+
+@given(text=st.text() | st.lists(st.sampled_from(["a", "b", "ab", " ", "  ", "\n", "\n\n", "é"])).map("".join))
+@settings(deadline=None)
+def test_gemma4_equals_the_tokenizer_of_transformers(gemma4: tuple[Tokenizer, Any], text: str) -> None:
+    ours, oracle = gemma4
+    ids = oracle.encode(text, add_special_tokens=False)
+    assert ours.encode(text, add_special_tokens=False) == ids
+    assert ours.encode(text) == [1, *ids]
+    assert ours.decode(ids, skip_special_tokens=False) == oracle.decode(ids)
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    merges = [tuple(merge.split(" ")) for merge in MERGES]
+    vocabulary = {token: index for index, token in enumerate(GEMMA4["tokens"])}
+    oracle = GemmaTokenizer(vocab=vocabulary, merges=merges, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    return load(tmp_path_factory.mktemp("tiny"), GEMMA4), oracle
 
 
 @given(text=st.text() | st.lists(st.sampled_from(["<end>", "<think>", "<", "hell", " he"])).map("".join))

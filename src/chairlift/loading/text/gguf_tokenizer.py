@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, rebuilt with the `tokenizers` library.
 
 `tokenizer.ggml.model` "gpt2" is byte-level BPE after the pre-tokenizer `tokenizer.ggml.pre`; "llama" is SentencePiece
-BPE, whose merges are derived from the scores.
+BPE, whose merges are derived from the scores, and "gemma4" is the same with the merges in the file.
 """
 
 from __future__ import annotations
@@ -176,9 +176,11 @@ def build_tokenizer(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
         pre = _pre_tokenizer(vocabulary)
         backend, add_bos = _byte_level(vocabulary, pre), pre.add_bos
     elif model == "llama":
-        backend, add_bos = _sentencepiece(vocabulary), True
+        backend, add_bos = _sentencepiece(vocabulary, _scored_merges(vocabulary), add_space=True), True
+    elif model == "gemma4":
+        backend, add_bos = _sentencepiece(vocabulary, _listed_merges(vocabulary), add_space=False), True
     else:
-        raise vocabulary.error("model", f"is {model!r}, which is not supported; supported: gpt2, llama")
+        raise vocabulary.error("model", f"is {model!r}, which is not supported; supported: gemma4, gpt2, llama")
     _add_tokens(backend, vocabulary)
     set_bos_and_eos(
         backend,
@@ -197,8 +199,7 @@ def _pre_tokenizer(vocabulary: GGUFVocabulary) -> PreTokenizer:
 
 def _byte_level(vocabulary: GGUFVocabulary, pre: PreTokenizer) -> tokenizers.Tokenizer:
     """Build a byte-level BPE tokenizer (Radford et al., 2019)."""
-    merges = [_pair(vocabulary, merge) for merge in vocabulary.strings("merges")]
-    model = _bpe(vocabulary, merges, ignore_merges=pre.ignore_merges)
+    model = _bpe(vocabulary, _listed_merges(vocabulary), ignore_merges=pre.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     if pre.nfc:
         backend.normalizer = normalizers.NFC()
@@ -210,14 +211,27 @@ def _byte_level(vocabulary: GGUFVocabulary, pre: PreTokenizer) -> tokenizers.Tok
     return backend
 
 
-def _sentencepiece(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
-    """Build a SentencePiece BPE tokenizer (Kudo and Richardson, 2018) with byte fallback."""
+def _listed_merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
+    return [_pair(vocabulary, merge) for merge in vocabulary.strings("merges")]
+
+
+def _scored_merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
     if sum(len(token) ** 2 for token in vocabulary.tokens) > MAX_SPLIT_CHARACTERS:
         raise vocabulary.error("tokens", "contains tokens too long to derive their merges; the file is damaged")
-    merges = derive_merges(vocabulary.tokens, vocabulary.numbers("scores"))
+    return derive_merges(vocabulary.tokens, vocabulary.numbers("scores"))
+
+
+def _sentencepiece(
+    vocabulary: GGUFVocabulary, merges: list[tuple[str, str]], *, add_space: bool
+) -> tokenizers.Tokenizer:
+    """Build a SentencePiece BPE tokenizer (Kudo and Richardson, 2018) with byte fallback.
+
+    Args:
+        add_space: whether a space precedes the text if the file does not specify it.
+    """
     unknown = vocabulary.token_at("unknown_token_id") or "<unk>"
     backend = tokenizers.Tokenizer(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    add_space = vocabulary.flag("add_space_prefix", True)
+    add_space = vocabulary.flag("add_space_prefix", add_space)
     replace: list[Any] = [normalizers.Replace(" ", SPACE)]
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), *replace] if add_space else replace)
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
