@@ -178,6 +178,58 @@ GEMMA: Final = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{'<start_of_turn>model\\n'}}{%- endif -%}"""
 
+GEMMA4: Final = """\
+{%- macro written(value) -%}
+    {%- if value is string -%}{{- '<|"|>' + value + '<|"|>' -}}
+    {%- elif value is boolean -%}{{- 'true' if value else 'false' -}}
+    {%- elif value is mapping -%}
+        {{- '{' -}}
+        {%- for key, item in value | dictsort -%}
+            {{- ',' if not loop.first -}}{{- key -}}:{{- written(item) -}}
+        {%- endfor -%}
+        {{- '}' -}}
+    {%- elif value is sequence -%}
+        [{%- for item in value -%}{{- written(item) -}}{{- ',' if not loop.last -}}{%- endfor -%}]
+    {%- else -%}{{- value -}}{%- endif -%}
+{%- endmacro -%}
+{%- set ns = namespace(answered=false) -%}
+{{- bos_token -}}
+{%- set loop_messages = messages -%}
+{%- if tools or enable_thinking or messages[0]['role'] in ['system', 'developer'] -%}
+    {{- '<|turn>system\\n' -}}
+    {%- if enable_thinking is defined and enable_thinking -%}{{- '<|think|>\\n' -}}{%- endif -%}
+    {%- if messages[0]['role'] in ['system', 'developer'] -%}
+        {{- messages[0]['content'] | trim -}}
+        {%- set loop_messages = messages[1:] -%}
+    {%- endif -%}
+    {%- for tool in tools or [] -%}
+        {{- '<|tool>declaration:' + tool['function']['name'] -}}
+        {{- written(tool['function']) | trim -}}{{- '<tool|>' -}}
+    {%- endfor -%}
+    {{- '<turn|>\\n' -}}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if message['role'] == 'tool' -%}
+        {{- '<|tool_response>response:' + (message.get('name') or 'unknown') + '{value:' -}}
+        {{- written(message['content']) -}}{{- '}<tool_response|>' -}}
+    {%- else -%}
+        {{- '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' -}}
+        {%- set thoughts = message.get('reasoning') or message.get('reasoning_content') -%}
+        {%- if thoughts and message.get('tool_calls') -%}
+            {{- '<|channel>thought\\n' + thoughts + '\\n<channel|>' -}}
+        {%- endif -%}
+        {%- for call in message['tool_calls'] or [] -%}
+            {{- '<|tool_call>call:' + call['function']['name'] + '{' -}}
+            {%- for key, value in call['function']['arguments'] | dictsort -%}
+                {{- ',' if not loop.first -}}{{- key -}}:{{- written(value) -}}
+            {%- endfor -%}
+            {{- '}<tool_call|>' -}}
+        {%- endfor -%}
+        {{- message['content'] | trim -}}{{- '<turn|>\\n' if not message['tool_calls'] -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}"""
+
 PHI3: Final = """\
 {% for message in messages %}{% if message['role'] in ['system', 'user', 'assistant', 'tool'] %}\
 {{'<|' + message['role'] + '|>' + '\\n' + message['content'] + '<|end|>' + '\\n'}}{% endif %}{% endfor %}\
@@ -367,6 +419,7 @@ TEMPLATES: Final[dict[str, str]] = {
     "llama31": LLAMA31,
     "mistral": MISTRAL,
     "gemma": GEMMA,
+    "gemma4": GEMMA4,
     "phi3": PHI3,
     "hermes": HERMES,
     "granite3": GRANITE3,

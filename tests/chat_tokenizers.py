@@ -43,6 +43,17 @@ SPECIAL: Final = [
     "<|start|>",
     "<|channel|>",
     "<|message|>",
+    "<|turn>",
+    "<turn|>",
+    "<|tool>",
+    "<tool|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    '<|"|>',
+    "<|channel>",
+    "<channel|>",
 ]
 MARKUP: Final = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 """Added tokens that are not special, as in Qwen 3."""

@@ -29,11 +29,13 @@ class Reasoning:
     Attributes:
         is_inside: the prompt ends with the opening string, so the answer must close the reasoning; if false, the
             answer may have no reasoning.
+        label: the text after the opening string that is not part of the reasoning.
     """
 
     opening: str
     closing: str
     is_inside: bool = False
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def conversation(template: str, contents: list[str]) -> tuple[list[dict[str, Any
     messages = [system(first), user(second), assistant(third), user(fourth)]
     if template == "phi4_mini":
         return [{**messages[0], "tools": third}, *messages[1:]], {}
-    if template not in ("qwen3", "llama31", "mistral", "hermes", "granite3", "smollm3", "olmo3", "gpt_oss"):
+    if template not in ("qwen3", "llama31", "mistral", "hermes", "granite3", "smollm3", "olmo3", "gpt_oss", "gemma4"):
         return messages, {}
     properties = {"city": {"type": "string", "description": third}}
     function = {"name": first, "description": second, "parameters": {"type": "object", "properties": properties}}

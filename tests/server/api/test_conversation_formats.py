@@ -67,6 +67,12 @@ def prompt(template: str, **fields: Any) -> str:
     [
         ("granite3", '<|start_of_role|>tools<|end_of_role|>[\n    {\n        "type"', f"<|tool_call|>[{CALL}]", None),
         ("phi4_mini", '<|system|><|tool|>[{"name": "get_weather"', f"<|tool_call|>[{CALL}]<|/tool_call|>", None),
+        (
+            "gemma4",
+            "<|tool>declaration:get_weather{description:",
+            '<|channel>thought\nHm.\n<channel|><|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>',
+            None,
+        ),
         ("smollm3", f"<tools>\n{DECLARED}", f"<tool_call>\n{CALL}\n</tool_call>", None),
         ("olmo3", '<functions>[{"type": "function"', '<function_calls>get_weather(city="Rome")</function_calls>', None),
         (

@@ -90,6 +90,18 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("olmo3", "See: <function_calls>f(x={'y': [None, 'it\\'s']})", "See:", [("f", '{"x": {"y": [null, "it\'s"]}}')]),
     ("olmo3", "<function_calls>g(a=1)</function_calls>", "<function_calls>g(a=1)</function_calls>", []),
     ("olmo3", "<function_calls>f(1)</function_calls>", "<function_calls>f(1)</function_calls>", []),
+    ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Paris, {France}<|"|>}<tool_call|>', "", [WEATHER]),
+    (
+        "gemma4",
+        'Now: <|tool_call>call:f{a:[1,true,{b:<|"|>say "x" | <|y<|"|>,<|"|>c d<|"|>:null}]}<tool_call|>'
+        "<|tool_call>call:f{}<tool_call|>",
+        "Now:",
+        [("f", '{"a": [1, true, {"b": "say \\"x\\" | <|y", "c d": null}]}'), ("f", "{}")],
+    ),
+    ("gemma4", "<|tool_call>call:f{a: word , b:[],}", "", [("f", '{"a": "word", "b": []}')]),
+    ("gemma4", '<|tool_call>call:f{a:<|"|>b', "", [("f", '{"a": "b')]),
+    ("gemma4", "<|tool_call>call:g{a:1}<tool_call|>", "<|tool_call>call:g{a:1}<tool_call|>", []),
+    ("gemma4", "<|tool_call>calling f{}<tool_call|>", "<|tool_call>calling f{}<tool_call|>", []),
     (
         "pythonic",
         "[f(a=true), get_weather(city='Paris')]",
@@ -141,6 +153,7 @@ FRAGMENTS = [
     "1.5", '"function": ',
     "Here is my thought process:", "Here is my response:", "<|start|>assistant", "<|channel|>", "analysis", "final",
     "commentary to=functions.f ", "<|constrain|>json", "<|message|>", "<|end|>", "<|call|>",
+    "<|tool_call>", "call:", "f{a:", '<|"|>', "<tool_call|>", "<|channel>", "thought\n", "<channel|>",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 PARSERS: dict[str, Callable[[], AnswerParser]] = {
@@ -148,6 +161,9 @@ PARSERS: dict[str, Callable[[], AnswerParser]] = {
     "named": lambda: NamedToolParser("f", None),
     "reasoning": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")),
     "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainTextParser),
+    "gemma4 reasoning": lambda: ReasoningParser(
+        Reasoning("<|channel>", "<channel|>", label="thought"), tool_parser("gemma4")
+    ),
     "granite reasoning": lambda: ReasoningParser(
         Reasoning("Here is my thought process:", "Here is my response:"), tool_parser("granite")
     ),
@@ -196,6 +212,22 @@ def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, exp
     assert read(parser, [text])[:2] == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel>thought\nHm.\n<channel|>Yes.", ("Yes.", "Hm.")),
+        ("<|channel>thoughtful<channel|>Yes.", ("Yes.", "ful")),
+        ("<|channel>thou<channel|>Yes.", ("Yes.", "thou")),
+        ("<|channel>thought\n<channel|>Yes.", ("Yes.", "")),
+        ("<|channel>thought\nthought<channel|>Yes.", ("Yes.", "thought")),
+    ],
+)
+def test_the_label_of_reasoning_is_not_part_of_it(text: str, expected: tuple[str, str]) -> None:
+    form = Reasoning("<|channel>", "<channel|>", label="thought")
+    for parts in ([text], list(text)):
+        assert read(ReasoningParser(form, PlainTextParser), parts)[:2] == expected
+
+
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
 WEATHER_HEADER = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
@@ -234,6 +266,7 @@ def test_the_call_format_is_derived_from_the_chat_template() -> None:
         "ipython [func_name1(params_name1=params_value1)]": "pythonic",
         "<function_calls>": "olmo3",
         "<|start|>assistant<|channel|>final<|message|>": "openai",
+        "<|tool_call>call:": "gemma4",
         "<|tool|>": "phi4_mini_json",
         "<|start_of_role|> <|tool_call|>": "granite",
         "<|start_of_role|> <tool_call>": "hermes",
@@ -250,6 +283,7 @@ def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
     expected = {
         "<\uff5cAssistant\uff5c><think> </think>": "deepseek_r1",
         "<think> </think>": "qwen3",
+        "<|channel>thought <channel|>": "gemma4",
         "[THINK] [/THINK]": "mistral",
         "write 'Here is my thought process:'": "granite",
     }

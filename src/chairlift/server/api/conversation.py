@@ -215,7 +215,8 @@ class ConversationPlanner:
         form, end = self._reasoning, prompt.rstrip()
         if form is None or end.endswith(form.closing):
             return None
-        return Reasoning(form.opening, form.closing, is_inside=form.is_implied or end.endswith(form.opening))
+        is_inside = form.is_implied or end.endswith(form.opening)
+        return Reasoning(form.opening, form.closing, is_inside, form.label)
 
     def _new_parser(
         self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool

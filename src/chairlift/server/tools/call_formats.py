@@ -18,6 +18,7 @@ class CallFormat:
         is_bare: a brace or bracket at the start of an answer begins a call, without an opening.
         names_first: `name{...}` is a call too, besides `{"name": ..., "arguments": {...}}`.
         is_pythonic: `name(key=value, ...)` is a call too.
+        is_gemma: `call:name{key:value,...}` is a call; see `GemmaCallScanner`.
         is_list: calls are a list after one opening; otherwise each call has an opening.
         is_harmony: answers consist of messages in channels; see `HarmonyParser`.
         id_length: the length of call ids that the chat template accepts; None for any length.
@@ -28,6 +29,7 @@ class CallFormat:
     is_bare: bool = False
     names_first: bool = False
     is_pythonic: bool = False
+    is_gemma: bool = False
     is_list: bool = False
     is_harmony: bool = False
     id_length: int | None = None
@@ -45,14 +47,16 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "granite": CallFormat(openings=("<|tool_call|>", "<tool_call>"), is_bare=True, is_list=True),
     "phi4_mini_json": CallFormat(openings=("<|tool_call|>", "functools["), closing="<|/tool_call|>", is_list=True),
     "olmo3": CallFormat(openings=("<function_calls>",), closing="</function_calls>", is_pythonic=True),
+    "gemma4": CallFormat(openings=("<|tool_call>",), closing="<tool_call|>", is_gemma=True),
     "openai": CallFormat(openings=("<|channel|>",), is_harmony=True),
     "pythonic": CallFormat(openings=("```tool_code", "```json"), closing="```", is_bare=True, is_pythonic=True),
 }
 """Parsers of vLLM. hermes: Hermes 2 and 3, Qwen 2.5 and 3, SmolLM2 and 3, Granite 4. llama3_json: Llama 3.1 to 3.3.
-mistral: all forms of Mistral. granite: Granite 3. openai: gpt-oss. pythonic: Gemma 3 and Llama 3.2 with a list of
-Python calls, or with calls in a fence."""
+mistral: all forms of Mistral. granite: Granite 3. gemma4: Gemma 4. openai: gpt-oss. pythonic: Gemma 3 and Llama 3.2
+with a list of Python calls, or with calls in a fence."""
 
 TEMPLATE_MARKS: Final = (
+    ("<|tool_call>call:", "gemma4"),
     ("[TOOL_CALLS]", "mistral"),
     ("<function_calls>", "olmo3"),
     ("<|channel|>", "openai"),

@@ -147,7 +147,7 @@ class PythonCallScanner:
     def _in_word(self, character: str) -> None:
         if character.isalnum() or character in "_.+-":
             self._token += character
-        elif (value := _literal(self._token)) is None:
+        elif (value := literal(self._token)) is None:
             self.is_broken = True
         else:
             self._write(value)
@@ -192,7 +192,7 @@ class PythonCallScanner:
         self._arguments += "}" if self._num_keys else "{}"
 
 
-def _literal(word: str) -> str | None:
+def literal(word: str) -> str | None:
     """The JSON of a constant or a number; None if the word is neither."""
     if word in CONSTANTS:
         return CONSTANTS[word]

@@ -19,26 +19,31 @@ class ReasoningFormat:
     Attributes:
         opening, closing: the tags around the reasoning.
         is_implied: answers begin with reasoning even without the opening tag.
+        label: the text after the opening tag that is not part of the reasoning.
     """
 
     opening: str
     closing: str
     is_implied: bool = False
+    label: str = ""
 
 
 REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "qwen3": ReasoningFormat("<think>", "</think>"),
     "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
     "olmo3": ReasoningFormat("<think>", "</think>", is_implied=True),
+    "gemma4": ReasoningFormat("<|channel>", "<channel|>", label="thought"),
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
 }
 """Parsers of vLLM. qwen3: Qwen 3, SmolLM3 and others that write both tags, or whose prompt ends with the opening.
-deepseek_r1, olmo3: models that write only the closing tag. granite: Granite 3.2. mistral: Magistral."""
+deepseek_r1, olmo3: models that write only the closing tag. gemma4: Gemma 4. granite: Granite 3.2. mistral:
+Magistral."""
 
 TEMPLATE_MARKS: Final = (
     (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),
     (("</think>",), "qwen3"),
+    (("<|channel>", "<channel|>"), "gemma4"),
     (("[/THINK]",), "mistral"),
     (("Here is my thought process:",), "granite"),
 )
@@ -83,6 +88,7 @@ class ReasoningParser(AnswerParser):
         self._state = _ReasoningState.REASONING if form.is_inside else _ReasoningState.START
         self._is_first = True
         self._may_open = self._state is _ReasoningState.REASONING
+        self._label = form.label
         self._held = ""
 
     def feed(self, text: str) -> DeltaMessage:
@@ -130,11 +136,14 @@ class ReasoningParser(AnswerParser):
         return shown
 
     def _skip_opening(self) -> bool:
-        """Remove line breaks and a repetition of the opening tag of the prompt; return False if more text is needed."""
+        """Remove line breaks, a repetition of the opening tag of the prompt and the label; return False if more text is
+        needed."""
         self._held = self._held.lstrip("\n")
         if self._may_open and self._held.startswith(self._form.opening):
             self._held = self._held[len(self._form.opening) :].lstrip("\n")
         elif self._may_open and self._form.opening.startswith(self._held):
             return False
         self._may_open = False
-        return bool(self._held)
+        if self._label and self._held.startswith(self._label):
+            self._held, self._label = self._held[len(self._label) :].lstrip("\n"), ""
+        return bool(self._held) and not (self._label and self._label.startswith(self._held))

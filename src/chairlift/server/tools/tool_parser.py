@@ -8,6 +8,7 @@ from collections.abc import Callable
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall, new_call_id, overlap
 from chairlift.server.tools.call_formats import CallFormat
 from chairlift.server.tools.call_scanner import CallScanner
+from chairlift.server.tools.gemma_call_scanner import GemmaCallScanner
 from chairlift.server.tools.python_call_scanner import PythonCallScanner
 
 SEPARATORS = " \t\r\n,;[]"
@@ -39,7 +40,7 @@ class ToolParser(AnswerParser):
         self._held = ""
         self._raw = ""  # The text since the opening or the last call: content, if no call follows.
         self._space = ""
-        self._scanner: CallScanner | PythonCallScanner = CallScanner()
+        self._scanner: CallScanner | PythonCallScanner | GemmaCallScanner = CallScanner()
         self._scanned_from = ""
         self._has_call_started = False
         self._num_calls = 0
@@ -114,6 +115,8 @@ class ToolParser(AnswerParser):
             self._held = self._held[1:]
         elif self._form.is_pythonic and (self._held[0].isalpha() or self._held[0] == "_"):
             self._start_call(PythonCallScanner(), "")
+        elif self._form.is_gemma and self._held[0] == "c":
+            self._start_call(GemmaCallScanner(), "")
         else:
             return self._parse_name_first()
         return True
@@ -140,7 +143,7 @@ class ToolParser(AnswerParser):
         self._reject_call()
         return True
 
-    def _start_call(self, scanner: CallScanner | PythonCallScanner, scanned: str) -> None:
+    def _start_call(self, scanner: CallScanner | PythonCallScanner | GemmaCallScanner, scanned: str) -> None:
         self._scanner, self._scanned_from, self._has_call_started = scanner, scanned, False
         self._advance = self._in_call
 
