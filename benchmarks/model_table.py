@@ -88,7 +88,7 @@ COLUMNS: Final = (
 TEMPLATES: Final = {
     "chatml": "Qwen2",
     "gemma": "Gemma2 Gemma3",
-    "gemma4": "Gemma4",
+    "gemma4": "Gemma4 Gemma4Unified",
     "granite3": "Granite GraniteMoe",
     "llama31": "Llama",
     "mistral": "Mistral Mixtral",

@@ -22,8 +22,9 @@ from native import needs_native
 
 NEW_TOKENS = 20
 ARCHITECTURES = [
-    "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "ministral3", "granite",
-    "granite4", "smollm3", "olmo2", "olmo3", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe", "opt",
+    "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_unified",
+    "ministral3", "granite", "granite4", "smollm3", "olmo2", "olmo3", "phi3", "mixtral", "qwen3_moe", "olmoe",
+    "granitemoe", "opt",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},

@@ -49,6 +49,8 @@ def make_mixture(
     has_bias: bool = False,
     norm: Prologue = NO_PROLOGUE,
     activation: str = "silu_and_mul",
+    router_norm: Prologue | None = None,
+    has_scales: bool = False,
 ) -> RowKernel:
     def matrix(name: str, out: int, size: int) -> LoadedMatrix:
         bias = weights.tensor(f"{name}.bias", (out,)) if has_bias else None
@@ -57,7 +59,9 @@ def make_mixture(
         return LoadedMatrix(kernels.load_matrix(weights, [(name, out)], size), bias)
 
     experts = ((matrix(f"{i}.up", 2 * INNER, SIZE), matrix(f"{i}.down", SIZE, INNER)) for i in range(num_experts))
-    return kernels.make_mixture(Mixture(norm, matrix("router", num_experts, SIZE), experts, activation, routing))
+    scales = weights.tensor("scales", (num_experts,)) if has_scales else None
+    router = matrix("router", num_experts, SIZE)
+    return kernels.make_mixture(Mixture(norm, router, experts, activation, routing, router_norm, scales))
 
 
 ROUTINGS = [ExpertRouting(1, "all"), ExpertRouting(2, "chosen"), ExpertRouting(3, "all"), ExpertRouting(6, "chosen")]
@@ -77,6 +81,16 @@ def test_mixtures_equal_the_reference(kernels: str, routing: ExpertRouting, norm
     for num_rows in (1, 2, 9, 70):
         x = torch.randn(num_rows, SIZE + 3, generator=torch.Generator().manual_seed(num_rows))[:, 3:]
         torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("norm", [NO_PROLOGUE, RMS_NORM], ids=lambda norm: norm.kind)
+def test_norms_of_routers_and_scales_of_experts(kernels: str, routing: ExpertRouting, norm: Prologue) -> None:
+    options: dict[str, Any] = {"norm": norm, "router_norm": LAYER_NORM, "has_scales": True}
+    fast, slow = (make_mixture(each, RandomExperts(), routing, **options) for each in (get_kernels(kernels), REFERENCE))
+    x = torch.randn(70, SIZE, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
@@ -170,6 +184,8 @@ def test_layers_that_do_not_fit_are_rejected() -> None:
     native.ExpertMixture(router, [up, up], [down, down], 2, True)
     with pytest.raises(ValueError, match="one output for each expert"):
         native.ExpertMixture(router, [up], [down], 1, True)
+    with pytest.raises(ValueError, match="expert_scales must have one value for each expert"):
+        native.ExpertMixture(router, [up, up], [down, down], 2, True, torch.ones(3).numpy())
     with pytest.raises(ValueError, match="as many layers"):
         native.ExpertMixture(router, [up, up], [down], 1, True)
     with pytest.raises(ValueError, match="experts_per_token must be from 1 to 2, got 3"):

@@ -1,4 +1,4 @@
-"""Checkpoints of Gemma 4: the fields of both file formats, models with images, and layers that share K and V."""
+"""Checkpoints of Gemma 4: the fields of both file formats, models with images, shared K and V, and experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.declaration import ModelConfig, RopeConfig
-from chairlift.models.registry import read_hf_config
+from chairlift.models.registry import read_gguf_config, read_hf_config
 
 TinyModelDir = Callable[..., Path]
 
@@ -126,10 +126,27 @@ def test_defaults_of_layer_types_and_rope(tiny_model_dir: TinyModelDir) -> None:
     assert config.layers[5].attention.rope == read_e2b().layers[4].attention.rope
 
 
+def test_defaults_of_the_published_12b() -> None:
+    text = {
+        key: value
+        for key, value in E2B["text_config"].items()
+        if key
+        not in ("hidden_size_per_layer_input", "max_position_embeddings", "num_kv_shared_layers", "sliding_window")
+    }
+    fields = {**E2B, "architectures": ["Gemma4UnifiedForConditionalGeneration"], "text_config": text}
+    config = read_hf_config(fields, source="config.json")
+    assert (config.max_position_embeddings, config.layers[0].attention.sliding_window) == (262_144, 1024)
+    assert config.per_layer_inputs is None
+    text["hidden_size_per_layer_input"] = 256
+    with pytest.raises(ModelLoadError, match="hidden_size_per_layer_input is 256, which is not supported"):
+        read_hf_config(fields, source="config.json")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block is True, .* supported without experts only"),
+        ({"enable_moe_block": True}, "num_experts is missing"),
+        ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5}, "top_k_experts must be .* 4, got 5"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, which is not supported"),
         ({"use_bidirectional_attention": "all"}, "attention must be causal"),
         ({"hidden_activation": "relu"}, "hidden_activation is 'relu', which is not supported"),
@@ -170,14 +187,16 @@ def with_unneeded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {**tensors, **added, "model.layers.4.self_attn.k_norm.weight": torch.ones(16)}
 
 
-def test_the_text_model_of_a_model_with_images(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
-    folder = tiny_model_dir("gemma4")
+@pytest.mark.parametrize("arch", ["gemma4", "gemma4_moe"])
+def test_the_text_model_of_a_model_with_images(arch: str, tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    folder = tiny_model_dir(arch)
     text = json.loads((folder / "config.json").read_text())
     outer = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    tensors = with_unneeded(load_file(folder / "model.safetensors"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors = with_unneeded(tensors) if arch == "gemma4" else tensors
     named = {"model.language_model." + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    images = {f"model.{name}.a.weight": torch.ones(3) for name in ("vision_tower", "embed_vision", "audio_tower")}
+    images = {f"model.{name}.a.weight": torch.ones(3) for name in ("vision_tower", "vision_embedder", "embed_audio")}
     save_file(named | images, tmp_path / "model.safetensors")
     assert_logits_of_transformers(load(tmp_path), folder)
 
@@ -192,6 +211,37 @@ def test_projections_are_needed_in_layers_with_k_and_v(tiny_model_dir: TinyModel
 
 
 GGUF_OVERRIDES: dict[str, Any] = {"vocab_size_per_layer_input": 256}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "parts"), [("ffn_gate_up_exps", ["gate_up_proj"]), ("ffn_gate_exps", ["gate_proj", "up_proj"])]
+)
+def test_gguf_files_have_gate_and_up_projections_of_experts_in_one_or_two_tensors(
+    tensor: str, parts: list[str]
+) -> None:
+    fields = {
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 16,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 20,
+        "block_count": 6,
+        "context_length": 256,
+        "embedding_length": 64,
+        "expert_count": 5,
+        "expert_feed_forward_length": 40,
+        "expert_used_count": 2,
+        "feed_forward_length": 96,
+        "vocab_size": 256,
+    }
+    metadata = {"general.architecture": "gemma4", **{f"gemma4.{key}": value for key, value in fields.items()}}
+    config = read_gguf_config(metadata, source="model.gguf", tensor_names=[f"blk.0.{tensor}.weight"])
+    mixture = config.layers[3].mixture
+    assert mixture is not None
+    assert mixture.up.parts == tuple((f"model.layers.3.experts.{{}}.{part}", 80 // len(parts)) for part in parts)
+    assert mixture.router is not None
+    assert mixture.router.expert_scales == "model.layers.3.router.per_expert_scale"
+    assert config.layers[3].feed_forward.inner_size == 96
 
 
 def without_rope(config: ModelConfig) -> ModelConfig:
@@ -214,7 +264,8 @@ def test_gguf_declares_the_same_model_as_config_json(tiny_model_dir: TinyModelDi
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"expert_count": 8}, "expert_count is 8, which is not supported: Gemma 4 is supported without experts only"),
+        ({"expert_used_count": 8}, "expert_used_count is 8, which is not supported: the file has no experts"),
+        ({"expert_count": 8}, "expert_feed_forward_length is missing"),
         ({"attention.shared_kv_layers": 6}, "shared_kv_layers must be an integer between 0 and 5, got 6"),
         ({"attention.value_length_swa": 8}, "value_length_swa is 8, which is not supported"),
         ({"rope.dimension_count": 8}, "rope.dimension_count is 8, which is not supported"),

@@ -36,6 +36,20 @@ PER_LAYER_INPUTS = {
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
 }
+PARALLEL_EXPERTS = {
+    "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+}
+WHOLE_NAMES = {
+    "layer_scalar": "layer_output_scale.weight",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
+"""The parameters whose names do not end in "weight" or "bias"."""
 EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -125,6 +139,33 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.type": "linear",
         "rope.scaling.factor": 4.0,
     },
+    "gemma4_unified": {
+        "block_count": 4,
+        "attention.sliding_window": 20,
+        "attention.sliding_window_pattern": [True, False] * 2,
+        "attention.head_count_kv": [2, 1] * 2,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "final_logit_softcapping": 7.0,
+        "rope.freq_base": 50000.0,
+        "rope.freq_base_swa": 300.0,
+    },
+    "gemma4_moe": {
+        "attention.sliding_window": 20,
+        "attention.sliding_window_pattern": [True, False],
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "final_logit_softcapping": 7.0,
+        "rope.freq_base": 50000.0,
+        "rope.freq_base_swa": 300.0,
+        "expert_count": 5,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 40,
+    },
     "gemma4": {
         "block_count": 6,
         "attention.sliding_window": 20,
@@ -148,6 +189,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 16},
     "gemma4": {"vocab_size_per_layer_input": 256},
+    "gemma4_moe": {"final_logit_softcapping": 7.0},
     "ministral3": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
     "granite4": {"intermediate_size": 96},
@@ -163,6 +205,8 @@ ARCHITECTURE_NAMES = {
     "olmo3": "olmo2",
     "ministral3": "mistral3",
     "mixtral": "llama",
+    "gemma4_moe": "gemma4",
+    "gemma4_unified": "gemma4",
     "qwen3_moe": "qwen3moe",
 }
 """The names of architectures in GGUF files, where they differ."""
@@ -172,20 +216,22 @@ LARGER_EPS = ("olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral")
 
 
 def convert_name(name: str, arch: str) -> str:
-    if name.endswith("layer_scalar"):
-        return f"blk.{name.split('.')[2]}.layer_output_scale.weight"
     names = {
         **NAMES,
         **FUSED,
         **EXPERTS,
         **PER_LAYER_INPUTS,
+        **PARALLEL_EXPERTS,
         **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3")) else {}),
     }
-    module, _, kind = name.rpartition(".")
-    if not module.startswith("model.layers."):
+    if not name.startswith("model.layers."):
+        module, _, kind = name.rpartition(".")
         return f"{names[module]}.{kind}"
-    _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{names[rest]}.{kind}"
+    _, _, layer, rest = name.split(".", 3)
+    if rest in WHOLE_NAMES:
+        return f"blk.{layer}.{WHOLE_NAMES[rest]}"
+    module, _, kind = rest.rpartition(".")
+    return f"blk.{layer}.{names[module]}.{kind}"
 
 
 def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
@@ -261,7 +307,7 @@ def write_gguf(
             writer.add_tensor(convert_name(key, arch), blocks.reshape(*tensor.shape[:2], -1), raw_dtype=experts)
             continue
         writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())
-    if arch == "gemma4":
+    if arch.startswith("gemma4"):
         writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * 8, dtype=np.float32))
     if arch == "phi3":
         rope = json.loads((folder / "config.json").read_text())["rope_parameters"]

@@ -92,7 +92,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma4", "ministral3", "qwen3", "qwen3_moe", "opt"])
+@pytest.mark.parametrize(
+    "arch", ["llama", "mistral", "gemma4", "gemma4_moe", "ministral3", "qwen3", "qwen3_moe", "opt"]
+)
 def test_recorded_steps_equal_python_calls_bit_for_bit(
     arch: str,
     kv_cache_dtype: torch.dtype,

@@ -21,7 +21,9 @@ class GroupedMixture:
 
     Args:
         norm: None leaves rows as they are.
+        router: the logits of normed rows; of rows as they are with `has_router_norm`.
         experts: the up and down projection of each expert.
+        expert_scales: see Mixture.
     """
 
     def __init__(
@@ -30,15 +32,22 @@ class GroupedMixture:
         router: LinearKernel,
         experts: Sequence[tuple[LinearKernel, LinearKernel]],
         routing: ExpertRouting,
+        expert_scales: torch.Tensor | None = None,
+        *,
+        has_router_norm: bool = False,
     ) -> None:
         self._norm = norm
         self._router = router
         self._experts = experts
         self._routing = routing
+        self._expert_scales = expert_scales
+        self._has_router_norm = has_router_norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x = x if self._norm is None else self._norm(x)
-        chosen, weights = reference.route(self._router(x), self._routing)
+        normed = x if self._norm is None else self._norm(x)
+        logits = self._router(x if self._has_router_norm else normed)
+        chosen, weights = reference.route(logits, self._routing, self._expert_scales)
+        x = normed
         out = torch.zeros_like(x)
         for expert in sorted({expert for row in chosen.tolist() for expert in row}):
             up, down = self._experts[expert]
@@ -55,10 +64,12 @@ def group_mixture(
     router, activation = mixture.router, Prologue(mixture.activation)
     return GroupedMixture(
         None if mixture.norm.kind == "none" else make_prologue(mixture.norm),
-        make_linear(router.matrix, router.bias, NO_PROLOGUE),
+        make_linear(router.matrix, router.bias, mixture.router_norm or NO_PROLOGUE),
         [
             (make_linear(up.matrix, up.bias, NO_PROLOGUE), make_linear(down.matrix, down.bias, activation))
             for up, down in mixture.experts
         ],
         mixture.routing,
+        mixture.expert_scales,
+        has_router_norm=mixture.router_norm is not None,
     )

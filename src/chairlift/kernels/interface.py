@@ -140,6 +140,8 @@ class Mixture:
         experts: the up and down projection of each expert. A kernel set converts one expert after the other, so an
             iterator need not hold all of them.
         activation: the row kernel between the projections.
+        router_norm: the norm of the router's input; None for `norm`.
+        expert_scales: [num_experts], the factors of the weights of experts, or None.
     """
 
     norm: Prologue
@@ -147,6 +149,8 @@ class Mixture:
     experts: Iterable[tuple[LoadedMatrix, LoadedMatrix]]
     activation: str
     routing: ExpertRouting
+    router_norm: Prologue | None = None
+    expert_scales: torch.Tensor | None = None
 
 
 Layer = Callable[[torch.Tensor, StepContext], torch.Tensor]

@@ -159,16 +159,22 @@ def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
     return layer_norm(x, prologue.weight, prologue.bias, prologue.eps)
 
 
-def route(logits: torch.Tensor, routing: ExpertRouting) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    logits: torch.Tensor, routing: ExpertRouting, expert_scales: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the experts of each row from the logits of the router, [T, num_experts].
+
+    Args:
+        expert_scales: [num_experts], the factors of the weights of experts, or None.
 
     Returns:
         The experts of each row, int64 [T, experts_per_token], and their weights, float32 of the same shape.
     """
     ordered, experts = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
     count = routing.experts_per_token
-    weights = torch.softmax(ordered if routing.softmax == "all" else ordered[:, :count], dim=-1)
-    return experts[:, :count], weights[:, :count]
+    weights = torch.softmax(ordered if routing.softmax == "all" else ordered[:, :count], dim=-1)[:, :count]
+    chosen = experts[:, :count]
+    return chosen, weights if expert_scales is None else weights * expert_scales.float()[chosen]
 
 
 class ReferenceMixture:
@@ -176,12 +182,14 @@ class ReferenceMixture:
 
     def __init__(self, mixture: Mixture) -> None:
         self._norm, self._router = mixture.norm, mixture.router
+        self._router_norm, self._scales = mixture.router_norm or mixture.norm, mixture.expert_scales
         self._experts = list(mixture.experts)
         self._activation, self._routing = mixture.activation, mixture.routing
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        logits = linear(apply_prologue(x, self._router_norm), self._router.matrix, self._router.bias)
+        chosen, weights = route(logits, self._routing, self._scales)
         x = apply_prologue(x, self._norm)
-        chosen, weights = route(linear(x, self._router.matrix, self._router.bias), self._routing)
         out = torch.zeros_like(x)
         for row, experts in enumerate(chosen.tolist()):
             for weight, expert in zip(weights[row], experts, strict=True):

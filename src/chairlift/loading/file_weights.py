@@ -32,7 +32,7 @@ class FileWeights(ABC):
         self.dtype = dtype
         self.device = device
         self._tensors_read: set[str] = set()
-        routers = (layer.feed_forward.router for layer in config.layers)
+        routers = (layer.mixture.router for layer in config.layers if layer.mixture is not None)
         self._num_experts = max((router.num_experts for router in routers if router is not None), default=0)
 
     @abstractmethod

@@ -64,7 +64,8 @@ class Architecture:
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
-        stacked_names: as gguf_names, for modules of experts in safetensors files that hold them in one tensor.
+        stacked_names: as gguf_names, for parameters with other names in safetensors files, such as those of experts
+            that are in one tensor.
         unread_prefixes: the prefixes of the parameters in safetensors files that have no part in a text model.
     """
 
@@ -83,18 +84,24 @@ class Architecture:
 
     def hf_names(self, name: str) -> list[StoredName]:
         """Return the places that safetensors files may use for a parameter, the declared name first."""
-        others = (other + name.removeprefix(prefix) for prefix, other in self.other_prefixes if name.startswith(prefix))
         stacked = _stored_name(self.stacked_names, name)
-        return [*(StoredName(each) for each in (name, *others)), *([stacked] if stacked is not None else [])]
+        return [
+            each._replace(name=found)
+            for each in (StoredName(name), *([stacked] if stacked is not None else []))
+            for found in self._with_other_prefixes(each.name)
+        ]
+
+    def _with_other_prefixes(self, name: str) -> list[str]:
+        others = (other + name.removeprefix(prefix) for prefix, other in self.other_prefixes if name.startswith(prefix))
+        return [name, *others]
 
 
 def _stored_name(names: Mapping[str, str], name: str) -> StoredName | None:
     module, _, kind = name.rpartition(".")
-    if (whole := names.get(NUMBER.sub("{}", name))) is not None:
-        return StoredName(whole.format(*NUMBER.findall(name)))
-    found = names.get(NUMBER.sub("{}", module))
+    found, numbers = names.get(NUMBER.sub("{}", name)), NUMBER.findall(name)
     if found is None:
-        return None
-    numbers = NUMBER.findall(module)
+        if (found := names.get(NUMBER.sub("{}", module))) is None:
+            return None
+        found = f"{found}.{kind}"
     expert = int(numbers[-1]) if found.count("{}") < len(numbers) else None
-    return StoredName(f"{found.format(*numbers)}.{kind}", expert)
+    return StoredName(found.format(*numbers), expert)

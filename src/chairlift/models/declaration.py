@@ -81,6 +81,7 @@ class NormSpec:
     Attributes:
         weight_offset: the number that is added to the weight of the checkpoint: 1 for Gemma's, whose weights are
             differences from 1.
+        weight_multiplier: the factor of the weight of the checkpoint.
     """
 
     kind: Literal["rms_norm", "layer_norm"]
@@ -88,6 +89,7 @@ class NormSpec:
     size: int
     eps: float
     weight_offset: float = 0.0
+    weight_multiplier: float = 1.0
 
     @property
     def num_values(self) -> int:
@@ -219,10 +221,14 @@ class RouterSpec:
     Attributes:
         matrix: the matrix of the logits, one for each expert.
         routing: how logits become the experts of a token and their weights.
+        norm: the norm of the router's input; None for that of the experts.
+        expert_scales: the name of the parameter [num_experts] that the weights of experts are multiplied by, or None.
     """
 
     matrix: MatrixSpec
     routing: ExpertRouting
+    norm: NormSpec | None = None
+    expert_scales: str | None = None
 
     @property
     def num_experts(self) -> int:
@@ -314,6 +320,20 @@ class PerLayerBranchSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelExpertsSpec:
+    """A mixture of experts beside a dense feed-forward network: after_dense(dense) + after(mixture(before(x))).
+
+    Attributes:
+        feed_forward: the mixture; it has a router.
+    """
+
+    feed_forward: FeedForwardSpec
+    before: NormSpec
+    after: NormSpec
+    after_dense: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
 class ProductSpec:
     """A matrix product of a step, with the operations that its kernel fuses.
 
@@ -333,6 +353,7 @@ class LayerSpec:
 
     Attributes:
         residual_multiplier: the factor of the branches' outputs before they are added to the residual stream.
+        parallel_experts: the mixture whose result is added to that of a dense feed-forward network, or None.
         per_layer_branch: the branch after the feed-forward network, or None.
         output_scale: the name of the parameter [1] that the output of the layer is multiplied by, or None.
     """
@@ -342,6 +363,7 @@ class LayerSpec:
     feed_forward: FeedForwardSpec
     feed_forward_norms: BranchNorms
     residual_multiplier: float = 1.0
+    parallel_experts: ParallelExpertsSpec | None = None
     per_layer_branch: PerLayerBranchSpec | None = None
     output_scale: str | None = None
 
@@ -357,7 +379,26 @@ class LayerSpec:
         if mlp.router is not None:
             return *first, ProductSpec(mlp.router.matrix, before), *self._per_layer_products
         down = ProductSpec(mlp.down, mlp.activation_kernel, self.feed_forward_adds_residual)
-        return *first, ProductSpec(mlp.up, before), down, *self._per_layer_products
+        return *first, ProductSpec(mlp.up, before), down, *self._router_products, *self._per_layer_products
+
+    @property
+    def mixture(self) -> FeedForwardSpec | None:
+        """The feed-forward network with experts, or None."""
+        if self.parallel_experts is not None:
+            return self.parallel_experts.feed_forward
+        return None if self.feed_forward.router is None else self.feed_forward
+
+    @property
+    def feed_forwards(self) -> tuple[FeedForwardSpec, ...]:
+        """The feed-forward network, and the mixture of experts beside it if there is one."""
+        return (self.feed_forward, *([] if self.parallel_experts is None else [self.parallel_experts.feed_forward]))
+
+    @property
+    def _router_products(self) -> tuple[ProductSpec, ...]:
+        """The product of the router beside a dense network."""
+        if (experts := self.parallel_experts) is None or (router := experts.feed_forward.router) is None:
+            return ()
+        return (ProductSpec(router.matrix, norm_prologue(router.norm or experts.before)),)
 
     @property
     def _per_layer_products(self) -> tuple[ProductSpec, ...]:
@@ -368,21 +409,28 @@ class LayerSpec:
     @property
     def matrices(self) -> tuple[MatrixSpec, ...]:
         """Every matrix of the layer, including those of all experts."""
-        branch = self.per_layer_branch
+        branch, experts = self.per_layer_branch, self.parallel_experts
         others = () if branch is None else (branch.gate, branch.projection)
-        return self.attention.qkv, self.attention.output, *self.feed_forward.matrices, *others
+        parallel = () if experts is None else experts.feed_forward.matrices
+        return self.attention.qkv, self.attention.output, *self.feed_forward.matrices, *parallel, *others
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
         """The norms of the residual stream and of the branches; norms of heads are not included."""
         others = () if self.per_layer_branch is None else self.per_layer_branch.norms
-        return (*self.attention_norms, *self.feed_forward_norms, *others)
+        experts = self.parallel_experts
+        parallel = () if experts is None else (experts.before, experts.after, experts.after_dense)
+        router = None if self.mixture is None else self.mixture.router
+        routing = () if router is None or router.norm is None else (router.norm,)
+        return (*self.attention_norms, *self.feed_forward_norms, *parallel, *routing, *others)
 
     @property
     def num_values_beside_matrices(self) -> int:
-        """The number of values in norms and biases."""
+        """The number of values in norms, biases and scales of experts."""
         biases = sum(matrix.out_features for matrix in self.matrices if matrix.has_bias)
-        return sum(norm.num_values for norm in self.norms) + biases + sum(self.attention.head_norm_sizes)
+        router = None if self.mixture is None else self.mixture.router
+        scales = router.num_experts if router is not None and router.expert_scales is not None else 0
+        return sum(norm.num_values for norm in self.norms) + biases + scales + sum(self.attention.head_norm_sizes)
 
     @property
     def is_fused(self) -> bool:

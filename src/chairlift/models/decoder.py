@@ -162,7 +162,7 @@ def build_model(
 
 
 def _check_activations(config: ModelConfig) -> None:
-    branches = (branch for layer in config.layers for branch in (layer.feed_forward, layer.per_layer_branch))
+    branches = (branch for layer in config.layers for branch in (*layer.feed_forwards, layer.per_layer_branch))
     for name in {branch.activation for branch in branches if branch is not None}:
         if name not in ACTIVATIONS:
             known = ", ".join(sorted(ACTIVATIONS))

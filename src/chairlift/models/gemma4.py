@@ -1,9 +1,9 @@
-"""Gemma 4 (Google DeepMind, 2026), without images, audio and experts.
+"""Gemma 4 (Google DeepMind, 2026), without images and audio.
 
 Gemma 3 with norms of V, attention scores without a factor, and a factor for the output of each layer. Layers with full
 attention have heads of another size and number, of which a part is rotated, and K may be V as well. The last layers of
 small models read K and V of earlier layers, and every layer has a branch that reads an embedding of the token for this
-layer.
+layer. Other models have a mixture of experts beside each feed-forward network.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
+from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.architecture import Architecture, GGUFHeader
 from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.declaration import (
@@ -23,14 +25,16 @@ from chairlift.models.declaration import (
     MatrixSpec,
     ModelConfig,
     NormSpec,
+    ParallelExpertsSpec,
     PerLayerBranchSpec,
     PerLayerInputsSpec,
     RopeConfig,
 )
+from chairlift.models.expert_fields import read_gguf_experts
 from chairlift.models.gemma import GEMMA3, NORMS, read_soft_cap
 from chairlift.models.gguf_sizes import read_gguf_windows, read_uniform, read_vocab_size
 from chairlift.models.layer_fields import MAX_LAYERS, read_layer_windows, read_text_model, repeat_windows
-from chairlift.models.llama_sizes import LlamaSizes
+from chairlift.models.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.rope_fields import WHOLE_HEAD, read_gguf_rope, read_proportional_rope
 
 PATTERN: Final = 6
@@ -42,7 +46,11 @@ DEFAULT_ROPES: Final[dict[str, dict[str, Any]]] = {
 }
 """The rotary embeddings of files without rope_parameters."""
 
-NO_EXPERTS: Final = "Gemma 4 is supported without experts only, such as gemma-4-E2B and gemma-4-31B"
+EXPERT_NAMES: Final = ExpertNames("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj")
+DIVIDED_EXPERT_NAMES: Final = ExpertNames(
+    "router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"
+)
+"""The names for GGUF files that hold gate and up projections in two tensors."""
 
 UNNEEDED_MODULES: Final = ("k_proj", "v_proj", "k_norm", "v_norm")
 """The modules that published files contain for layers that read K and V of another layer."""
@@ -86,7 +94,8 @@ def declare_gemma4(
     """Return the declaration of a model.
 
     Args:
-        sizes: the sizes that all layers have in common, the windows and the rotary embeddings.
+        sizes: the sizes that all layers have in common, the windows and the rotary embeddings. If there are experts,
+            they are beside the feed-forward networks.
         input_size: the number of values in the embedding of a token for a layer; 0 for none.
         input_vocab_size: the number of tokens that have these embeddings.
     """
@@ -98,8 +107,13 @@ def declare_gemma4(
 
 
 def _declare_layer(sizes: LlamaSizes, index: int, own: LayerSizes, input_size: int) -> LayerSpec:
+    experts = sizes.experts
     sizes = replace(
-        sizes, head_dim=own.head_dim, num_kv_heads=own.num_kv_heads, intermediate_size=own.intermediate_size
+        sizes,
+        head_dim=own.head_dim,
+        num_kv_heads=own.num_kv_heads,
+        intermediate_size=own.intermediate_size,
+        experts=None,
     )
     layer, is_shared = sizes.declare_layer(index), own.kv_source is not None
     attention, norm = layer.attention, layer.attention.head_norm
@@ -108,6 +122,7 @@ def _declare_layer(sizes: LlamaSizes, index: int, own: LayerSizes, input_size: i
     prefix = f"model.layers.{index}"
     return replace(
         layer,
+        parallel_experts=None if experts is None else _parallel_experts(sizes, experts, prefix, index),
         attention=replace(
             attention,
             qkv=replace(attention.qkv, parts=parts),
@@ -117,6 +132,20 @@ def _declare_layer(sizes: LlamaSizes, index: int, own: LayerSizes, input_size: i
         per_layer_branch=_per_layer_branch(sizes, prefix, input_size) if input_size else None,
         output_scale=f"{prefix}.layer_scalar",
     )
+
+
+def _parallel_experts(sizes: LlamaSizes, experts: ExpertSizes, prefix: str, index: int) -> ParallelExpertsSpec:
+    """The input of the router has a norm of its own, and is divided by the root of hidden_size."""
+    hidden, eps = sizes.hidden_size, sizes.norm_eps
+    mixture = replace(sizes, experts=experts).declare_layer(index).feed_forward
+    router_norm = NormSpec("rms_norm", f"{prefix}.router.norm", hidden, eps, weight_multiplier=hidden**-0.5)
+    assert mixture.router is not None, "all layers have experts"
+    router = replace(mixture.router, norm=router_norm, expert_scales=f"{prefix}.router.per_expert_scale")
+    before, after, after_dense = (
+        NormSpec("rms_norm", f"{prefix}.{name}", hidden, eps)
+        for name in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1")
+    )
+    return ParallelExpertsSpec(replace(mixture, router=router), before, after, after_dense)
 
 
 def _per_layer_branch(sizes: LlamaSizes, prefix: str, input_size: int) -> PerLayerBranchSpec:
@@ -152,32 +181,36 @@ def _per_layer_inputs(sizes: LlamaSizes, input_size: int, vocab_size: int) -> Pe
 # -- config.json -----------------------------------------------------------------------------------------------------
 
 
-def read_gemma4(fields: ConfigFields) -> ModelConfig:
+def read_gemma4(fields: ConfigFields, *, is_unified: bool = False) -> ModelConfig:
     """Read the `config.json` of a Gemma 4 model without images (`Gemma4ForCausalLM`). The defaults are those of
-    transformers."""
+    transformers.
+
+    Args:
+        is_unified: whether it is the text model of a model without encoders (gemma-4-12B), which has other defaults and
+            no inputs for each layer.
+    """
     _check_unsupported(fields)
     layers = fields.integer("num_hidden_layers", 30, high=MAX_LAYERS)
-    windows = _read_windows(fields, layers)
+    windows = _read_windows(fields, layers, 1024 if is_unified else 512)
     own = _read_layers(fields, windows)
-    input_size = fields.integer("hidden_size_per_layer_input", 256, low=0)
+    if is_unified:
+        fields.allow_only("hidden_size_per_layer_input", 0, "the reference implementation has no inputs for each layer")
+    input_size = fields.integer("hidden_size_per_layer_input", 0 if is_unified else 256, low=0)
     sizes = replace(
-        _read_sizes(fields, layers),
+        _read_sizes(fields, layers, 262_144 if is_unified else 131_072),
         sliding_windows=windows,
         ropes=_read_ropes(fields, windows, own),
     )
     return declare_gemma4(sizes, own, input_size, _read_input_vocab_size(fields, sizes, input_size))
 
 
-def read_gemma4_with_images(fields: ConfigFields) -> ModelConfig:
+def read_gemma4_with_images(fields: ConfigFields, *, is_unified: bool = False) -> ModelConfig:
     """Read the text model in the `config.json` of a model with images (`Gemma4ForConditionalGeneration`)."""
     fields.allow_only("tie_word_embeddings", True, "the LM head must be the embedding")
-    return read_text_model(fields, OTHER_MODALITIES, read_gemma4)
+    return read_text_model(fields, OTHER_MODALITIES, partial(read_gemma4, is_unified=is_unified))
 
 
 def _check_unsupported(fields: ConfigFields) -> None:
-    fields.allow_only("enable_moe_block", False, NO_EXPERTS)
-    for key in ("num_experts", "top_k_experts", "moe_intermediate_size", "expert_intermediate_size"):
-        fields.get(key)  # Marks the field as read; it has no effect without experts.
     fields.allow_only("attn_logit_softcapping", None, "the reference implementation of Gemma 4 ignores it")
     fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if fields.get("use_bidirectional_attention") not in (None, "vision"):
@@ -187,7 +220,7 @@ def _check_unsupported(fields: ConfigFields) -> None:
         )
 
 
-def _read_sizes(fields: ConfigFields, layers: int) -> LlamaSizes:
+def _read_sizes(fields: ConfigFields, layers: int, max_positions: int) -> LlamaSizes:
     hidden, bias = fields.integer("hidden_size", 2304), fields.flag("attention_bias", False)
     return LlamaSizes(
         architecture="gemma4",
@@ -199,7 +232,7 @@ def _read_sizes(fields: ConfigFields, layers: int) -> LlamaSizes:
         num_heads=fields.integer("num_attention_heads", 8),
         num_kv_heads=fields.integer("num_key_value_heads", 4),
         head_dim=fields.integer("head_dim", 256),
-        max_position_embeddings=fields.integer("max_position_embeddings", 131_072),
+        max_position_embeddings=fields.integer("max_position_embeddings", max_positions),
         norms=NORMS,
         norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
         attention_scale=1.0,
@@ -208,13 +241,24 @@ def _read_sizes(fields: ConfigFields, layers: int) -> LlamaSizes:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm="heads",
+        experts=_read_experts(fields),
         embedding_multiplier=math.sqrt(hidden),
         logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
     )
 
 
-def _read_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    window, types = fields.integer("sliding_window", 512), fields.get("layer_types")
+def _read_experts(fields: ConfigFields) -> ExpertSizes | None:
+    if not fields.flag("enable_moe_block", False):
+        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+            fields.get(key)  # Marks the field as read; it has no effect without experts.
+        return None
+    count = fields.integer("num_experts")
+    routing = ExpertRouting(fields.integer("top_k_experts", high=count), "chosen")
+    return ExpertSizes(count, fields.integer("moe_intermediate_size"), routing, names=EXPERT_NAMES)
+
+
+def _read_windows(fields: ConfigFields, layers: int, default: int) -> Sequence[int | None]:
+    window, types = fields.integer("sliding_window", default), fields.get("layer_types")
     if types is None:
         return (*repeat_windows(layers, window, PATTERN)[:-1], None)
     windows = read_layer_windows(fields, types, layers, window)
@@ -304,8 +348,6 @@ def _read_input_vocab_size(fields: ConfigFields, sizes: LlamaSizes, input_size: 
 def read_gemma4_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file of Gemma 4."""
     fields, tensors = header.fields, header.tensor_names
-    fields.allow_only("expert_count", 0, NO_EXPERTS)
-    fields.get("expert_feed_forward_length")  # Marks the field as read; it has no effect without experts.
     layers = fields.integer("block_count", high=MAX_LAYERS)
     windows = read_gguf_windows(fields, layers, fields.integer("attention.sliding_window"), PATTERN)
     own = _read_gguf_layers(header, windows)
@@ -329,11 +371,23 @@ def read_gemma4_gguf(header: GGUFHeader) -> ModelConfig:
         activation="gelu_tanh",
         tie_word_embeddings=bool(tensors) and "output.weight" not in tensors,
         qk_norm="heads",
+        experts=_read_gguf_experts(header),
         embedding_multiplier=math.sqrt(hidden),
         logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
     )
     input_size = fields.integer("embedding_length_per_layer_input", 0, low=0)
     return declare_gemma4(sizes, own, input_size, sizes.vocab_size)
+
+
+def _read_gguf_experts(header: GGUFHeader) -> ExpertSizes | None:
+    fields = header.fields
+    fields.get("expert_feed_forward_length")  # Marks the field as read; it has no effect without experts.
+    if not fields.get("expert_count", 0):
+        fields.allow_only("expert_used_count", 0, "the file has no experts")
+        return None
+    experts = read_gguf_experts(fields, fields.integer("expert_feed_forward_length"), "chosen")
+    is_divided = "blk.0.ffn_gate_exps.weight" in header.tensor_names
+    return None if experts is None else replace(experts, names=DIVIDED_EXPERT_NAMES if is_divided else EXPERT_NAMES)
 
 
 def _read_gguf_layers(header: GGUFHeader, windows: Sequence[int | None]) -> list[LayerSizes]:
@@ -387,7 +441,12 @@ def _read_gguf_ropes(header: GGUFHeader, windows: Sequence[int | None]) -> list[
 
 GEMMA4: Final = Architecture(
     name="gemma4",
-    hf_readers={"Gemma4ForCausalLM": read_gemma4, "Gemma4ForConditionalGeneration": read_gemma4_with_images},
+    hf_readers={
+        "Gemma4ForCausalLM": read_gemma4,
+        "Gemma4ForConditionalGeneration": read_gemma4_with_images,
+        "Gemma4UnifiedForCausalLM": partial(read_gemma4, is_unified=True),
+        "Gemma4UnifiedForConditionalGeneration": partial(read_gemma4_with_images, is_unified=True),
+    },
     gguf_readers={"gemma4": read_gemma4_gguf},
     gguf_names={
         **GEMMA3.gguf_names,
@@ -398,7 +457,24 @@ GEMMA4: Final = Architecture(
         "model.layers.{}.per_layer_projection": "blk.{}.proj",
         "model.layers.{}.post_per_layer_input_norm": "blk.{}.post_norm",
         "model.layers.{}.layer_scalar": "blk.{}.layer_output_scale.weight",
+        "model.layers.{}.pre_feedforward_layernorm_2": "blk.{}.pre_ffw_norm_2",
+        "model.layers.{}.post_feedforward_layernorm_1": "blk.{}.post_ffw_norm_1",
+        "model.layers.{}.post_feedforward_layernorm_2": "blk.{}.post_ffw_norm_2",
+        "model.layers.{}.router.norm.weight": "blk.{}.ffn_gate_inp.scale",
+        "model.layers.{}.router.per_expert_scale": "blk.{}.ffn_down_exps.scale",
+        "model.layers.{}.router.proj": "blk.{}.ffn_gate_inp",
+        "model.layers.{}.experts.{}.gate_up_proj": "blk.{}.ffn_gate_up_exps",
+        "model.layers.{}.experts.{}.gate_proj": "blk.{}.ffn_gate_exps",
+        "model.layers.{}.experts.{}.up_proj": "blk.{}.ffn_up_exps",
+        "model.layers.{}.experts.{}.down_proj": "blk.{}.ffn_down_exps",
+    },
+    stacked_names={
+        "model.layers.{}.router.norm.weight": "model.layers.{}.router.scale",
+        "model.layers.{}.experts.{}.gate_up_proj.weight": "model.layers.{}.experts.gate_up_proj",
+        "model.layers.{}.experts.{}.down_proj.weight": "model.layers.{}.experts.down_proj",
     },
     other_prefixes=(("model.", "model.language_model."),),
-    unread_prefixes=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+    unread_prefixes=tuple(
+        f"model.{name}." for name in ("vision_tower", "vision_embedder", "embed_vision", "audio_tower", "embed_audio")
+    ),
 )

@@ -26,8 +26,8 @@ from chairlift.models.declaration import (
     MatrixSpec,
     ModelConfig,
     NormSpec,
+    ParallelExpertsSpec,
     PerLayerBranchSpec,
-    RouterSpec,
 )
 
 
@@ -54,14 +54,25 @@ class LayerBuilder:
     def feed_forward(self, spec: FeedForwardSpec, norm: NormSpec | None) -> FeedForward | MixtureOfExperts:
         """Load the feed-forward network after `norm`."""
         if spec.router is not None:
-            return MixtureOfExperts(self._mixture(spec, spec.router, self.norm(norm)))
+            return self.mixture(spec, norm)
         up = self.linear(spec.up, self.norm(norm))
         return FeedForward(up, self.linear(spec.down, Prologue(spec.activation_kernel)))
 
-    def _mixture(self, spec: FeedForwardSpec, router: RouterSpec, norm: Prologue) -> RowKernel:
+    def mixture(self, spec: FeedForwardSpec, norm: NormSpec | None) -> MixtureOfExperts:
+        """Load the mixture of experts after `norm`."""
+        assert spec.router is not None, "a mixture has a router"
+        router, scales = spec.router, spec.router.expert_scales
         experts = ((self._load(up), self._load(down)) for up, down in spec.experts)
-        loaded = Mixture(norm, self._load(router.matrix), experts, spec.activation_kernel, router.routing)
-        return self._kernels.make_mixture(loaded)
+        loaded = Mixture(
+            self.norm(norm),
+            self._load(router.matrix),
+            experts,
+            spec.activation_kernel,
+            router.routing,
+            None if router.norm is None else self.norm(router.norm),
+            None if scales is None else self.weights.tensor(scales, (router.num_experts,)),
+        )
+        return MixtureOfExperts(self._kernels.make_mixture(loaded))
 
     def _load(self, spec: MatrixSpec) -> LoadedMatrix:
         load = self._kernels.load_router if spec.keeps_format else self._kernels.load_matrix
@@ -74,6 +85,8 @@ class LayerBuilder:
         if norm is None:
             return NO_PROLOGUE
         weight = self.norm_weight(norm.name, norm.size, norm.weight_offset)
+        if norm.weight_multiplier != 1:
+            weight = weight * norm.weight_multiplier
         bias = self.weights.tensor(f"{norm.name}.bias", (norm.size,)) if norm.kind == "layer_norm" else None
         return Prologue(norm.kind, weight, bias, norm.eps)
 
@@ -223,6 +236,18 @@ class MixtureOfExperts:
         return self._kernel(x)
 
 
+class ParallelExperts:
+    """after_dense(dense) + after(mixture(before(x))), for the result of a dense network, whose values are lost."""
+
+    def __init__(self, builder: LayerBuilder, spec: ParallelExpertsSpec) -> None:
+        self._mixture = builder.mixture(spec.feed_forward, spec.before)
+        self._norm_dense = builder.norm_of_rows(spec.after_dense)
+        self._add = builder.residual_sum(BranchNorms(after=spec.after), 1.0)
+
+    def __call__(self, dense: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self._add(self._norm_dense(dense, None), self._mixture(x, None))
+
+
 class PerLayerBranch:
     """projection(activation(gate(x)) * input), with the token's input for this layer: [T, hidden_size] -> [T,
     hidden_size].
@@ -260,12 +285,17 @@ class DecoderLayer:
         self.add_feed_forward = builder.residual_sum(
             norms, multiplier, scale if branch is None else 1.0, is_fused=layer.feed_forward_adds_residual
         )
+        experts = layer.parallel_experts
+        self.parallel_experts = None if experts is None else ParallelExperts(builder, experts)
         self.per_layer_branch = None if branch is None else PerLayerBranch(builder, branch, index)
         self.add_per_layer_branch = None if branch is None else builder.residual_sum(branch.norms, multiplier, scale)
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         x = self.add_attention(x, self.attention(x, step, self.add_attention.residual(x)))
-        x = self.add_feed_forward(x, self.feed_forward(x, self.add_feed_forward.residual(x)))
+        y = self.feed_forward(x, self.add_feed_forward.residual(x))
+        if self.parallel_experts is not None:
+            y = self.parallel_experts(y, x)
+        x = self.add_feed_forward(x, y)
         if self.per_layer_branch is None or self.add_per_layer_branch is None:
             return x
         return self.add_per_layer_branch(x, self.per_layer_branch(x, step.per_layer_inputs))

@@ -11,7 +11,7 @@ def torch_operations(config: ModelConfig) -> list[str]:
 
     If the list is empty, native kernels compute all layers, and decode steps can be recorded.
     """
-    branches = (branch for layer in config.layers for branch in (layer.feed_forward, layer.per_layer_branch))
+    branches = (branch for layer in config.layers for branch in (*layer.feed_forwards, layer.per_layer_branch))
     kernels = dict.fromkeys(branch.activation_kernel for branch in branches if branch is not None)
     return [f"activation {kernel}" for kernel in kernels if kernel not in NATIVE_PROLOGUES]
 

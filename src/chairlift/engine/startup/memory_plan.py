@@ -161,7 +161,7 @@ def plan_activations(
     """
     size = DTYPE_BYTES[dtype]
     branches = [_attention(layer.attention, limits, size) for layer in config.layers]
-    branches += [_mlp(layer.feed_forward, limits, config.hidden_size, size) for layer in config.layers]
+    branches += [_mlp(mlp, limits, config.hidden_size, size) for layer in config.layers for mlp in layer.feed_forwards]
     return [
         _residual(config, limits, size),
         max(branches, key=lambda item: item.num_bytes),

@@ -48,11 +48,11 @@ class LayerCost:
 
     @classmethod
     def from_layer(cls, layer: LayerSpec) -> LayerCost:
-        spec, mlp = layer.attention, layer.feed_forward
+        spec, mixture = layer.attention, layer.mixture
         num_weights = sum(product.matrix.num_weights for product in layer.products)
         experts: ExpertCost | None = None
-        if (router := mlp.router) is not None:
-            size = mlp.up.num_weights + mlp.down.num_weights
+        if mixture is not None and (router := mixture.router) is not None:
+            size = mixture.up.num_weights + mixture.down.num_weights
             experts = ExpertCost(router.num_experts, router.routing.experts_per_token, size)
         kept = 2 * spec.num_kept_kv_heads * spec.head_dim
         return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size, kept, experts)

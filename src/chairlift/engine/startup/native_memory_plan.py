@@ -89,7 +89,7 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
         product inputs    T times the widest input, at most float32, with scales
     """
     tokens, hidden = limits.max_num_batched_tokens, config.hidden_size
-    inner = max(layer.feed_forward.inner_size for layer in config.layers)
+    inner = max(mlp.inner_size for layer in config.layers for mlp in layer.feed_forwards)
     specs = [layer.attention for layer in config.layers]
     queries, keys = max(spec.query_size for spec in specs), max(spec.key_size for spec in specs)
     head_dim = max(spec.head_dim for spec in specs)
@@ -115,7 +115,8 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
 
 def _expert_rows(config: ModelConfig, tokens: int) -> list[MemoryItem]:
     """The rows of one expert, which may have all tokens; the logits of the router and the choice of experts."""
-    routers = [layer.feed_forward.router for layer in config.layers if layer.feed_forward.router is not None]
+    mixtures = [layer.mixture.router for layer in config.layers if layer.mixture is not None]
+    routers = [router for router in mixtures if router is not None]
     if not routers:
         return []
     num_experts = max(router.num_experts for router in routers)

@@ -262,10 +262,11 @@ class ExpertMixture:
 
     Args:
         router: The layer of the logits, with one output for each expert.
-        up, down: The layers of each expert, kept alive. The prologue of `up` is that of the router, usually a norm, and the
-            prologue of `down` is the activation.
+        up, down: The layers of each expert, kept alive. The prologue of `up` is usually a norm, and that of `down` the
+            activation.
         experts_per_token: The number of experts with the largest logits that compute a row.
         softmax_of_chosen: Whether weights are the softmax over the logits of the chosen experts, or over those of all.
+        expert_scales: float32 [num_experts], copied, the factors of the weights; None for no factors.
 
     Raises:
         ValueError: The layers do not fit, or there are fewer experts than experts_per_token.
@@ -278,6 +279,8 @@ class ExpertMixture:
         down: Sequence[FusedLinear],
         experts_per_token: int,
         softmax_of_chosen: bool,
+        expert_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
     ) -> None: ...
     def __call__(self, x_ptr: int, x_stride: int, num_rows: int, out_ptr: int, out_stride: int) -> None:
         """

@@ -212,24 +212,31 @@ class NativeMixture:
 
     Attributes:
         matrix_bytes: the size of the matrices of router and experts.
-        num_bytes: the size of the norm, which all layers share, and of the biases.
+        num_bytes: the size of the norms, of which the experts share one, of the biases and of the scales.
     """
 
     def __init__(self, native: NativeExtension, mixture: Mixture, buffers: RowBuffers) -> None:
-        norm = mixture.norm
-        weight, bias = _vector(norm.weight), _vector(norm.bias)
-        shared = native.Norm(norm.kind, weight, bias, norm.eps)
-        self.num_bytes = sum(vector.nbytes for vector in (weight, bias) if vector is not None)
-        self.matrix_bytes = 0
+        self.num_bytes = self.matrix_bytes = 0
+        shared = self._norm(native, mixture.norm)
+        own = shared if mixture.router_norm is None else self._norm(native, mixture.router_norm)
+        scales = _vector(mixture.expert_scales)
+        self.num_bytes += 0 if scales is None else scales.nbytes
         self._matrices: list[NativeMatrix] = []
-        router = native.FusedLinear(*self._add(mixture.router), shared)
+        router = native.FusedLinear(*self._add(mixture.router), own)
         ups, downs = [], []
         for up, down in mixture.experts:
             ups.append(native.FusedLinear(*self._add(up), shared))
             downs.append(native.FusedLinear(*self._add(down), mixture.activation))
         routing = mixture.routing
-        self._kernel = native.ExpertMixture(router, ups, downs, routing.experts_per_token, routing.softmax == "chosen")
+        self._kernel = native.ExpertMixture(
+            router, ups, downs, routing.experts_per_token, routing.softmax == "chosen", scales
+        )
         self._buffers = buffers
+
+    def _norm(self, native: NativeExtension, norm: Prologue) -> _native.Norm:
+        weight, bias = _vector(norm.weight), _vector(norm.bias)
+        self.num_bytes += sum(vector.nbytes for vector in (weight, bias) if vector is not None)
+        return native.Norm(norm.kind, weight, bias, norm.eps)
 
     def _add(self, loaded: LoadedMatrix) -> tuple[list[_native.PackedMatrix], FloatArray | None]:
         """Keep a matrix, and return its parts and its bias."""

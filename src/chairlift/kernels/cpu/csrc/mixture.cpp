@@ -55,15 +55,18 @@ struct Mixture::Groups {
 };
 
 Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> experts, int64_t experts_per_token,
-                 bool softmax_of_chosen)
+                 bool softmax_of_chosen, std::vector<float> expert_scales)
     : router_(std::move(router)),
       experts_(std::move(experts)),
       experts_per_token_(experts_per_token),
-      softmax_of_chosen_(softmax_of_chosen) {
+      softmax_of_chosen_(softmax_of_chosen),
+      expert_scales_(std::move(expert_scales)) {
   const auto num_experts = static_cast<int64_t>(experts_.size());
   const int64_t size = router_->in_features();
   if (router_->out_features() != num_experts || num_experts == 0)
     throw std::invalid_argument("the router must have one output for each expert");
+  if (!expert_scales_.empty() && expert_scales_.size() != experts_.size())
+    throw std::invalid_argument("expert_scales must have one value for each expert");
   if (experts_per_token < 1 || experts_per_token > num_experts)
     throw std::invalid_argument("experts_per_token must be from 1 to " + std::to_string(num_experts) + ", got " +
                                 std::to_string(experts_per_token));
@@ -92,7 +95,10 @@ void Mixture::choose(const float* logits, Choice* choices) const {
     for (int64_t i = 0; i < most; ++i) sum += std::exp(choices[i].weight - top);
   else
     for (int32_t expert = 0; expert < num_experts; ++expert) sum += std::exp(logits[expert] - top);
-  for (int64_t i = 0; i < most; ++i) choices[i].weight = std::exp(choices[i].weight - top) / sum;
+  for (int64_t i = 0; i < most; ++i) {
+    choices[i].weight = std::exp(choices[i].weight - top) / sum;
+    if (!expert_scales_.empty()) choices[i].weight *= expert_scales_[static_cast<size_t>(choices[i].expert)];
+  }
 }
 
 Mixture::Groups Mixture::group(const Choice* choices, int64_t rows, void* memory) const {

@@ -19,9 +19,10 @@ class Mixture {
   };
 
   // softmax_of_chosen: whether weights are the softmax over the logits of the chosen experts, or over those of all.
+  // expert_scales: the factors of the weights of experts, or empty.
   // Throws std::invalid_argument if the layers do not fit.
   Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> experts, int64_t experts_per_token,
-          bool softmax_of_chosen);
+          bool softmax_of_chosen, std::vector<float> expert_scales = {});
 
   // x [rows, in_features]; out [rows, in_features], overwritten, without overlap with x. Strides are in floats.
   void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride) const;
@@ -39,6 +40,7 @@ class Mixture {
   std::vector<Expert> experts_;
   int64_t experts_per_token_, inner_size_;
   bool softmax_of_chosen_;
+  std::vector<float> expert_scales_;
 };
 
 }  // namespace chairlift

@@ -159,7 +159,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     torch.set_num_threads(1)
     files = resolve_model(config.model)
     model = load_config(files)
-    if any(layer.feed_forward.router is not None for layer in model.layers):
+    if any(layer.mixture is not None for layer in model.layers):
         raise ConfigError(
             f"{model.name} is a mixture of experts, whose products depend on the tokens of a step, so bench kernels "
             "does not measure it: use bench latency or bench throughput"
