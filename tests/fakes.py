@@ -10,6 +10,7 @@ from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.request import Request
@@ -28,21 +29,29 @@ def next_token(token_ids: list[int], vocab_size: int = 1000) -> int:
 
 
 class CheckingExecutor:
-    """Mirrors the block tables, and keeps a prefix digest in each slot of the KV memory.
+    """Mirrors the block tables, and keeps a group of layers and a prefix digest in each slot of the KV memory.
 
     Every step writes the slots of its chunks, then reads the slots of each scheduled request, as attention does, and
     then writes the slots of requests with one token, as native attention may do. Tokens are sampled from digests, so a
     wrong table leads to an assertion or to wrong tokens.
     """
 
-    def __init__(self, block_size: int, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        num_blocks: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        windows: tuple[int | None, ...] = FULL,
+    ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
-        self.memory: dict[int, bytes] = {}
+        self.windows = windows
+        self.memory: dict[int, tuple[int, bytes]] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.tables: dict[str, list[int]] = {}
+        self.tables: dict[str, list[list[int]]] = {}
         self.computed: dict[str, int] = {}
         self.outputs: list[SchedulerOutput] = []
 
@@ -59,16 +68,17 @@ class CheckingExecutor:
             self._introduce(new)
             assert new.request_id in output.num_scheduled_tokens
         assert len(self.tokens) <= self.max_num_seqs
-        for request_id, block_ids in output.new_block_ids.items():
-            assert block_ids
-            self.tables[request_id] += block_ids
+        for request_id, added in output.new_block_ids.items():
+            assert any(added)
+            for table, block_ids in zip(self.tables[request_id], added, strict=True):
+                table += block_ids
         scheduled = output.num_scheduled_tokens.items()
         work = [(rid, count) for rid, count in scheduled if count or rid not in output.num_padding_tokens]
         for request_id, count in work:
             if count > 1:
                 self._write(request_id, count)
-        for request_id, _ in work:
-            self._check(request_id)
+        for request_id, count in work:
+            self._check(request_id, count)
         for request_id, count in work:
             if count <= 1:
                 self._write(request_id, count)
@@ -80,11 +90,12 @@ class CheckingExecutor:
     def _introduce(self, new: NewRequest) -> None:
         assert new.request_id not in self.tokens
         self.tokens[new.request_id] = list(new.token_ids)
-        self.tables[new.request_id] = list(new.block_ids)
+        self.tables[new.request_id] = [list(block_ids) for block_ids in new.block_ids]
+        assert len(new.block_ids) == len(self.windows)
         self.computed[new.request_id] = new.num_computed_tokens
 
-    def _slot(self, request_id: str, position: int) -> int:
-        block_id = self.tables[request_id][position // self.block_size]
+    def _slot(self, request_id: str, group: int, position: int) -> int:
+        block_id = self.tables[request_id][group][position // self.block_size]
         assert 0 <= block_id < self.num_blocks
         return block_id * self.block_size + position % self.block_size
 
@@ -93,14 +104,20 @@ class CheckingExecutor:
         tokens = self.tokens[request_id]
         assert 0 < count <= len(tokens) - start
         for position in range(start, start + count):
-            self.memory[self._slot(request_id, position)] = prefix_key(tokens[: position + 1])
+            for group in range(len(self.windows)):
+                self.memory[self._slot(request_id, group, position)] = group, prefix_key(tokens[: position + 1])
         self.computed[request_id] = start + count
 
-    def _check(self, request_id: str) -> None:
-        tokens = self.tokens[request_id]
-        for position in range(self.computed[request_id]):
-            expected = prefix_key(tokens[: position + 1])
-            assert self.memory.get(self._slot(request_id, position)) == expected, (request_id, position)
+    def _check(self, request_id: str, count: int) -> None:
+        """Read what the queries of the step read: `count` tokens, which were written already if there are several."""
+        tokens, computed = self.tokens[request_id], self.computed[request_id]
+        first_query = computed - count if count > 1 else computed
+        for group, window in enumerate(self.windows):
+            first_key = 0 if window is None else max(0, first_query - window + 1)
+            for position in range(first_key, computed):
+                expected = group, prefix_key(tokens[: position + 1])
+                found = self.memory.get(self._slot(request_id, group, position))
+                assert found == expected, (request_id, group, position)
 
     def _sample(self, output: SchedulerOutput) -> Iterable[tuple[str, list[int]]]:
         for request_id, count in output.num_scheduled_tokens.items():
@@ -129,6 +146,7 @@ def make_engine(
     static_batch_size: int = 4,
     static_run_to: str = "batch",
     step_time: StepTime | None = None,
+    windows: tuple[int | None, ...] = FULL,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine with a CheckingExecutor, and its parts."""
     config = SchedulerConfig(
@@ -141,8 +159,9 @@ def make_engine(
         static_run_to=static_run_to,
         step_time=step_time,
     )
-    manager = make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena), enable_prefix_caching)
-    executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs)
+    pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_num_batched_tokens)
+    manager = make_kv_cache_manager(pool, enable_prefix_caching)
+    executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, windows)
     events = EventList()
     core = EngineCore(make_scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)
     return core, manager, executor, events

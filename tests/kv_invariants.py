@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from chairlift.core.baselines.reservations import ReservationKVCacheManager
 from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.kv_groups import NO_BLOCK
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 
 
@@ -27,15 +28,21 @@ def check_manager(manager: PagedKVCacheManager | ReservationKVCacheManager) -> N
 
 
 def _check_paged(manager: PagedKVCacheManager) -> None:
-    """References equal the tables that contain a block, and only committed blocks are shared."""
+    """References equal the tables that contain a block, only committed blocks are shared, and the entries without a
+    block are those of released tokens."""
     pool = manager.pool
     check_pool(pool)
     held: dict[int, int] = {}
     for table in manager._tables.values():
-        assert table.num_committed <= len(table.block_ids)
-        for index, block_id in enumerate(table.block_ids):
-            held[block_id] = held.get(block_id, 0) + 1
-            assert index < table.num_committed or pool._references[block_id] == 1
+        request, lengths = table.request, [len(block_ids) for block_ids in table.block_ids]
+        assert request.num_slots == min(lengths) * manager.block_size
+        assert request.num_released_slots == sum(table.num_released) * manager.block_size
+        assert request.num_held_slots == sum(lengths) * manager.block_size - request.num_released_slots
+        for block_ids, num_released in zip(table.block_ids, table.num_released, strict=True):
+            assert block_ids[:num_released] == [NO_BLOCK] * num_released
+            for index, block_id in enumerate(block_ids[num_released:], start=num_released):
+                held[block_id] = held.get(block_id, 0) + 1
+                assert index < table.num_committed or pool._references[block_id] == 1
     assert pool._references == [held.get(block_id, 0) for block_id in range(manager.num_blocks)]
 
 

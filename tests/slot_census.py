@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from chairlift.core.kv.kv_groups import NO_BLOCK
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.request import Request
 
@@ -25,13 +26,14 @@ def slot_census(manager: Any, running: Iterable[Request], head_lacks_memory: boo
     """The number of slots of each kind. A slot with several holders has the kind that comes first in RANKS."""
     holders: dict[int, list[str]] = {}
     for request in running:
-        if request.num_slots == 0:
+        if request.num_held_slots == 0:
             continue
-        for index, block_id in enumerate(manager.block_ids(request)):
-            for offset in range(manager.block_size):
-                slot = block_id * manager.block_size + offset
-                kind = kind_for_holder(request, index * manager.block_size + offset)
-                holders.setdefault(slot, []).append(kind)
+        for table in manager.block_tables(request):
+            for index, block_id in enumerate(table):
+                for offset in range(manager.block_size if block_id != NO_BLOCK else 0):
+                    slot = block_id * manager.block_size + offset
+                    kind = kind_for_holder(request, index * manager.block_size + offset)
+                    holders.setdefault(slot, []).append(kind)
     counts: Counter[str] = Counter()
     for slot in range(manager.num_blocks * manager.block_size):
         if slot in holders:

@@ -35,6 +35,8 @@ class EngineStarted:
         weight_bytes: bytes of weights that each step reads from memory; 0 in a simulation. If the model has experts, a
             step with few tokens reads a part of them.
         kv_bytes_per_slot: bytes of K and V of one token in all layers; 0 in a simulation.
+        kv_windows: the sliding window of each group of layers with block tables of its own; None for layers that attend
+            to all tokens. A slot is the memory of one token in the layers of one group.
         step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
     """
 
@@ -58,6 +60,7 @@ class EngineStarted:
     quantization: str | None = None
     weight_bytes: int = 0
     kv_bytes_per_slot: int = 0
+    kv_windows: list[int | None] = field(default_factory=lambda: [None])
     step_time: Mapping[str, float] | None = None
     schema_version: int = SCHEMA_VERSION
 
@@ -159,7 +162,8 @@ class Step:
         num_recomputed: scheduled tokens that had K and V before a preemption.
         admitted, preempted: requests that the schedule of this step admitted or preempted.
         finished: requests that ended with the result of this step.
-        new_blocks: ids of the blocks that each request received; the whole block table when it is admitted.
+        new_blocks: ids of the blocks that each request received; all of its blocks when it is admitted.
+        released_blocks: ids of the blocks that each request released because they left the windows of their layers.
         num_running, num_waiting, free_blocks, evictable_blocks: counts after the schedule.
         token_states, reserved, internal, external, free: slots of the pool by kind after the schedule, as defined in
             `core.kv.accounting`. `max_tokens` separates reserved from internal slots.
@@ -186,6 +190,7 @@ class Step:
     num_padding: list[int] = field(default_factory=list)
     num_recomputed: int = 0
     new_blocks: dict[str, list[int]] = field(default_factory=dict)
+    released_blocks: dict[str, list[int]] = field(default_factory=dict)
     token_states: int = 0
     reserved: int = 0
     internal: int = 0

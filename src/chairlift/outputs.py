@@ -23,7 +23,7 @@ class NewRequest:
         token_ids: all known tokens, the prompt first.
         num_prompt_tokens: the number of them that belong to the prompt.
         num_computed_tokens: the number of them that have K and V in `block_ids` (a hit in the prefix cache).
-        block_ids: the block table, including the blocks for this step.
+        block_ids: the block table for each group of layers; -1 for blocks that no later query reads.
         seed: the seed of the random stream of the request.
         stop_token_ids: tokens that end the output, including EOS unless it is ignored; masked below min_tokens.
     """
@@ -32,7 +32,7 @@ class NewRequest:
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
     sampling_params: SamplingParams
     seed: int
     stop_token_ids: list[int]
@@ -47,7 +47,7 @@ class SchedulerOutput:
         num_scheduled_tokens: request id -> number of tokens to compute, in batch order. If all tokens of a request are
             computed after the step, its next token is sampled. 0 only where there is padding.
         new_requests: requests that join the batch in this step; all of them are scheduled.
-        new_block_ids: request id -> blocks to append to the table of a request that is already in the batch.
+        new_block_ids: request id -> blocks to append to its table for each group, after `new_requests` have joined.
         removed: requests that finished or were aborted or preempted since the previous step; they are removed first.
         num_padding_tokens: request id -> number of padding tokens to compute before its tokens, in static batches.
             Their slot is -1, so no K and V are written.
@@ -56,7 +56,7 @@ class SchedulerOutput:
     step: int
     num_scheduled_tokens: dict[str, int]
     new_requests: list[NewRequest] = field(default_factory=list)
-    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+    new_block_ids: dict[str, list[list[int]]] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     num_padding_tokens: dict[str, int] = field(default_factory=dict)
 

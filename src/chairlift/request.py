@@ -12,7 +12,9 @@ yet, so that a step can be scheduled before the result of the previous one is kn
 
 `max_total_tokens` follows from the requested `max_tokens`; `end_total_tokens` is smaller if a shorter output is forced.
 
-`num_slots` is the number of KV slots held; only the KV cache manager writes it.
+`num_slots` is the number of tokens for which there is KV memory. `num_held_slots` counts the slots that are held in all
+groups of layers, and `num_released_slots` those of computed tokens that are not held because no later query reads them.
+Without windows they are `num_slots` and 0. Only the KV cache manager writes them.
 
 A finished member of a static batch keeps running, with `done_time` and `finish_reason` set, until the batch ends.
 
@@ -115,6 +117,8 @@ class Request:
     max_total_tokens: int = field(init=False)
     end_total_tokens: int = field(init=False)
     num_slots: int = field(default=0, init=False)
+    num_held_slots: int = field(default=0, init=False)
+    num_released_slots: int = field(default=0, init=False)
 
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -185,19 +189,19 @@ class Request:
         self.num_pending_tokens -= 1
         self.num_tokens -= 1
 
-    def start_holding(self, now: float) -> None:
-        """Start to count slot-seconds of the slots that were allocated."""
-        self.hold_moment = self.num_slots * now
-        self.write_moment = self.num_computed_tokens * now
+    def start_holding(self, num_written_slots: int, now: float) -> None:
+        """Start to count slot-seconds of the slots that were allocated, of which some are already written."""
+        self.hold_moment = self.num_held_slots * now
+        self.write_moment = num_written_slots * now
 
-    def stop_holding(self, now: float) -> None:
+    def stop_holding(self, num_written_slots: int, now: float) -> None:
         """Add the slot-seconds of the slots that are about to be freed."""
         used_until = now if self.done_time is None else self.done_time
-        self.kv_slot_seconds_held += self.num_slots * now - self.hold_moment
-        self.kv_slot_seconds_used += self.num_computed_tokens * used_until - self.write_moment
+        self.kv_slot_seconds_held += self.num_held_slots * now - self.hold_moment
+        self.kv_slot_seconds_used += num_written_slots * used_until - self.write_moment
 
-    def new_request(self, block_ids: list[int]) -> NewRequest:
-        """The record that adds the request to the executor; `block_ids` is a copy of its block table."""
+    def new_request(self, block_ids: list[list[int]]) -> NewRequest:
+        """The record that adds the request to the executor; `block_ids` is a copy of its block tables."""
         return NewRequest(
             request_id=self.request_id,
             token_ids=list(self.token_ids),

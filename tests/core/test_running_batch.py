@@ -21,8 +21,11 @@ def test_a_sibling_waits_in_every_step_that_computes_its_leaders_prompt(batching
     assert waited == {"leader": {}, "behind": {"seats": 4}, "sibling": {"sibling_prefill": 3, "seats": 2}}
 
 
-def test_slot_seconds_equal_a_sum_over_time() -> None:
-    core, _, _, events = make_engine(num_blocks=9, block_size=2, max_num_batched_tokens=9, max_num_seqs=3)
+@pytest.mark.parametrize(("windows", "num_blocks"), [((None,), 9), ((None, 3), 15), ((4,), 7)])
+def test_slot_seconds_equal_a_sum_over_time(windows: tuple[int | None, ...], num_blocks: int) -> None:
+    core, manager, _, events = make_engine(
+        num_blocks=num_blocks, block_size=2, max_num_batched_tokens=9, max_num_seqs=3, windows=windows
+    )
     clock: Any = core._clock
     for index in range(5):
         core.add(make_request(str(index), list(range(index + 2)), 6))
@@ -35,8 +38,8 @@ def test_slot_seconds_equal_a_sum_over_time() -> None:
         assert output is not None
         seconds = 0.5 + number % 3
         for name, request in core.scheduler.unfinished.items():
-            held[name] = held.get(name, 0.0) + request.num_slots * seconds
-            used[name] = used.get(name, 0.0) + request.num_computed_tokens * seconds
+            held[name] = held.get(name, 0.0) + request.num_held_slots * seconds
+            used[name] = used.get(name, 0.0) + manager.num_written_slots(request) * seconds
         clock.advance(seconds)
         core.scheduler.update(core._executor.result(core._executor.submit(output)), clock.now())
     finished = [event for event in events.events if isinstance(event, RequestFinished)]

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from chairlift.config import KV_ARENAS
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.kv.accounting import slot_usage
+from chairlift.core.kv.kv_groups import FULL, KVGroups, held_blocks
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.outputs import SchedulerOutput
@@ -20,6 +21,7 @@ from fakes import collect, expected_tokens, make_engine, make_request
 from kv_invariants import check_manager
 from slot_census import slot_census
 
+WINDOWS = st.sampled_from([FULL, FULL, (3,), (None, 5), (2, None, 2, 7), (None, 4, 4, None)])
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
@@ -37,6 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kv=st.sampled_from(["paged", "paged", "paged", "exact", "max", "pow2", "oracle"]),
         arena=st.sampled_from(KV_ARENAS),
         batching=st.sampled_from([("continuous", "batch"), ("static", "batch"), ("static", "global")]),
+        windows=WINDOWS,
     )
     def start(
         self,
@@ -50,8 +53,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         kv: str,
         arena: str,
         batching: tuple[str, str],
+        windows: tuple[int | None, ...],
     ) -> None:
         self.kv = kv
+        self.groups = KVGroups(windows if kv == "paged" else FULL, block_size, max_num_seqs + extra_budget)
         self.is_fair = policy == "fair"
         self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
         self.max_model_len = 64 if kv != "max" else max(2, block_size * self.largest_piece)
@@ -69,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             arena=arena,
             batching=batching[0],
             static_run_to=batching[1],
+            windows=self.groups.windows,
         )
         self.plan_step = self.core.scheduler.schedule
         self.core.scheduler.schedule = self.schedule  # type: ignore[method-assign]
@@ -120,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "pow2": min(num_prompt_tokens + (1 << ((output_len or 1) - 1).bit_length()), self.max_model_len) - 1,
             "oracle": num_prompt_tokens + (output_len or 1) - 1,
         }[self.kv]
-        blocks = -(-slots // self.manager.block_size)
+        blocks = sum(self.groups.most_blocks(slots))
         return num_prompt_tokens + max_tokens > self.max_model_len or blocks > self.largest_piece
 
     @rule(
@@ -194,6 +200,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(request.token_ids) + request.num_pending_tokens == request.num_tokens
             assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
             assert request.num_computed_tokens <= request.num_slots or request not in running
+            if request.num_held_slots and self.groups.has_windows:
+                tables, most = self.manager.block_tables(request), self.groups.most_blocks(request.max_total_tokens)
+                held = [len(held_blocks([table])) for table in tables]
+                assert all(count <= limit for count, limit in zip(held, most, strict=True))
 
     @invariant()
     def every_slot_is_counted_once_and_correctly(self) -> None:
@@ -247,18 +257,25 @@ TestSchedulerMachine.settings = settings(max_examples=250, stateful_step_count=4
     blocks=st.integers(24, 60),
     caching=st.booleans(),
     steps_ahead=st.integers(0, 1),
+    windows=WINDOWS,
 )
 @settings(max_examples=80, deadline=None)
 def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
-    requests: list[tuple[list[int], int]], budget: int, blocks: int, caching: bool, steps_ahead: int
+    requests: list[tuple[list[int], int]],
+    budget: int,
+    blocks: int,
+    caching: bool,
+    steps_ahead: int,
+    windows: tuple[int | None, ...],
 ) -> None:
     core, _, _, _ = make_engine(
-        num_blocks=blocks,
+        num_blocks=blocks * len(windows),
         block_size=1,
         max_num_seqs=6,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
         steps_ahead=steps_ahead,
+        windows=windows,
     )
     for index, (prompt, max_tokens) in enumerate(requests):
         core.add(make_request(str(index), prompt, max_tokens))

@@ -124,7 +124,7 @@ class _RandomDriver:
         count = self.rng.randint(1, lacking)
         taken = self._take(live, count)
         if taken:
-            output.new_block_ids[live.request.request_id] = taken
+            output.new_block_ids[live.request.request_id] = [taken]
         self._advance(live, count, output)
 
     def _introduce(self, live: _Live, output: SchedulerOutput) -> None:
@@ -133,7 +133,7 @@ class _RandomDriver:
         count = self.rng.randint(1, live.num_tokens)
         self._take(live, count)
         tokens = list(live.request.token_ids)
-        output.new_requests.append(replace(live.request, token_ids=tokens, block_ids=list(live.blocks)))
+        output.new_requests.append(replace(live.request, token_ids=tokens, block_ids=[list(live.blocks)]))
         self._advance(live, count, output)
 
     def _advance(self, live: _Live, count: int, output: SchedulerOutput) -> None:

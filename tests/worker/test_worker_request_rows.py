@@ -101,7 +101,7 @@ class RowsMachine(RuleBasedStateMachine):
             request = self.naive[name]
             more = self._blocks(data, len(request.token_ids), len(request.blocks))
             request.blocks += more
-            self.rows.append_blocks(self.rows.row_of(name), more)
+            self.rows.append_blocks(self.rows.row_of(name), [more])
 
     def _check_batch(self, batch: InputBatch, counts: dict[str, int]) -> None:
         tokens, positions, slots, starts, seq_lens = [], [], [], [0], []
@@ -114,7 +114,7 @@ class RowsMachine(RuleBasedStateMachine):
                 slots.append(block * self.block_size + position % self.block_size)
             starts.append(len(tokens))
             seq_lens.append(positions[-1] + 1)
-        attention = batch.attention
+        (attention,) = batch.attention
         assert batch.request_ids == list(counts)
         assert (batch.token_ids.tolist(), batch.token_ids.dtype) == (tokens, torch.int64)
         assert (batch.positions.tolist(), batch.positions.dtype) == (positions, torch.int64)
@@ -141,8 +141,8 @@ class RowsMachine(RuleBasedStateMachine):
             assert self.rows.num_prompt_tokens[row] == request.num_prompt
             assert self.rows.num_computed_tokens[row] == request.num_computed
             assert self.rows.token_ids[row, : len(request.token_ids)].tolist() == request.token_ids
-            assert self.rows.num_blocks[row] == num_blocks
-            assert np.array_equal(self.rows.block_tables[row, :num_blocks], request.blocks[:num_blocks])
+            assert self.rows.num_blocks[0][row] == num_blocks
+            assert np.array_equal(self.rows.block_tables[0][row, :num_blocks], request.blocks[:num_blocks])
 
 
 RowsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

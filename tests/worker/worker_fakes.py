@@ -39,7 +39,7 @@ def new_request(
         token_ids=list(token_ids),
         num_prompt_tokens=len(token_ids) if num_prompt is None else num_prompt,
         num_computed_tokens=num_computed,
-        block_ids=list(blocks),
+        block_ids=[list(blocks)],
         sampling_params=params or SamplingParams(),
         seed=seed,
         stop_token_ids=list(stop),

@@ -105,6 +105,9 @@ class ContinuousBatching(BatchingPolicy):
             batch.admit(request, plan)
             start = request.num_computed_tokens
             count = chunks.take(start, min(request.num_tokens - start, budget - batch.num_admissible))
+            if start + count > request.num_slots:
+                has_grown = batch.grow(request, start + count, plan)
+                assert has_grown, "admission has checked that blocks are free for the windows"
             batch.schedule_tokens(request, start, count, plan)
             budget -= count
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
+from chairlift.core.kv.kv_groups import held_blocks
 from chairlift.core.scheduling_policies import FCFSPolicy
 from chairlift.core.wait_log import WaitLog
 from chairlift.events import Step
@@ -24,6 +25,7 @@ class StepPlan:
         sampling: requests whose last known token is computed in this step.
         prefilled: requests whose last prompt token is computed in this step.
         num_computed: tokens with K and V before the step, parallel to `output.num_scheduled_tokens`.
+        released_blocks: blocks that left the windows of their layers.
         wait_reason: why `head`, the head of the queue, is not in the step; None if the queue is empty.
         state: fields of the event that describe queue and memory after the schedule; None if no events are emitted.
     """
@@ -34,6 +36,7 @@ class StepPlan:
     prefilled: list[Request] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+    released_blocks: dict[str, list[int]] = field(default_factory=dict)
     num_computed: list[int] = field(default_factory=list)
     num_recomputed: int = 0
     wait_reason: WaitReason | None = None
@@ -58,11 +61,20 @@ class StepPlan:
             finished=finished,
             num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
             num_recomputed=self.num_recomputed,
-            new_blocks={new.request_id: new.block_ids for new in output.new_requests} | output.new_block_ids,
+            new_blocks=_new_blocks(output),
+            released_blocks=self.released_blocks,
             wait_reason=None if self.wait_reason is None else self.wait_reason.value,
             head_id=None if self.head is None else self.head.request_id,
             **self.state,
         )
+
+
+def _new_blocks(output: SchedulerOutput) -> dict[str, list[int]]:
+    """The blocks that each request receives in the step, in all groups of layers."""
+    blocks = {new.request_id: held_blocks(new.block_ids) for new in output.new_requests}
+    for request_id, added in output.new_block_ids.items():
+        blocks[request_id] = blocks.get(request_id, []) + held_blocks(added)
+    return blocks
 
 
 class RunningBatch:
@@ -84,6 +96,7 @@ class RunningBatch:
         self.preempted: list[str] = []
         self._policy = policy
         self._waits = waits
+        self._num_groups = len(kv_cache_manager.windows)
         self._has_finished = False
         self._removed: list[str] = []
         self._blocked_at: tuple[Request, int] | None = None
@@ -125,7 +138,7 @@ class RunningBatch:
     def schedule_tokens(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
         """Schedule the tokens `start` to `start + count - 1`, whose slots are allocated."""
         end = request.num_computed_tokens = start + count
-        request.write_moment += count * plan.scheduled_time
+        request.write_moment += count * self._num_groups * plan.scheduled_time
         if start < request.recompute_until:
             plan.num_recomputed += request.count_recomputed(start, end)
         plan.output.num_scheduled_tokens[request.request_id] = count
@@ -157,7 +170,7 @@ class RunningBatch:
         self.waiting.pop()
         self._waits.stop(request)
         request.status = RequestStatus.RUNNING
-        request.start_holding(now)
+        request.start_holding(self.kv.num_written_slots(request), now)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = now
             request.num_cached_tokens = request.num_computed_tokens
@@ -167,7 +180,8 @@ class RunningBatch:
             self.running.append(request)
         self._policy.record_admission(request)
         plan.admitted.append(request.request_id)
-        plan.output.new_requests.append(request.new_request(list(self.kv.block_ids(request))))
+        tables = [list(block_ids) for block_ids in self.kv.block_tables(request)]
+        plan.output.new_requests.append(request.new_request(tables))
 
     def block_queue(
         self, head: Request, reason: WaitReason, plan: StepPlan, demand: MemoryDemand | None = None
@@ -178,12 +192,16 @@ class RunningBatch:
         self._waits.record_head(head, reason, plan.scheduled_time, len(self.running), demand)
 
     def grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
-        """Extend the request's memory to `num_slots` slots; False if memory is short."""
-        block_ids = self.kv.grow(request, num_slots)
-        if block_ids is None:
+        """Extend the request's memory to `num_slots` tokens; False if memory is short."""
+        num_held, num_released = request.num_held_slots, request.num_released_slots
+        change = self.kv.grow(request, num_slots)
+        if change is None:
             return False
-        request.hold_moment += len(block_ids) * self.kv.block_size * plan.scheduled_time
-        plan.output.new_block_ids[request.request_id] = block_ids
+        request.hold_moment += (request.num_held_slots - num_held) * plan.scheduled_time
+        request.write_moment -= (request.num_released_slots - num_released) * plan.scheduled_time
+        plan.output.new_block_ids[request.request_id] = change.added
+        if change.released:
+            plan.released_blocks[request.request_id] = change.released
         return True
 
     def preempt_last(self, plan: StepPlan) -> Request:
@@ -203,6 +221,6 @@ class RunningBatch:
         self._has_finished = True
 
     def _free_memory(self, request: Request, now: float) -> None:
-        request.stop_holding(now)
+        request.stop_holding(self.kv.num_written_slots(request), now)
         self.kv.free(request)
         self._removed.append(request.request_id)

@@ -181,7 +181,8 @@ class StepContext(NamedTuple):
     Attributes:
         positions: int64 [T], the position of each token in its sequence.
         rotations: one for each rotary embedding of the model; each layer has an index into it.
-        plans: the result of `AttentionBackend.plan` for each backend of the model; each layer has an index into it.
+        plans: the result of `AttentionBackend.plan` for each backend and each group of layers with block tables of its
+            own; each layer has an index into it.
         per_layer_inputs: [T, num_layers + 1, size], the inputs of each token for each layer after one unused input, for
             models that have them. A layer overwrites the input before its own.
     """

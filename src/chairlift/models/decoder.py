@@ -14,6 +14,7 @@ from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.kv_layout import KVLayout
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.per_layer_inputs import PerLayerInputs
 from chairlift.models.registry import get_architecture
@@ -42,7 +43,7 @@ class DecoderModel:
         max_model_len: int | None = None,
     ) -> None:
         self.config = config
-        self.attention_backends = list(backends.values())
+        self._planned: list[tuple[AttentionBackend[Any], int]] = []
         builder = LayerBuilder(config, weights, kernels, backends)
         device = next(iter(backends)).device
         table = kernels.load_matrix(weights, config.embedding.parts, config.embedding.in_features)
@@ -75,20 +76,38 @@ class DecoderModel:
         """The attention of each layer, in the order of the layers."""
         return [layer.attention for layer in self.layers]
 
-    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
-        """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1 in every layer that keeps K and V."""
-        layers = self.attention_layers
-        for layer in layers:
-            if layer.kv_source is None:
-                layer.allocate_kv_cache(num_blocks, block_size)
-            else:
-                layer.share_kv_cache(layers[layer.kv_source])
+    def allocate_kv_cache(self, num_blocks: int, block_size: int, layout: KVLayout | None = None) -> None:
+        """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1; the earlier memory is freed first.
 
-    def plan(self, metadata: AttentionMetadata) -> tuple[Any, ...]:
-        """Return one plan of the step for each attention backend, as the argument of `forward`."""
+        Args:
+            layout: the groups of layers with block tables of their own; None for one group of all layers.
+        """
+        layers = self.attention_layers
+        layout = layout or KVLayout.one_group(len(layers))
+        for layer in layers:
+            layer.set_kv_cache(None)
+        groups = [[layers[index] for index in group] for group in layout.layers]
+        pairs = ((layer.backend, number) for number, group in enumerate(groups) for layer in group)
+        self._planned = list(dict.fromkeys(pairs))
+        # The layers at one position of all groups share their memory, because a block belongs to one group at a time.
+        largest = max(groups, key=len)
+        for position, first in enumerate(largest):
+            shared = first.kv_source
+            cache = first.backend.allocate(num_blocks, block_size) if shared is None else layers[shared].kv_cache
+            for number, group in enumerate(groups):
+                if position < len(group):
+                    layer = group[position]
+                    layer.set_kv_cache(cache, self._planned.index((layer.backend, number)))
+
+    def plan(self, *metadata: AttentionMetadata) -> tuple[Any, ...]:
+        """Return the plans of the step, as the argument of `forward`.
+
+        Args:
+            metadata: the metadata for each group of layers, which differ in block tables and slots.
+        """
         for table in self.rotary_tables:
-            table.extend(max(metadata.seq_lens_host))
-        return tuple(backend.plan(metadata) for backend in self.attention_backends)
+            table.extend(max(metadata[0].seq_lens_host))
+        return tuple(backend.plan(metadata[group]) for backend, group in self._planned)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         """Run the layers on the tokens of one step, and write their K and V.

@@ -35,7 +35,7 @@ class LayerBuilder:
     """Builds the parts of layers from their declarations.
 
     Args:
-        backends: the backend of each attention shape, in the order of `StepContext.plans`.
+        backends: the backend of each attention shape.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Attention:
         shapes = list(builder.backends)
         shape = attention_shape(spec, shapes[0].dtype, shapes[0].device, shapes[0].kv_cache_dtype)
         self._backend = builder.backends[shape]
-        self._plan = shapes.index(shape)
+        self._plan = 0
         self._rotation = None if spec.rope is None else builder.ropes.index((spec.rope, spec.head_dim))
         self._qkv = builder.linear(spec.qkv, builder.norm(norm))
         self._output = builder.linear(spec.output)
@@ -155,14 +155,17 @@ class Attention:
         self._kv_cache: KVCache | None = None
         self.kv_source = spec.kv_source
 
-    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
-        """Allocate zeroed KV memory; the earlier memory is freed first."""
-        self._kv_cache = None
-        self._kv_cache = self._backend.allocate(num_blocks, block_size)
+    @property
+    def backend(self) -> Any:
+        return self._backend
 
-    def share_kv_cache(self, source: Attention) -> None:
-        """Read the KV memory of an earlier layer."""
-        self._kv_cache = source._kv_cache
+    @property
+    def kv_cache(self) -> KVCache | None:
+        return self._kv_cache
+
+    def set_kv_cache(self, cache: KVCache | None, plan: int = 0) -> None:
+        """Use this KV memory, with the plan at this index of `StepContext.plans`. None drops the earlier memory."""
+        self._kv_cache, self._plan = cache, plan
 
     def __call__(self, x: torch.Tensor, step: StepContext, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute attention, plus `residual` if there is one, which the caller gives up."""

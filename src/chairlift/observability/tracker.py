@@ -222,6 +222,9 @@ class RequestTracker:
         for request_id, block_ids in step.new_blocks.items():
             if (request := self._batch.get(request_id)) is not None:
                 request.num_blocks += len(block_ids)
+        for request_id, block_ids in step.released_blocks.items():
+            if (request := self._batch.get(request_id)) is not None:
+                request.num_blocks -= len(block_ids)
 
     def _request_of_step(self, request_id: str, step: Step) -> TrackedRequest | None:
         """The request with this id; None if the step names an earlier request with the same id."""

@@ -34,7 +34,7 @@ class InputBatch:
         is_padded: bool [B], on the host: the step computes padding only, for a row with computed tokens.
         is_decode: the step computes exactly the last known token of every request.
         token_ids, positions: int64 [T], on the device. Padding repeats the row's first token at position 0.
-        attention: the metadata of the step for the attention backend.
+        attention: the metadata of the step for each group of layers.
     """
 
     request_ids: list[str]
@@ -47,7 +47,7 @@ class InputBatch:
     is_decode: bool
     token_ids: torch.Tensor
     positions: torch.Tensor
-    attention: AttentionMetadata
+    attention: list[AttentionMetadata]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ def _pad(tokens: _Sequences, padding: IntArray) -> _Sequences:
     return _Sequences(*(column[kept] for column in columns))
 
 
-def _token_slots(rows: RequestRows, sequences: _Sequences) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _token_slots(rows: RequestRows, sequences: _Sequences) -> tuple[IntArray, IntArray, IntArray, list[IntArray]]:
     """Locate the packed tokens: int64 [S + 1] with the start of each sequence, and T at the end; then int64 [T] with
-    the row, the position (0 for padding) and the slot (-1 for padding) of each token."""
+    the row, the position (0 for padding) and, for each group, the slot (-1 for padding) of each token."""
     starts: IntArray = np.zeros(len(sequences.counts) + 1, dtype=np.int64)
     np.cumsum(sequences.counts, out=starts[1:])
     is_padding = np.repeat(sequences.first_positions < 0, sequences.counts)
@@ -154,30 +154,40 @@ def _token_slots(rows: RequestRows, sequences: _Sequences) -> tuple[IntArray, In
     positions[is_padding] = 0
     token_rows = np.repeat(sequences.rows, sequences.counts)
     slots = _slots(rows, token_rows, positions)
-    slots[is_padding] = -1
+    for group_slots in slots:
+        group_slots[is_padding] = -1
     return starts, token_rows, positions, slots
 
 
-def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray) -> IntArray:
-    """The slots that K and V are written to: int64 [T]."""
+def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray) -> list[IntArray]:
+    """The slots that K and V are written to in each group: int64 [T]."""
     blocks, offsets = np.divmod(positions, rows.block_size)
-    slots: IntArray = np.multiply(rows.block_tables[token_rows, blocks], rows.block_size, dtype=np.int64)
-    slots += offsets
+    slots: list[IntArray] = [
+        np.multiply(table[token_rows, blocks], rows.block_size, dtype=np.int64) for table in rows.block_tables
+    ]
+    for group_slots in slots:
+        group_slots += offsets
     return slots
 
 
 def _attention_metadata(
-    rows: RequestRows, sequences: _Sequences, starts: IntArray, slots: IntArray
-) -> AttentionMetadata:
+    rows: RequestRows, sequences: _Sequences, starts: IntArray, slots: list[IntArray]
+) -> list[AttentionMetadata]:
     seq_lens = sequences.seq_lens
     max_blocks = -(-int(seq_lens.max()) // rows.block_size)
-    assert (seq_lens <= rows.num_blocks[sequences.rows] * rows.block_size).all(), "a token is computed without a slot"
-    return AttentionMetadata(
-        query_start_loc=to_device(starts.astype(np.int32), rows.device),
-        seq_lens=to_device(seq_lens.astype(np.int32), rows.device),
-        block_tables=to_device(rows.block_tables[sequences.rows, :max_blocks], rows.device),
-        slot_mapping=to_device(slots, rows.device),
-        query_start_loc_host=starts.tolist(),
-        seq_lens_host=seq_lens.tolist(),
-        block_size=rows.block_size,
-    )
+    for num_blocks in rows.num_blocks:
+        assert (seq_lens <= num_blocks[sequences.rows] * rows.block_size).all(), "a token is computed without a slot"
+    start_loc, lengths = (to_device(each.astype(np.int32), rows.device) for each in (starts, seq_lens))
+    start_loc_host, lengths_host = starts.tolist(), seq_lens.tolist()
+    return [
+        AttentionMetadata(
+            query_start_loc=start_loc,
+            seq_lens=lengths,
+            block_tables=to_device(table[sequences.rows, :max_blocks], rows.device),
+            slot_mapping=to_device(group_slots, rows.device),
+            query_start_loc_host=start_loc_host,
+            seq_lens_host=lengths_host,
+            block_size=rows.block_size,
+        )
+        for table, group_slots in zip(rows.block_tables, slots, strict=True)
+    ]

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from chairlift.grammar.compiler import GrammarCompiler
-from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
@@ -75,7 +74,7 @@ class ModelRunner:
 
     Args:
         model: a model with allocated KV memory.
-        plan: prepares the attention of one step, for `model.forward`.
+        plan: prepares the attention of one step, for `model.forward`, from the metadata of each group of layers.
         vocab_size: the number of logits, V.
         max_num_seqs: maximum number of concurrent requests.
         max_model_len: maximum number of prompt and output tokens of a request.
@@ -83,12 +82,13 @@ class ModelRunner:
         device: the device of the model; None selects the CPU.
         sampling: the kernels that choose tokens; None selects those of torch.
         grammars: the compiler of structured outputs; None if the engine does not support them.
+        num_groups: number of groups of layers (see `models.kv_layout.KVLayout`).
     """
 
     def __init__(
         self,
         model: RunnerModel,
-        plan: Callable[[AttentionMetadata], Any],
+        plan: Callable[..., Any],
         *,
         vocab_size: int,
         max_num_seqs: int,
@@ -97,11 +97,12 @@ class ModelRunner:
         device: torch.device | None = None,
         sampling: SamplingKernels | None = None,
         grammars: GrammarCompiler | None = None,
+        num_groups: int = 1,
     ) -> None:
         self._model = model
         self._plan = plan
         self._device = device or torch.device("cpu")
-        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device)
+        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device, num_groups)
         self._state = SamplingState(max_num_seqs, vocab_size)
         self._sampling = sampling or TorchSampling()
         self._masks = TokenMasks(self._rows, vocab_size, grammars)
@@ -114,7 +115,7 @@ class ModelRunner:
         if not output.num_scheduled_tokens:
             return PendingStep(output.step, [])
         batch = gather_input_batch(self._rows, output.num_scheduled_tokens, output.num_padding_tokens)
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(batch.attention))
+        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention))
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled)
         request_ids, sampled = self._sample(batch, hidden)

@@ -20,8 +20,11 @@ class RequestRows:
 
         token_ids[row]     0 ........ num_computed ........ num_tokens ........ max_model_len
                            |-- K, V in memory --|-- to be computed --|-- undefined --|
-        block_tables[row]  0 ........ num_blocks ........ max_blocks_per_seq
+        block_tables[group][row]
+                           0 ........ num_blocks ........ max_blocks_per_seq
                            |-- held ----|-- stale, but valid block ids --|
+
+    Blocks that left the window of a group stay in its table, as stale ids that no query reads.
 
     A request keeps its row until it is removed; a preempted request is removed and added again. Token ids are stored on
     the device only: a token is appended there when it is sampled, so the step that reads it does not wait for the host.
@@ -33,9 +36,12 @@ class RequestRows:
         max_model_len: maximum number of prompt and output tokens in a row.
         block_size: slots in each block.
         device: the device of the token ids.
+        num_groups: number of groups of layers, each of which has a block table in each row.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device, num_groups: int = 1
+    ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -43,8 +49,9 @@ class RequestRows:
         self.device = device
         self.token_ids = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
         self._host_token_ids = self.token_ids.view(-1).numpy() if device.type == "cpu" else None
-        self.block_tables = np.zeros((max_num_seqs, self.max_blocks_per_seq), dtype=np.int32)
-        self.num_blocks: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
+        size = (max_num_seqs, self.max_blocks_per_seq)
+        self.block_tables = [np.zeros(size, dtype=np.int32) for _ in range(num_groups)]
+        self.num_blocks: list[IntArray] = [np.zeros(max_num_seqs, dtype=np.int64) for _ in range(num_groups)]
         self.num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
@@ -94,8 +101,9 @@ class RequestRows:
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         self.num_tokens[row] = num_tokens
         self.num_computed_tokens[row] = new.num_computed_tokens
-        self.num_blocks[row] = 0
-        self.append_blocks(row, new.block_ids)
+        for num_blocks in self.num_blocks:
+            num_blocks[row] = 0
+        self.append_blocks(row, [[max(0, block_id) for block_id in block_ids] for block_ids in new.block_ids])
         return row
 
     def remove(self, request_id: str) -> int:
@@ -104,12 +112,16 @@ class RequestRows:
         self._free_rows.append(row)
         return row
 
-    def append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
-        """Extend a block table. Blocks of a reservation beyond `max_model_len` are dropped, because they are unused."""
-        start = int(self.num_blocks[row])
-        end = min(start + len(block_ids), self.max_blocks_per_seq)
-        self.block_tables[row, start:end] = block_ids[: end - start]
-        self.num_blocks[row] = end
+    def append_blocks(self, row: int, added: Sequence[Sequence[int]]) -> None:
+        """Extend the block table of each group.
+
+        Blocks of a reservation beyond `max_model_len` are dropped, because they are unused.
+        """
+        for table, num_blocks, block_ids in zip(self.block_tables, self.num_blocks, added, strict=True):
+            start = int(num_blocks[row])
+            end = min(start + len(block_ids), self.max_blocks_per_seq)
+            table[row, start:end] = block_ids[: end - start]
+            num_blocks[row] = end
 
     def advance(self, rows: IntArray, num_computed: IntArray) -> None:
         """Record that `num_computed[i]` more tokens of row `rows[i]` have K and V in memory."""

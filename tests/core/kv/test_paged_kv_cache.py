@@ -33,8 +33,9 @@ def test_a_prefix_hit_leaves_one_token_to_compute() -> None:
     twin = make_request("b", [1, 2, 3, 4, 5, 6, 7, 8])
     assert manager.allocate(twin)
     assert twin.num_computed_tokens == 4
-    assert manager.block_ids(twin)[0] == manager.block_ids(first)[0]
-    assert manager.block_ids(twin)[1] != manager.block_ids(first)[1]
+    (shared,), (table,) = manager.block_tables(twin), manager.block_tables(first)
+    assert shared[0] == table[0]
+    assert shared[1] != table[1]
 
 
 def test_a_freed_prefix_is_found_again_and_counted_as_needed() -> None:
@@ -117,13 +118,14 @@ class ManagerMachine(RuleBasedStateMachine):
         if request.num_tokens < request.num_slots:
             return
         before = self.snapshot()
-        table = list(self.manager.block_ids(request))
-        block_ids = self.manager.grow(request, request.num_slots + 1)
-        if block_ids is None:
+        (table,) = map(list, self.manager.block_tables(request))
+        change = self.manager.grow(request, request.num_slots + 1)
+        if change is None:
             assert self.snapshot() == before
             assert self.manager.num_free_blocks == 0
         else:
-            assert self.manager.block_ids(request) == table + block_ids
+            assert change.released == []
+            assert self.manager.block_tables(request) == [table + change.added[0]]
             request.token_ids.append(0)
             request.num_tokens += 1
 

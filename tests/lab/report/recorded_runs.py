@@ -45,7 +45,7 @@ class Recorder:
         holders = {}
         for request in self._core.scheduler._batch.running:
             written = request.num_computed_tokens
-            blocks = list(self._manager.block_ids(request))
+            (blocks,) = map(list, self._manager.block_tables(request))
             holders[request.request_id] = Holder(blocks, written, request.finish_reason is not None)
             self.run.written[request.request_id] = max(written, self.run.written.get(request.request_id, 0))
         self.run.holders.append(holders)

@@ -92,8 +92,8 @@ class ReservationKVCacheManager(KVCacheManager):
     def version(self) -> int:
         return self._version
 
-    def block_ids(self, request: Request) -> list[int]:
-        return self._tables[request.request_id].block_ids
+    def block_tables(self, request: Request) -> list[list[int]]:
+        return [self._tables[request.request_id].block_ids]
 
     def check_fits(self, request: Request) -> None:
         needed = self._num_reserved_blocks(request)
@@ -121,7 +121,7 @@ class ReservationKVCacheManager(KVCacheManager):
             return False
         self._tables[request.request_id] = _ReservedTable(piece, list(range(piece.start, piece.start + count)))
         self._num_rounding += piece.size - count
-        request.num_slots = count * self.block_size
+        request.num_slots = request.num_held_slots = count * self.block_size
         request.num_computed_tokens = 0
         return True
 
@@ -133,7 +133,7 @@ class ReservationKVCacheManager(KVCacheManager):
         self._num_rounding -= table.piece.size - len(table.block_ids)
         self._arena.release(table.piece)
         self._version += 1
-        request.num_slots = 0
+        request.num_slots = request.num_held_slots = 0
 
     def _num_reserved_blocks(self, request: Request) -> int:
         return self._num_blocks_for(self._reservation(request, self._max_model_len))

@@ -10,6 +10,7 @@ from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCac
 from chairlift.core.baselines.static_batching import StaticBatching
 from chairlift.core.continuous_batching import ContinuousBatching
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import ConfigError
@@ -26,13 +27,23 @@ def make_scheduler(
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """A KV pool and its policy; the fields are those of `EngineConfig`."""
+    """A KV pool and its policy; the fields are those of `EngineConfig`.
+
+    Attributes:
+        windows, max_chunk: see `KVGroups`. Reservations have one group without a window, because they never release a
+            slot before their request has finished.
+    """
 
     num_blocks: int
     block_size: int
     max_model_len: int
     kv: str = "paged"
     kv_arena: str = "buddy"
+    windows: tuple[int | None, ...] = FULL
+    max_chunk: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.kv == "paged" or self.windows == FULL, "reservations have one group of layers"
 
     @property
     def name(self) -> str:
@@ -40,9 +51,11 @@ class KVPool:
 
     @property
     def max_request_slots(self) -> int:
-        """The maximum number of slots that one request can hold: the pool, or the largest piece of the arena."""
+        """The maximum number of tokens for which one request can have slots in the pool, or in the largest piece of the
+        arena. If windows limit the slots of a request, it is at most `max_model_len`, rounded up to whole blocks."""
         if self.kv == "paged":
-            return self.num_blocks * self.block_size
+            groups = KVGroups(self.windows, self.block_size, self.max_chunk)
+            return groups.max_tokens(self.num_blocks, self.max_model_len)
         return ARENAS[self.kv_arena](self.num_blocks).largest_piece * self.block_size
 
 
@@ -53,7 +66,9 @@ def make_kv_cache_manager(pool: KVPool, enable_prefix_caching: bool = False) -> 
         ConfigError: the arena cannot reserve `max_model_len` slots for even one request under kv=max.
     """
     if pool.kv == "paged":
-        return PagedKVCacheManager(pool.num_blocks, pool.block_size, enable_prefix_caching)
+        return PagedKVCacheManager(
+            pool.num_blocks, pool.block_size, enable_prefix_caching, pool.windows, pool.max_chunk
+        )
     arena = ARENAS[pool.kv_arena](pool.num_blocks)
     needed = -(-pool.max_model_len // pool.block_size)
     if pool.kv == "max" and needed > arena.largest_piece:

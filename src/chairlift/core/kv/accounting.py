@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.kv_groups import FULL, held_blocks
 from chairlift.request import Request, WaitReason
 
 SHORT_OF_MEMORY = frozenset({WaitReason.MEMORY, WaitReason.PREEMPTION})
@@ -45,12 +46,17 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
         wait_reason: why the head of the queue is not in the step; None if the queue is empty.
     """
     block_size = kv.block_size
+    has_groups = kv.windows != FULL
     in_tables = written = reserved = finished = 0
     for request in running:
-        num_slots = request.num_slots
+        num_slots = request.num_held_slots
         in_tables += num_slots
         if request.finish_reason is not None:
             finished += num_slots
+            continue
+        if has_groups:
+            written += kv.num_written_slots(request)
+            reserved += _num_reserved_slots(request, kv)
             continue
         computed = request.num_computed_tokens
         written += computed
@@ -62,7 +68,7 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
     held = kv.num_blocks * block_size - num_free - rounding
     saved = duplicates = in_tables - held
     if saved and finished:
-        tables = [kv.block_ids(request) for request in running if request.finish_reason is None]
+        tables = [held_blocks(kv.block_tables(request)) for request in running if request.finish_reason is None]
         duplicates = (sum(map(len, tables)) - len(set().union(*tables))) * block_size
     token_states = written - duplicates
     unusable = num_free if wait_reason in SHORT_OF_MEMORY else 0
@@ -75,3 +81,10 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
         shared=kv.num_shared_blocks * block_size,
         saved=saved,
     )
+
+
+def _num_reserved_slots(request: Request, kv: KVCacheManager) -> int:
+    """The slots in all groups that the request will write."""
+    computed, last = request.num_computed_tokens, request.max_total_tokens - 1
+    ends = (min(len(table) * kv.block_size, last) for table in kv.block_tables(request))
+    return sum(end - computed for end in ends if end > computed)

@@ -65,6 +65,10 @@ class BlockPool:
             block_ids.append(block_id)
         return block_ids
 
+    def count_unshared(self, block_ids: Iterable[int]) -> int:
+        """The number of these blocks that would be free after one release."""
+        return sum(self._references[block_id] == 1 for block_id in block_ids)
+
     def share(self, block_ids: Iterable[int]) -> None:
         """Add a reference to each block. A cached free block leaves the free list."""
         for block_id in block_ids:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.request import Request
 
 
@@ -27,15 +28,32 @@ class MemoryDemand(NamedTuple):
     largest: int
 
 
+class TableChange(NamedTuple):
+    """The change of a request's block tables by `grow`.
+
+    Attributes:
+        added: for each group of layers the blocks that were appended.
+        released: blocks of all groups that no later query reads.
+    """
+
+    added: list[list[int]]
+    released: list[int]
+
+
 class KVCacheManager(ABC):
     """Owns all block tables. The scheduler holds request objects, the worker holds copies of the block ids.
 
     The methods that are not abstract describe memory without sharing, caching and rounding.
+
+    Attributes:
+        windows: the window of each group of layers (see `KVGroups`). A slot is the memory of one token in the layers of
+            one group.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, windows: tuple[int | None, ...] = FULL) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.windows = windows
 
     @abstractmethod
     def check_fits(self, request: Request) -> None:
@@ -47,11 +65,24 @@ class KVCacheManager(ABC):
 
     @abstractmethod
     def allocate(self, request: Request) -> bool:
-        """Give a request its block table, and set `num_computed_tokens` to what the table already holds."""
+        """Give a request its block tables, and set `num_computed_tokens` to what they already hold.
+
+        In groups with a window the blocks that are not shared are taken later, by `grow`.
+        """
 
     @abstractmethod
-    def grow(self, request: Request, num_slots: int) -> list[int] | None:
-        """Extend the table to `num_slots` slots. Returns the new blocks; None if memory is short."""
+    def grow(self, request: Request, num_slots: int) -> TableChange | None:
+        """Release the blocks that no later query reads, and extend the tables to `num_slots` tokens; None if memory is
+        short."""
+
+    def hold(self, request: Request, num_tokens: int) -> bool:
+        """Allocate what a request holds when it has `num_tokens` tokens; False if memory is short.
+
+        It serves to count the requests that a pool holds.
+        """
+        return self.allocate(request) and (
+            request.num_slots >= num_tokens or self.grow(request, num_tokens) is not None
+        )
 
     def commit(self, request: Request) -> None:  # noqa: B027
         """Allow other requests to share the full blocks below `num_computed_tokens`."""
@@ -64,12 +95,16 @@ class KVCacheManager(ABC):
         """Drop all that is kept for a request that has finished."""
 
     @abstractmethod
-    def block_ids(self, request: Request) -> list[int]:
-        """The request's block table; read-only."""
+    def block_tables(self, request: Request) -> list[list[int]]:
+        """The request's block table for each group of layers; read-only."""
 
     @abstractmethod
     def worst_case_blocks(self, request: Request) -> int:
-        """The maximum number of blocks that the request takes from an empty pool before it finishes."""
+        """The maximum number of blocks that the request holds at a time before it finishes."""
+
+    def num_written_slots(self, request: Request) -> int:
+        """The number of slots with K and V that the request holds, in all groups."""
+        return request.num_computed_tokens
 
     @property
     @abstractmethod

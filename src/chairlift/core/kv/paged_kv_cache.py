@@ -1,36 +1,53 @@
-"""Paged KV memory: blocks on demand, with a prefix cache."""
+"""Paged KV memory: blocks on demand, with a prefix cache; blocks that leave the window of their layers are released."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import zip_longest
 
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
+from chairlift.core.kv.kv_groups import FULL, NO_BLOCK, KVGroups, held_blocks
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.errors import RequestError
 from chairlift.request import Request
 
 
 @dataclass(slots=True)
-class _BlockTable:
-    """`block_ids[:num_committed]` are full and computed, so other requests may share them."""
+class _BlockTables:
+    """The block table of a request for each group. Blocks at indices below `num_committed` are full and computed, so
+    other requests may share them. The first `num_released` entries of each table have no block."""
 
     request: Request
-    block_ids: list[int] = field(default_factory=list)
-    num_committed: int = 0
+    block_ids: list[list[int]]
+    num_released: list[int]
+    num_committed: int
 
 
 class PagedKVCacheManager(KVCacheManager):
     """Allocates blocks on demand (PagedAttention; Kwon et al., SOSP'23, section 4).
 
-    Admission takes the blocks of all tokens known by then; decoding takes one more block at each block boundary.
+    Admission takes the blocks of all tokens known by then; decoding takes one more block at each block boundary. Groups
+    with a window take the blocks of each chunk when it is scheduled, and release those that left the window first.
+
+    Args:
+        windows, max_chunk: see `KVGroups`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        windows: tuple[int | None, ...] = FULL,
+        max_chunk: int = 1,
+    ) -> None:
+        super().__init__(num_blocks, block_size, windows)
         self.pool = BlockPool(num_blocks)
-        self._prefix_cache = PrefixCache(self.pool, block_size) if enable_prefix_caching else None
-        self._tables: dict[str, _BlockTable] = {}
+        self._groups = KVGroups(windows, block_size, max_chunk)
+        self._has_windows = self._groups.has_windows
+        self._prefix_cache = PrefixCache(self.pool, self._groups) if enable_prefix_caching else None
+        self._tables: dict[str, _BlockTables] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -50,19 +67,23 @@ class PagedKVCacheManager(KVCacheManager):
 
     def worst_case_blocks(self, request: Request) -> int:
         # K and V of the last token are never written.
-        return self._num_blocks_for(request.max_total_tokens - 1)
+        return sum(self._groups.most_blocks(request.max_total_tokens - 1))
 
-    def block_ids(self, request: Request) -> list[int]:
+    def num_written_slots(self, request: Request) -> int:
+        return request.num_computed_tokens * len(self.windows) - request.num_released_slots
+
+    def block_tables(self, request: Request) -> list[list[int]]:
         return self._tables[request.request_id].block_ids
 
     def check_fits(self, request: Request) -> None:
         needed = self.worst_case_blocks(request)
         if needed > self.num_blocks:
+            groups = f" in {len(self.windows)} groups of layers" if len(self.windows) > 1 else ""
             raise RequestError(
                 f"request {request.request_id} can never fit: {request.num_prompt_tokens} prompt tokens and up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} output tokens write "
-                f"{request.max_total_tokens - 1} slots = {needed} blocks of {self.block_size}, and the whole pool has "
-                f"{self.num_blocks}. Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
+                f"{request.max_total_tokens - 1} slots = {needed} blocks of {self.block_size}{groups}, and the whole "
+                f"pool has {self.num_blocks}. Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
                 "max_tokens",
             )
 
@@ -75,23 +96,51 @@ class PagedKVCacheManager(KVCacheManager):
         demand = self._demand(request, prefix)
         if demand.needed > demand.free:
             return False
-        self.pool.share(prefix)
-        new = self.pool.allocate(self._num_blocks_for(request.num_tokens) - len(prefix))
-        table = _BlockTable(request, prefix + new, num_committed=len(prefix))
+        self.pool.share(held_blocks(prefix))
+        num_shared, num_blocks = len(prefix[0]), self._num_blocks_for(request.num_tokens)
+        for block_ids, window in zip(prefix, self.windows, strict=True):
+            if window is None:
+                block_ids += self.pool.allocate(num_blocks - num_shared)
+        request.num_computed_tokens = num_shared * self.block_size
+        num_released = self._groups.first_blocks(request.num_computed_tokens)
+        table = _BlockTables(request, prefix, num_released, num_committed=num_shared)
         self._tables[request.request_id] = table
-        request.num_slots = len(table.block_ids) * self.block_size
-        request.num_computed_tokens = len(prefix) * self.block_size
+        self._count_slots(request, table)
         return True
 
-    def grow(self, request: Request, num_slots: int) -> list[int] | None:
-        count = self._num_blocks_for(num_slots) - request.num_slots // self.block_size
-        if count > self.pool.num_free:
+    def grow(self, request: Request, num_slots: int) -> TableChange | None:
+        table = self._tables[request.request_id]
+        num_blocks = self._num_blocks_for(num_slots)
+        counts = [max(0, num_blocks - len(block_ids)) for block_ids in table.block_ids]
+        first_blocks = self._groups.first_blocks(request.num_computed_tokens)
+        released = self._blocks_before(table, first_blocks) if self._has_windows else []
+        if sum(counts) > self.pool.num_free + self.pool.count_unshared(released):
             return None
         self.commit(request)
-        block_ids = self.pool.allocate(count)
-        self._tables[request.request_id].block_ids += block_ids
-        request.num_slots += count * self.block_size
-        return block_ids
+        if released:
+            self._release(table, released, first_blocks)
+        added = [self.pool.allocate(count) for count in counts]
+        for block_ids, new in zip(table.block_ids, added, strict=True):
+            block_ids += new
+        self._count_slots(request, table)
+        return TableChange(added, released)
+
+    def hold(self, request: Request, num_tokens: int) -> bool:
+        """With windows, the request grows by the largest chunks of its prompt, then by single tokens.
+
+        Meanwhile no other request computes a chunk, because chunks share the token budget of a step.
+        """
+        if not self._has_windows:
+            return super().hold(request, num_tokens)
+        if not self.allocate(request):
+            return False
+        while request.num_slots < num_tokens:
+            request.num_computed_tokens = request.num_slots
+            left = request.num_tokens - request.num_slots
+            if self.grow(request, request.num_slots + max(1, min(left, self._groups.max_chunk))) is None:
+                return False
+        request.num_computed_tokens = num_tokens - 1
+        return self.grow(request, num_tokens) is not None
 
     def commit(self, request: Request) -> None:
         table = self._tables[request.request_id]
@@ -105,28 +154,55 @@ class PagedKVCacheManager(KVCacheManager):
     def free(self, request: Request) -> None:
         self.commit(request)
         table = self._tables.pop(request.request_id)
-        self.pool.release(reversed(table.block_ids))
-        request.num_slots = 0
+        # The ends of all tables come first, because a prefix needs its blocks in every group.
+        rows = zip_longest(*table.block_ids, fillvalue=NO_BLOCK)
+        self.pool.release(reversed(held_blocks(list(rows)) if self._has_windows else table.block_ids[0]))
+        request.num_slots = request.num_held_slots = request.num_released_slots = 0
 
     def forget(self, request: Request) -> None:
         if self._prefix_cache is not None:
             self._prefix_cache.forget(request)
 
-    def _demand(self, request: Request, prefix: list[int]) -> MemoryDemand:
-        num_free_in_prefix = sum(map(self.pool.is_free, prefix))
-        needed = self._num_blocks_for(request.num_tokens) - len(prefix) + num_free_in_prefix
+    def _count_slots(self, request: Request, table: _BlockTables) -> None:
+        lengths = [len(block_ids) for block_ids in table.block_ids]
+        request.num_slots = min(lengths) * self.block_size
+        request.num_released_slots = sum(table.num_released) * self.block_size
+        request.num_held_slots = sum(lengths) * self.block_size - request.num_released_slots
+
+    def _blocks_before(self, table: _BlockTables, first_blocks: list[int]) -> list[int]:
+        """The blocks at indices before `first_blocks`, the last ones first."""
+        ranges = zip(table.block_ids, table.num_released, first_blocks, strict=True)
+        return [block_id for block_ids, start, end in ranges for block_id in reversed(block_ids[start:end])]
+
+    def _release(self, table: _BlockTables, released: list[int], first_blocks: list[int]) -> None:
+        self.pool.release(released)
+        for block_ids, start, end in zip(table.block_ids, table.num_released, first_blocks, strict=True):
+            block_ids[start:end] = [NO_BLOCK] * (end - start)
+        table.num_released = first_blocks
+
+    def _demand(self, request: Request, prefix: list[list[int]]) -> MemoryDemand:
+        """The blocks that admission takes, and those that groups with a window may need until the last known token is
+        computed."""
+        num_shared, num_blocks = len(prefix[0]), self._num_blocks_for(request.num_tokens)
+        first_blocks = self._groups.first_blocks(num_shared * self.block_size)
+        most_blocks = self._groups.most_blocks(request.num_tokens)
+        needed = sum(
+            min(num_blocks, first + most) - num_shared for first, most in zip(first_blocks, most_blocks, strict=True)
+        )
+        needed += sum(map(self.pool.is_free, held_blocks(prefix)))
         return MemoryDemand(needed, self.pool.num_free, self.pool.num_evictable, self.pool.num_free)
 
-    def _shared_prefix(self, request: Request) -> list[int]:
-        """Blocks to share with other requests. At least one token is left to compute, because its logits are needed."""
+    def _shared_prefix(self, request: Request) -> list[list[int]]:
+        """For each group the blocks to share with other requests. At least one token is left to compute, because its
+        logits are needed."""
         limit = (len(request.token_ids) - 1) // self.block_size
         if request.sampling_params.prompt_logprobs is not None:
-            return []
+            return [[] for _ in self.windows]
         if self._prefix_cache is None:
-            return self._leader_blocks(request, limit)
+            return self._groups.longest_hit(self._leader_blocks(request, limit))
         return self._prefix_cache.find(request, limit)
 
-    def _leader_blocks(self, request: Request, limit: int) -> list[int]:
+    def _leader_blocks(self, request: Request, limit: int) -> list[list[int | None]]:
         """Without a prefix cache, a sibling still shares the prompt's full blocks with its leader."""
         leader = self._tables.get(request.leader_id) if request.leader_id is not None else None
         prompt = request.token_ids[: request.num_prompt_tokens]
@@ -134,4 +210,8 @@ class PagedKVCacheManager(KVCacheManager):
             return []
         if leader.request.cache_salt != request.cache_salt:
             return []
-        return leader.block_ids[: min(limit, leader.num_committed, request.num_prompt_tokens // self.block_size)]
+        length = min(limit, leader.num_committed, request.num_prompt_tokens // self.block_size)
+        return [
+            [None if block_ids[index] == NO_BLOCK else block_ids[index] for block_ids in leader.block_ids]
+            for index in range(length)
+        ]

@@ -6,6 +6,7 @@ import hashlib
 from array import array
 
 from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.kv_groups import NO_BLOCK, KVGroups
 from chairlift.request import Request
 
 
@@ -23,28 +24,42 @@ def root_hash(cache_salt: str | None) -> bytes:
     return b"" if cache_salt is None else hashlib.sha256(b"cache salt\0" + cache_salt.encode()).digest()
 
 
+def group_hash(block: bytes, group: int) -> bytes:
+    """The key of a block of one group in the index of the pool, which has blocks of all groups."""
+    return block if group == 0 else block + group.to_bytes(2)
+
+
 class PrefixCache:
     """Hash chains of the unfinished requests, over the index of a block pool."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, groups: KVGroups) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self._groups = groups
+        self._block_size = groups.block_size
         self._chains: dict[str, list[bytes]] = {}
 
-    def find(self, request: Request, limit: int) -> list[int]:
-        """The longest run of cached blocks at the start of the request's tokens, at most `limit` blocks."""
+    def find(self, request: Request, limit: int) -> list[list[int]]:
+        """For each group the cached blocks of the longest prefix of the request's tokens, at most `limit` blocks."""
+        chain = self._chain(request, limit)[:limit]
+        if self._groups.has_windows:
+            return self._groups.longest_hit(map(self._find_in_groups, chain))
         prefix: list[int] = []
-        for found in map(self._pool.find, self._chain(request, limit)[:limit]):
+        for found in map(self._pool.find, chain):
             if found is None:
                 break
             prefix.append(found)
-        return prefix
+        return [prefix]
 
-    def register(self, request: Request, block_ids: list[int], start: int, end: int) -> None:
-        """Index the blocks `start` to `end - 1` of the request's table, which are full and computed."""
+    def _find_in_groups(self, block: bytes) -> list[int | None]:
+        return [self._pool.find(group_hash(block, group)) for group in range(len(self._groups.windows))]
+
+    def register(self, request: Request, tables: list[list[int]], start: int, end: int) -> None:
+        """Index the blocks `start` to `end - 1` of the request's tables, which are full and computed."""
         chain = self._chain(request, end)
-        for index in range(start, end):
-            self._pool.register(block_ids[index], chain[index])
+        for group, block_ids in enumerate(tables):
+            for index in range(start, end):
+                if block_ids[index] != NO_BLOCK:
+                    self._pool.register(block_ids[index], group_hash(chain[index], group))
 
     def forget(self, request: Request) -> None:
         """Drop the request's hash chain. Its blocks stay in the index."""

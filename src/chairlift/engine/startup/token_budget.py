@@ -141,13 +141,17 @@ class ChunkTimer:
         runner: a runner without requests.
         max_model_len: maximum number of tokens of a request.
         num_blocks: number of blocks of the pool.
+        num_groups: number of groups of layers, which share the blocks, because only the time counts.
 
     Attributes:
         longest: number of tokens of the longest chunk; one token remains uncomputed, so that nothing is sampled.
     """
 
-    def __init__(self, runner: ModelRunner, max_model_len: int, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, max_model_len: int, block_size: int, num_blocks: int, num_groups: int = 1
+    ) -> None:
         self._runner = runner
+        self._num_groups = num_groups
         self._block_size = block_size
         self._num_blocks = min(num_blocks, -(-(PROBE_CONTEXT + PROBES[-1] + 1) // block_size))
         self.longest = max_model_len - 1
@@ -160,7 +164,8 @@ class ChunkTimer:
         num_prompt_tokens = context + num_tokens + 1
         blocks = [i % self._num_blocks for i in range(-(-num_prompt_tokens // self._block_size))]
         tokens = [0] * num_prompt_tokens
-        request = NewRequest("probe", tokens, num_prompt_tokens, context, blocks, SamplingParams(), 0, [])
+        tables = [blocks] * self._num_groups
+        request = NewRequest("probe", tokens, num_prompt_tokens, context, tables, SamplingParams(), 0, [])
         started = time.perf_counter()
         self._runner.result(self._runner.submit(SchedulerOutput(0, {"probe": num_tokens}, [request])))
         seconds = time.perf_counter() - started

@@ -18,7 +18,8 @@ class Linear;
 // would be microseconds apart, in which no weights are read. All memory that a call uses must outlive the tape.
 class Tape {
  public:
-  // The arguments that differ between steps: a step of attention for each shape of heads, and the positions.
+  // The arguments that differ between steps: the steps of attention, and the positions. Each shape of heads
+  // and each group of layers with block tables of its own has an AttentionStep.
   struct Step {
     std::vector<AttentionStep*> attention;
     const int64_t* positions;

@@ -1,0 +1,105 @@
+"""KVGroups: layers whose K and V are needed equally long share block tables.
+
+    window = 6, blocks of 4 slots, 14 tokens computed: the next query reads tokens 9 to 14
+
+    full    [ 0  1  2  3][ 4  5  6  7][ 8  9 10 11][12 13  .  .]
+    window     released     released  [ 8  9 10 11][12 13  .  .]
+
+Every group has a block table of its own for each request, and all tables take blocks from the same pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+NO_BLOCK: Final = -1
+"""The entry of a block table for tokens that no later query of the group reads."""
+
+FULL: Final[tuple[int | None, ...]] = (None,)
+"""The windows of a model whose layers attend to all preceding tokens, in one group."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroups:
+    """The groups of layers of a model, by the number of tokens that their queries read.
+
+    Attributes:
+        windows: for each group the tokens that a query attends to, including its own; None for all preceding tokens.
+        max_chunk: maximum number of tokens of one request in a step.
+    """
+
+    windows: tuple[int | None, ...]
+    block_size: int
+    max_chunk: int
+
+    @property
+    def has_windows(self) -> bool:
+        return any(window is not None for window in self.windows)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """The number of blocks of the tokens in one group without a window."""
+        return -(-num_tokens // self.block_size)
+
+    def first_blocks(self, num_tokens: int) -> list[int]:
+        """For each group the index of the first block that queries at position `num_tokens` or later read."""
+        return [0 if window is None else self._first_block(window, num_tokens) for window in self.windows]
+
+    def most_blocks(self, num_tokens: int) -> list[int]:
+        """For each group the maximum number of blocks that a request holds at a time until it has `num_tokens`."""
+        total = self.num_blocks(num_tokens)
+        return [total if window is None else min(total, self._window_blocks(window)) for window in self.windows]
+
+    def max_tokens(self, num_blocks: int, limit: int) -> int:
+        """The maximum number of tokens of one request for which a pool of `num_blocks` has enough blocks.
+
+        It is a multiple of `block_size` and, if there are windows, at most `limit` rounded up to one.
+        """
+        if not self.has_windows:
+            return num_blocks * self.block_size
+        low, high = 0, self.num_blocks(limit)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(self.most_blocks(middle * self.block_size)) <= num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.block_size
+
+    def longest_hit(self, columns: Iterable[Sequence[int | None]]) -> list[list[int]]:
+        """Return the tables of the longest prefix that a request can share.
+
+        A prefix needs all of its blocks in groups without a window, and in the others the blocks that the next query
+        reads.
+
+        Args:
+            columns: for each block of a request's tokens the block to share in each group; None if there is none.
+        """
+        length = 0
+        found: list[Sequence[int | None]] = []
+        starts = [0] * len(self.windows)  # of the run of blocks to share that ends here, in each group
+        for column in columns:
+            found.append(column)
+            starts = [len(found) if block is None else start for start, block in zip(starts, column, strict=True)]
+            if any(start and window is None for start, window in zip(starts, self.windows, strict=True)):
+                break
+            needed = self.first_blocks(len(found) * self.block_size)
+            if all(start <= first for start, first in zip(starts, needed, strict=True)):
+                length = len(found)
+        return [
+            [NO_BLOCK] * first + [block for column in found[first:length] if (block := column[group]) is not None]
+            for group, first in enumerate(self.first_blocks(length * self.block_size))
+        ]
+
+    def _first_block(self, window: int, num_tokens: int) -> int:
+        return max(0, num_tokens - window + 1) // self.block_size
+
+    def _window_blocks(self, window: int) -> int:
+        """The blocks of a window and a chunk, whose ends need not be borders of blocks."""
+        return self.num_blocks(window - 1 + self.max_chunk) + 1
+
+
+def held_blocks(tables: Sequence[Sequence[int]]) -> list[int]:
+    """The blocks of all tables, without the entries that have none."""
+    return [block_id for table in tables for block_id in table if block_id != NO_BLOCK]
