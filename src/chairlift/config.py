@@ -145,6 +145,8 @@ class EngineConfig:
         kv: "paged" allocates blocks on demand. The others reserve slots at admission: "exact" for prompt and
             max_tokens, "max" for max_model_len, "pow2" and "oracle" for the true output length, which must be forced.
         kv_arena: the allocator of reservations: "buddy" or "first-fit".
+        disable_hybrid_kv_cache_manager: keep K and V of layers with a sliding window as long as those of other layers,
+            instead of releasing the blocks that left the window. Reservations always keep them.
         enable_prefix_caching: None enables the prefix cache for "paged"; reservations have none.
         load_format: "auto" reads the weights of the files; "dummy" creates random weights from config.json alone.
         skip_tokenizer_init: load no tokenizer: prompts are token ids, and outputs have no text.
@@ -180,6 +182,7 @@ class EngineConfig:
     kv: str = "paged"
     kv_arena: str = "buddy"
     enable_prefix_caching: bool | None = None
+    disable_hybrid_kv_cache_manager: bool = False
     load_format: str = "auto"
     skip_tokenizer_init: bool = False
     generation_config: str = "auto"

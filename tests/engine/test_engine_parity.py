@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ import torch
 import transformers
 
 from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.startup_plan import plan_layout
 from chairlift.events import EventList, Step
+from chairlift.loading.resolve import ModelFiles, load_config
 from native import needs_native
 
 NEW_TOKENS = 20
@@ -63,6 +67,16 @@ def reference_tokens(folder: Path) -> list[list[int]]:
     return answers
 
 
+def pool_size(folder: Path, config: EngineConfig) -> int:
+    """The configured blocks, or, with several groups of layers, those of a request that holds so many in one group."""
+    assert config.num_kv_blocks is not None
+    layout = plan_layout(config, load_config(ModelFiles("hf", folder, "tiny")))
+    if len(layout.windows) == 1:
+        return config.num_kv_blocks
+    groups = KVGroups(layout.windows, config.block_size, config.largest_token_budget)
+    return sum(groups.most_blocks(config.num_kv_blocks * config.block_size))
+
+
 def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[Step]]:
     events = EventList()
     config = EngineConfig(
@@ -71,6 +85,7 @@ def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[
         num_threads=1,
         **{"num_kv_blocks": 200, "kv_cache_dtype": "float32", **options},
     )
+    config = replace(config, num_kv_blocks=pool_size(folder, config))
     llm = LLM(engine=build_engine(config, events=events))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     outputs = llm.generate(make_prompts(), params, progress=False)
@@ -94,7 +109,7 @@ def test_greedy_tokens_are_those_of_transformers(
     answers, steps = engine_answers(folder, kernels=kernels, **SQUEEZES[squeeze])
     assert answers == reference_tokens(folder)
     if squeeze.startswith("preempted"):
-        assert sum(len(step.preempted) for step in steps) >= 8
+        assert sum(len(step.preempted) for step in steps) >= 3
     if squeeze == "chunked":
         chunked = [
             n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 and c
@@ -112,6 +127,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 def answers_with_logprobs(folder: Path, **options: Any) -> list[list[tuple[int, float]]]:
     config = EngineConfig(model=str(folder), skip_tokenizer_init=True, **{"num_kv_blocks": 200, **options})
+    config = replace(config, num_kv_blocks=pool_size(folder, config))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
     outputs = LLM(engine=build_engine(config)).generate(make_prompts(), params, progress=False)
     return [

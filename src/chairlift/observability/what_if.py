@@ -77,7 +77,8 @@ class BlockedRequest:
         except ConfigError:  # The pool is smaller than one reservation of kv=max.
             return False
         members = [RequestSize(holder.arrived, holder.num_computed) for holder in self.holders]
-        return all(manager.allocate(_request(size, index)) for index, size in enumerate((*members, *self.queue)))
+        requests = [_request(size, index) for index, size in enumerate((*members, *self.queue))]
+        return all(manager.hold(request, request.num_tokens) for request in requests)
 
     def fits_with_seats(self, kv: str) -> bool:
         """Whether the pool and the seats of the engine have space for the queue under a KV policy."""
@@ -221,8 +222,13 @@ def _head_of_queue(blocked: BlockedRequest) -> WhatIf:
 
 
 def _kv_cache_manager(started: EngineStarted, kv: str, num_blocks: int) -> KVCacheManager:
-    arena = started.kv_arena or "buddy"
-    return make_kv_cache_manager(KVPool(num_blocks, started.block_size, started.max_model_len, kv, arena))
+    arena, block_size, max_model_len = started.kv_arena or "buddy", started.block_size, started.max_model_len
+    if kv == "paged":
+        windows, max_chunk = tuple(started.kv_windows), started.max_num_batched_tokens
+        return make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_chunk))
+    # A block of a reservation has the layers of all groups.
+    num_blocks = max(1, num_blocks // len(started.kv_windows))
+    return make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena))
 
 
 def _request(size: RequestSize, index: int = 0) -> Request:

@@ -25,14 +25,16 @@ class KVCachePlan:
     Attributes:
         num_blocks: number of blocks in the pool.
         block_size: slots in each block.
-        block_bytes: bytes of K and V of one block in all layers.
+        block_bytes: bytes of K and V of one block in the layers of one group.
         limited_by: "memory"; "demand" if more blocks could never be used; or the option that sets the size.
+        windows: the window of each group of layers (see `models.kv_layout.KVLayout`).
     """
 
     num_blocks: int
     block_size: int
     block_bytes: int
     limited_by: str
+    windows: tuple[int | None, ...] = (None,)
 
     @property
     def num_slots(self) -> int:

@@ -15,7 +15,13 @@ from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.engine.startup.memory_plan import DTYPE_BYTES, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, startup_summary
+from chairlift.engine.startup.startup_plan import (
+    plan_layout,
+    plan_pool,
+    planned_activations,
+    planned_pool,
+    startup_summary,
+)
 from chairlift.engine.startup.token_budget import (
     ChunkTimer,
     describe_chunks,
@@ -94,16 +100,17 @@ def build_engine(
     loaded = loaded or load_model(config)
     assert loaded.matches(config), "the model was loaded for another configuration"
     context = loaded.config.max_position_embeddings
-    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
-    plan = plan_pool(config, slot_bytes, context, default_memory_bytes(loaded.device))
-    pool = planned_pool(config, context, plan.num_blocks)
+    layout = plan_layout(config, loaded.config)
+    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
+    plan = plan_pool(config, slot_bytes, context, default_memory_bytes(loaded.device), layout.windows)
+    pool = planned_pool(config, context, plan.num_blocks, plan.windows)
     limits = RequestLimits(
         pool.max_model_len,
         pool.max_request_slots,
         config.scheduling_policy != "fcfs",
         loaded.sampling_defaults.max_new_tokens,
     )
-    loaded.provide_kv_cache(plan)
+    loaded.provide_kv_cache(plan, layout)
     step_time = _step_time(config, loaded, limits.max_model_len, plan)
     scheduler_config = config.scheduler_config(limits.max_model_len, step_time=step_time)
     manager = make_kv_cache_manager(pool, config.has_prefix_cache)
@@ -145,7 +152,8 @@ def _step_time(config: EngineConfig, loaded: LoadedModel, max_model_len: int, pl
     if not is_chosen or loaded.choice.kernels != "native":
         return None
     if loaded.step_time is None:
-        timer = ChunkTimer(_runner(loaded, 1, max_model_len, plan), max_model_len, plan.block_size, plan.num_blocks)
+        runner = _runner(loaded, 1, max_model_len, plan)
+        timer = ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows))
         measured = measure_steps(timer.seconds_of, timer.longest)
         loaded.step_time = None if measured is None else measured.step_time()
     return loaded.step_time
@@ -162,6 +170,7 @@ def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KV
         device=loaded.device,
         sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
         grammars=loaded.grammars,
+        num_groups=len(plan.windows),
     )
 
 
@@ -188,7 +197,8 @@ def _started(
         kv_cache_dtype=loaded.choice.kv_cache_dtype,
         quantization=loaded.choice.quantization,
         weight_bytes=_read_bytes(loaded),
-        kv_bytes_per_slot=plan.block_bytes // plan.block_size,
+        kv_bytes_per_slot=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
+        kv_windows=list(plan.windows),
         step_time=None if scheduler_config.step_time is None else asdict(scheduler_config.step_time),
     )
 

@@ -33,6 +33,7 @@ from chairlift.loading.resolve import (
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
+from chairlift.models.kv_layout import KVLayout
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import StepTime
 from chairlift.system.control_groups import ControlGroups
@@ -78,7 +79,7 @@ class LoadedModel:
         tokenizer: its tokenizer, or NoTokenizer with `skip_tokenizer_init`.
         planned_weights: the planned memory of its weights.
         sampling_defaults: the sampling parameters of requests that do not set them.
-        kv_cache_plan: the plan of its KV memory; None before the first engine.
+        kv_cache_plan, kv_layout: the plan of its KV memory and the groups of its layers; None before the first engine.
         step_time: the time of steps that the first engine has measured, for all engines.
     """
 
@@ -92,6 +93,7 @@ class LoadedModel:
     planned_weights: list[MemoryItem]
     sampling_defaults: SamplingDefaults
     kv_cache_plan: KVCachePlan | None = None
+    kv_layout: KVLayout | None = None
     step_time: StepTime | None = None
     _grammars: GrammarCompiler | None = None
 
@@ -114,26 +116,28 @@ class LoadedModel:
         """Whether `config` has the same loading options as the configuration that the model was loaded for."""
         return all(getattr(config, name) == getattr(self.engine_config, name) for name in LOADING_OPTIONS)
 
-    def provide_kv_cache(self, plan: KVCachePlan) -> None:
-        """Allocate KV memory for the plan. Existing memory is kept if it has at least as many blocks of the same size.
+    def provide_kv_cache(self, plan: KVCachePlan, layout: KVLayout) -> None:
+        """Allocate KV memory for the plan. Existing memory is kept if it has the same layout, blocks of the same size,
+        and at least as many of them.
 
         Raises:
             ConfigError: there is not enough memory.
         """
         held = self.kv_cache_plan
-        if held is not None and held.block_size == plan.block_size and held.num_blocks >= plan.num_blocks:
+        is_alike = held is not None and held.block_size == plan.block_size and self.kv_layout == layout
+        if held is not None and is_alike and held.num_blocks >= plan.num_blocks:
             return
         limit = total_memory(self.device)
         if plan.num_bytes > limit:  # the system may still promise it, and kill the process when it is written
             raise _kv_cache_too_large(plan, f"more than the {format_memory(limit)} that this process may use")
         self._warn_of_short_memory(plan)
         try:
-            self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
+            self.model.allocate_kv_cache(plan.num_blocks, plan.block_size, layout)
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and not is_out_of_memory(error):
                 raise
             raise _kv_cache_too_large(plan, f"which cannot be allocated ({error})") from None
-        self.kv_cache_plan = plan
+        self.kv_cache_plan, self.kv_layout = plan, layout
 
     def _warn_of_short_memory(self, plan: KVCachePlan) -> None:
         """Warn if the pool exceeds the free memory: pages are only claimed when they are first written."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from chairlift.config import SchedulerConfig
 from chairlift.models.declaration import EMBEDDING, LM_HEAD, AttentionSpec, FeedForwardSpec, ModelConfig
+from chairlift.models.kv_layout import KVLayout
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -53,11 +54,15 @@ def total(items: Sequence[MemoryItem]) -> int:
     return sum(item.num_bytes for item in items)
 
 
-def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
-    """Bytes of K and V of one token in all layers, with scales. The type is a key of KV_DTYPE_BYTES."""
-    num_heads = sum(layer.attention.num_kept_kv_heads for layer in config.layers)
-    scales = INT8_SCALE_BYTES * num_heads if kv_cache_dtype == "int8" else 0
-    return config.kv_values_per_token * KV_DTYPE_BYTES[kv_cache_dtype] + scales
+def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | None = None) -> int:
+    """Bytes of K and V of one token, with scales, in the layers of one group of `layout`, or in all layers.
+
+    Args:
+        kv_cache_dtype: a key of KV_DTYPE_BYTES.
+    """
+    specs = (layout or KVLayout.one_group(config.num_layers)).positions(config)
+    scales = INT8_SCALE_BYTES * sum(spec.num_kept_kv_heads for spec in specs) if kv_cache_dtype == "int8" else 0
+    return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs) * KV_DTYPE_BYTES[kv_cache_dtype] + scales
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class PoolCapacity:
         num_running: requests that run at the same time: `num_fit`, or fewer if the seats or the static batch limit it.
         limited_by: the limit of `num_running`: "memory", "max_num_seqs" or "static_batch_size".
         num_rejected: requests before the last one that fits which could not run even alone.
-        num_slots_held, num_slots_written: slots of all `num_fit` requests at full length.
+        num_slots_held, num_slots_written: slots of all `num_fit` requests at full length, in all groups of layers.
         error: the reason why no request fits.
     """
 
@@ -97,15 +97,14 @@ def _admit_requests(
             continue
         worst_case += manager.worst_case_blocks(request)
         num_slots = length.prompt + length.output - 1
-        if (is_static and worst_case > pool.num_blocks) or not manager.allocate(request):
-            break
-        if num_slots > request.num_slots and manager.grow(request, num_slots) is None:
+        if (is_static and worst_case > pool.num_blocks) or not manager.hold(request, num_slots):
             break
         capacity.num_rejected += num_rejected
         num_rejected = 0
         capacity.num_fit += 1
-        capacity.num_slots_written += num_slots
-        capacity.num_slots_held += request.num_slots
+        request.num_computed_tokens = num_slots
+        capacity.num_slots_written += manager.num_written_slots(request)
+        capacity.num_slots_held += request.num_held_slots
     capacity.num_slots_held += manager.num_rounding_blocks * pool.block_size
 
 

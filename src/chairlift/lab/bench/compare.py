@@ -12,6 +12,8 @@ from typing import Any, Final
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
+from chairlift.engine.startup.memory_plan import kv_slot_bytes
+from chairlift.engine.startup.startup_plan import plan_layout
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
 from chairlift.lab.bench.comparison_result import (
@@ -33,6 +35,7 @@ from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
 from chairlift.lab.workload.synthetic import make_workload
+from chairlift.worker.kv_cache_plan import KVCachePlan
 
 logger = logging.getLogger("chairlift")
 
@@ -211,12 +214,20 @@ def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineC
     """Give all engines the same pool and the same max_model_len: the smallest of the policies unless it is given."""
     plan = build_engine(next(iter(configs.values())), loaded=loaded).facts.kv_cache_plan
     pooled = {
-        name: replace(config, num_kv_blocks=plan.num_blocks, kv_cache_memory_bytes=None)
+        name: replace(config, num_kv_blocks=_num_blocks(plan, loaded, config), kv_cache_memory_bytes=None)
         for name, config in configs.items()
     }
     engines = [build_engine(config, loaded=loaded) for config in pooled.values()]
     max_model_len = min(engine.facts.scheduler_config.max_model_len for engine in engines)
     return {name: replace(config, max_model_len=max_model_len) for name, config in pooled.items()}
+
+
+def _num_blocks(plan: KVCachePlan, loaded: LoadedModel, config: EngineConfig) -> int:
+    """The number of blocks of this configuration that the pool has memory for. Blocks differ in size if one policy has
+    several groups of layers (see `models.kv_layout`)."""
+    layout = plan_layout(config, loaded.config)
+    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
+    return plan.num_blocks * plan.block_bytes // (slot_bytes * config.block_size)
 
 
 def _set_max_tokens(workload: Sequence[WorkloadRequest], configs: Configs) -> list[WorkloadRequest]:

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.startup_plan import plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
@@ -177,6 +178,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
         kv_arena=config.kv_arena,
         enable_prefix_caching=config.enable_prefix_caching,
         model=model,
+        windows=memory.pool.windows,
     )
 
 
@@ -188,11 +190,14 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
         ConfigError: max_model_len exceeds the limit of the pool.
     """
     num_blocks, block_size = recorded.num_blocks, recorded.block_size
+    windows = tuple(recorded.kv_windows) if config.kv == "paged" else FULL
+    if len(windows) < len(recorded.kv_windows):
+        num_blocks //= len(recorded.kv_windows)  # a block of a reservation has the layers of all groups
     if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
-        pool = plan_pool(config, recorded.kv_bytes_per_slot, recorded.max_model_len, 0)
+        pool = plan_pool(config, recorded.kv_bytes_per_slot // len(windows), recorded.max_model_len, 0, windows)
         num_blocks, block_size = pool.num_blocks, pool.block_size
     context = config.max_model_len or recorded.max_model_len
-    max_model_len = planned_pool(replace(config, block_size=block_size), context, num_blocks).max_model_len
+    max_model_len = planned_pool(replace(config, block_size=block_size), context, num_blocks, windows).max_model_len
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     step_time = None if recorded.step_time is None else StepTime(**recorded.step_time)
     return SimConfig(
@@ -202,6 +207,7 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
         kv=config.kv,
         kv_arena=config.kv_arena,
         enable_prefix_caching=config.enable_prefix_caching,
+        windows=windows,
     )
 
 

@@ -23,7 +23,13 @@ from chairlift.engine.startup.memory_plan import (
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, native_read_bytes
 from chairlift.engine.startup.pool_capacity import PoolCapacity, compute_pool_capacity
-from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, planned_weights
+from chairlift.engine.startup.startup_plan import (
+    plan_layout,
+    plan_pool,
+    planned_activations,
+    planned_pool,
+    planned_weights,
+)
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.lab.planning.planned_workload import PlannedWorkload, accepted_lengths
@@ -70,7 +76,8 @@ class PlannedMemory:
         free_share: share of the memory left by weights and activations that K and V get.
         limits: limits of the step that the activations are planned for.
         weights, activations: the items of each kind.
-        slot_bytes: bytes of K and V of one token.
+        token_bytes: bytes of K and V of one token in all layers.
+        slot_bytes: the same in the layers of one group (see `models.kv_layout`).
         kv_bytes: memory for the pool; None if it is given in blocks.
         max_model_len: as the engine resolves it.
     """
@@ -81,6 +88,7 @@ class PlannedMemory:
     limits: SchedulerConfig
     weights: list[MemoryItem]
     activations: list[MemoryItem]
+    token_bytes: int
     slot_bytes: int
     kv_bytes: int | None
     pool: KVCachePlan
@@ -106,7 +114,7 @@ class DeploymentPlan:
 
     Attributes:
         fit: the capacity under the configured policy.
-        policies: the capacity under every policy with the same blocks and lengths, including the configured one.
+        policies: the capacity under every policy with the same memory and lengths, including the configured one.
         speed: the predicted speed; None without a known device.
         serve: the command that starts the planned engine.
         notes: remarks for the report.
@@ -136,7 +144,9 @@ class DeploymentPlan:
             "weight_bytes": total(memory.weights),
             "activation_bytes": total(memory.activations),
             "kv_bytes": memory.pool.num_bytes,
+            "kv_bytes_per_token": memory.token_bytes,
             "kv_bytes_per_slot": memory.slot_bytes,
+            "kv_windows": memory.pool.windows,
             "num_kv_blocks": memory.pool.num_blocks,
             "block_size": memory.pool.block_size,
             "limited_by": memory.pool.limited_by,
@@ -176,16 +186,16 @@ def make_plan(
         )
     memory = plan_memory(model, config, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
-    pool = planned_pool(config, context, num_blocks)
+    pool = planned_pool(config, context, num_blocks, memory.pool.windows)
     limits = config.scheduler_config(pool.max_model_len)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
     every_policy = [(kv, arena) for kv in KV_POLICIES for arena in (("buddy",) if kv == "paged" else KV_ARENAS)]
     configs = [replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None) for kv, arena in every_policy]
-    policies = [_policy_fit(other, context, num_blocks, limits, load) for other in configs]
+    policies = [_policy_fit(other, model.config, memory, limits, load) for other in configs]
     speed = None
     if hardware is not None and fit.num_running:
         shape = _shape(model, memory)
-        sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape)
+        sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape, pool.windows)
         speed = predict_speed(Roofline(shape, hardware), sim, accepted_lengths(pool, load), fit.num_running, load)
     return DeploymentPlan(
         model=model,
@@ -215,9 +225,10 @@ def plan_memory(
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
     elif memory_bytes is not None:
         raise ConfigError("memory cannot be combined: give memory, kv_cache_memory_bytes or num_kv_blocks")
-    slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype)
-    pool = plan_pool(config, slot_bytes, context, kv_bytes or 0)
-    max_model_len = planned_pool(config, context, pool.num_blocks).max_model_len
+    layout = plan_layout(config, model_config)
+    slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype, layout)
+    pool = plan_pool(config, slot_bytes, context, kv_bytes or 0, layout.windows)
+    max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
     return PlannedMemory(
         choice=choice,
         memory_bytes=memory_bytes,
@@ -225,6 +236,7 @@ def plan_memory(
         limits=limits,
         weights=weights,
         activations=activations,
+        token_bytes=kv_slot_bytes(model_config, choice.kv_cache_dtype),
         slot_bytes=slot_bytes,
         kv_bytes=kv_bytes,
         pool=pool,
@@ -246,11 +258,18 @@ def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_
 
 
 def _policy_fit(
-    config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, load: PlannedWorkload
+    config: EngineConfig,
+    model_config: ModelConfig,
+    memory: PlannedMemory,
+    limits: SchedulerConfig,
+    load: PlannedWorkload,
 ) -> PolicyFit:
     """Count the requests that fit under one policy. The lengths are the same for all policies."""
+    layout = plan_layout(config, model_config)
+    slot_bytes = kv_slot_bytes(model_config, memory.choice.kv_cache_dtype, layout)
+    num_blocks = memory.pool.num_blocks * memory.slot_bytes // slot_bytes
     try:
-        pool = planned_pool(config, context, num_blocks)
+        pool = planned_pool(config, model_config.max_position_embeddings, num_blocks, layout.windows)
     except ConfigError as error:
         pool = KVPool(num_blocks, config.block_size, limits.max_model_len, config.kv, config.kv_arena)
         return PolicyFit(PoolCapacity(pool, 0, 0, "memory", error=str(error)), [0])
@@ -269,7 +288,7 @@ def _shape(model: PlannedModel, memory: PlannedMemory) -> ModelShape:
     if memory.choice.kernels == "native":
         read = native_read_bytes(model.config, model.formats, memory.choice.quantization)
         shape = replace(shape, bytes_per_weight=shape.bytes_per_weight * read / shape.weight_bytes)
-    return replace(shape, bytes_per_kv_value=memory.slot_bytes / model.config.kv_values_per_token)
+    return replace(shape, bytes_per_kv_value=memory.token_bytes / model.config.kv_values_per_token)
 
 
 def serve_command(model: PlannedModel, config: EngineConfig, memory: PlannedMemory) -> str:

@@ -10,6 +10,7 @@ from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
@@ -28,6 +29,7 @@ class SimConfig:
     Attributes:
         enable_prefix_caching: None: on for "paged", off for reservations, which have no prefix cache.
         model: the model that the events name; None: no model.
+        windows: the sliding window of each group of layers (see `core.kv.kv_groups`).
 
     Raises:
         ConfigError: as EngineConfig.
@@ -40,6 +42,7 @@ class SimConfig:
     kv_arena: str = "buddy"
     enable_prefix_caching: bool | None = None
     model: ModelShape | None = None
+    windows: tuple[int | None, ...] = FULL
 
     def __post_init__(self) -> None:
         EngineConfig(
@@ -75,6 +78,7 @@ class SimConfig:
             kv_arena=None if self.kv == "paged" else self.kv_arena,
             weight_bytes=0 if model is None else model.weight_bytes,
             kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
+            kv_windows=list(self.windows),
             step_time=None if limits.step_time is None else asdict(limits.step_time),
         )
 
@@ -142,8 +146,16 @@ def make_engine_core(
     tokens: TokenRecording | None = None,
 ) -> tuple[EngineCore, SimExecutor]:
     """Returns the engine and the executor of a simulation; arguments and errors as for `simulate`."""
-    max_model_len = config.scheduler.max_model_len
-    pool = KVPool(config.num_blocks, config.block_size, max_model_len, config.kv, config.kv_arena)
+    limits = config.scheduler
+    pool = KVPool(
+        config.num_blocks,
+        config.block_size,
+        limits.max_model_len,
+        config.kv,
+        config.kv_arena,
+        config.windows,
+        limits.max_num_batched_tokens,
+    )
     manager = make_kv_cache_manager(pool, config.has_prefix_cache)
     executor = SimExecutor(cost_model, clock, tokens)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
