@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
-from chairlift.core.kv.kv_groups import held_blocks
+from chairlift.core.kv.kv_groups import FULL, held_blocks
 from chairlift.core.scheduling_policies import FCFSPolicy
 from chairlift.core.wait_log import WaitLog
 from chairlift.events import Step
@@ -97,8 +97,11 @@ class RunningBatch:
         self._policy = policy
         self._waits = waits
         self._num_groups = len(kv_cache_manager.windows)
+        self._has_windows = kv_cache_manager.windows != FULL
         self._has_finished = False
         self._removed: list[str] = []
+        self._released: dict[str, list[int]] = {}
+        self._chunked: list[Request] = []
         self._blocked_at: tuple[Request, int] | None = None
 
     @property
@@ -115,9 +118,14 @@ class RunningBatch:
         self._waits.start(request)
         self.waiting.push(request)
 
-    def begin_step(self) -> None:
-        """Remove finished requests, and sort the others in the order of the scheduling policy."""
+    def begin_step(self, now: float) -> None:
+        """Remove finished requests, sort the others in the order of the scheduling policy, and release the blocks that left
+        a window by a chunk of the last step."""
         self.drop_finished()
+        for request in self._chunked:
+            if request.status is RequestStatus.RUNNING:
+                self._record_released(request, self.kv.release(request), now)
+        self._chunked.clear()
         if not self._policy.has_constant_keys:
             self.running.sort(key=self._policy.key)
 
@@ -128,11 +136,12 @@ class RunningBatch:
             self._has_finished = False
 
     def end_step(self, plan: StepPlan) -> None:
-        """Report requests that were removed or preempted since the last planned step."""
+        """Report the requests that were removed or preempted since the last planned step, and the released blocks."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
         plan.preempted.extend(self.preempted)
         self.preempted.clear()
+        plan.released_blocks, self._released = self._released, {}
         self._policy.record_sampling(plan.sampling)
 
     def schedule_tokens(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
@@ -147,6 +156,8 @@ class RunningBatch:
             # A kernel may write a single row while other rows of the step read, so such a block is not shared yet.
             if count > 1:
                 self.kv.commit(request)
+                if self._has_windows:
+                    self._chunked.append(request)
             if end >= request.num_prompt_tokens:
                 plan.prefilled.append(request)
         if end == request.num_tokens:
@@ -193,16 +204,21 @@ class RunningBatch:
 
     def grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory to `num_slots` tokens; False if memory is short."""
-        num_held, num_released = request.num_held_slots, request.num_released_slots
         change = self.kv.grow(request, num_slots)
         if change is None:
             return False
-        request.hold_moment += (request.num_held_slots - num_held) * plan.scheduled_time
-        request.write_moment -= (request.num_released_slots - num_released) * plan.scheduled_time
+        request.hold_moment += sum(map(len, change.added)) * self.kv.block_size * plan.scheduled_time
+        self._record_released(request, change.released, plan.scheduled_time)
         plan.output.new_block_ids[request.request_id] = change.added
-        if change.released:
-            plan.released_blocks[request.request_id] = change.released
         return True
+
+    def _record_released(self, request: Request, block_ids: list[int], now: float) -> None:
+        """Record that the request has released blocks that left a window."""
+        if block_ids:
+            moment = len(block_ids) * self.kv.block_size * now
+            request.hold_moment -= moment
+            request.write_moment -= moment
+            self._released.setdefault(request.request_id, []).extend(block_ids)
 
     def preempt_last(self, plan: StepPlan) -> Request:
         """Preempt the running request with the largest key; its tokens are recomputed when it resumes."""

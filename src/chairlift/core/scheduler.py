@@ -188,7 +188,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> SchedulerOutput | None:
         """Plan the next step and advance `num_computed_tokens`; None if there is nothing to compute now."""
-        self._batch.begin_step()
+        self._batch.begin_step(now)
         plan = StepPlan(SchedulerOutput(self._step, {}), now)
         self._batching.fill(plan)
         if not plan.output.num_scheduled_tokens:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from chairlift.config import KV_ARENAS
+from chairlift.core.kv.kv_groups import FULL, held_blocks
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, Event
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
@@ -16,11 +17,15 @@ from fakes import expected_tokens, make_engine, make_request
 
 @dataclass(slots=True)
 class Holder:
-    """A request with memory: the blocks of its table, its written slots, and whether only its static batch keeps it."""
+    """A request with memory: its tables, its computed tokens, and whether only its static batch keeps it."""
 
-    block_ids: list[int]
+    tables: list[list[int]]
     num_written: int
     has_ended: bool
+
+    @property
+    def block_ids(self) -> list[int]:
+        return held_blocks(self.tables)
 
 
 @dataclass(slots=True)
@@ -45,8 +50,8 @@ class Recorder:
         holders = {}
         for request in self._core.scheduler._batch.running:
             written = request.num_computed_tokens
-            (blocks,) = map(list, self._manager.block_tables(request))
-            holders[request.request_id] = Holder(blocks, written, request.finish_reason is not None)
+            tables = [list(table) for table in self._manager.block_tables(request)]
+            holders[request.request_id] = Holder(tables, written, request.finish_reason is not None)
             self.run.written[request.request_id] = max(written, self.run.written.get(request.request_id, 0))
         self.run.holders.append(holders)
         result: ModelRunnerOutput = self._submit(output)
@@ -83,6 +88,8 @@ def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
     batching = draw(st.sampled_from(["continuous", "static"]))
     steps_ahead = draw(st.integers(0, 2))
     block_size, num_blocks = draw(st.sampled_from([1, 2, 4])), draw(st.integers(6, 20))
+    windows = draw(st.sampled_from([FULL, FULL, (3,), (None, 4, 4)])) if kv == "paged" else FULL
+    num_blocks *= len(windows)
     limits: dict[str, Any] = {
         "block_size": block_size,
         "num_blocks": num_blocks,
@@ -98,6 +105,7 @@ def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
         batching=batching,
         enable_prefix_caching=draw(st.booleans()),
         steps_ahead=steps_ahead,
+        windows=windows,
     )
     static_batch_size = min(4, limits["max_num_seqs"]) if batching == "static" else None
     log.events.append(
@@ -107,6 +115,7 @@ def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
             batching=batching,
             static_batch_size=static_batch_size,
             kv_arena=None if kv == "paged" else arena,
+            kv_windows=list(windows),
         )
     )
     # Without a moving clock it is unknown which ends preceded the schedule of a step.

@@ -31,7 +31,8 @@ def reserved_slots(holders: dict[str, Holder], written: dict[str, int], block_si
         holder.num_written <= slot < written[name]
         for name, holder in holders.items()
         if not holder.has_ended
-        for slot in range(len(holder.block_ids) * block_size)
+        for table in holder.tables
+        for slot in range(len(table) * block_size)
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -23,13 +25,14 @@ def has_steps(run: RecordedRun) -> bool:
 def test_residencies_are_those_that_held_memory(run: RecordedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
-    held: list[dict[str, list[int]]] = [{} for _ in trace.steps]
+    held: list[dict[str, Counter[int]]] = [{} for _ in trace.steps]
     for residency in trace.residencies:
         for position in range(residency.first, residency.last + 1):
-            blocks = [block for taken, new in residency.blocks if taken <= position for block in new]
+            blocks = Counter(block for taken, new in residency.blocks if taken <= position for block in new)
+            blocks -= Counter(block for left, old in residency.released if left <= position for block in old)
             assert residency.request.arrived.request_id not in held[position]
             held[position][residency.request.arrived.request_id] = blocks
-    assert held == [{name: holder.block_ids for name, holder in step.items()} for step in run.holders]
+    assert held == [{name: Counter(holder.block_ids) for name, holder in step.items()} for step in run.holders]
 
 
 @settings(max_examples=80, deadline=None)

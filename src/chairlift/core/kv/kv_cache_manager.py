@@ -75,6 +75,10 @@ class KVCacheManager(ABC):
         """Release the blocks that no later query reads, and extend the tables to `num_slots` tokens; None if memory is
         short."""
 
+    def release(self, request: Request) -> list[int]:
+        """Release the blocks that no later query reads, and return them."""
+        return []
+
     def hold(self, request: Request, num_tokens: int) -> bool:
         """Allocate what a request holds when it has `num_tokens` tokens; False if memory is short.
 

@@ -102,8 +102,7 @@ class PagedKVCacheManager(KVCacheManager):
             if window is None:
                 block_ids += self.pool.allocate(num_blocks - num_shared)
         request.num_computed_tokens = num_shared * self.block_size
-        num_released = self._groups.first_blocks(request.num_computed_tokens)
-        table = _BlockTables(request, prefix, num_released, num_committed=num_shared)
+        table = _BlockTables(request, prefix, self._first_blocks(request), num_committed=num_shared)
         self._tables[request.request_id] = table
         self._count_slots(request, table)
         return True
@@ -112,18 +111,28 @@ class PagedKVCacheManager(KVCacheManager):
         table = self._tables[request.request_id]
         num_blocks = self._num_blocks_for(num_slots)
         counts = [max(0, num_blocks - len(block_ids)) for block_ids in table.block_ids]
-        first_blocks = self._groups.first_blocks(request.num_computed_tokens)
-        released = self._blocks_before(table, first_blocks) if self._has_windows else []
-        if sum(counts) > self.pool.num_free + self.pool.count_unshared(released):
+        outside = self._blocks_outside(request) if self._has_windows else []
+        if sum(counts) > self.pool.num_free + self.pool.count_unshared(outside):
             return None
         self.commit(request)
-        if released:
-            self._release(table, released, first_blocks)
+        released = self.release(request) if outside else []
         added = [self.pool.allocate(count) for count in counts]
         for block_ids, new in zip(table.block_ids, added, strict=True):
             block_ids += new
         self._count_slots(request, table)
         return TableChange(added, released)
+
+    def release(self, request: Request) -> list[int]:
+        released = self._blocks_outside(request)
+        if released:
+            self.commit(request)
+            self.pool.release(released)
+            table, first_blocks = self._tables[request.request_id], self._first_blocks(request)
+            for block_ids, start, end in zip(table.block_ids, table.num_released, first_blocks, strict=True):
+                block_ids[start:end] = [NO_BLOCK] * (end - start)
+            table.num_released = first_blocks
+            self._count_slots(request, table)
+        return released
 
     def hold(self, request: Request, num_tokens: int) -> bool:
         """With windows, the request grows by the largest chunks of its prompt, then by single tokens.
@@ -139,8 +148,10 @@ class PagedKVCacheManager(KVCacheManager):
             left = request.num_tokens - request.num_slots
             if self.grow(request, request.num_slots + max(1, min(left, self._groups.max_chunk))) is None:
                 return False
-        request.num_computed_tokens = num_tokens - 1
-        return self.grow(request, num_tokens) is not None
+        if request.num_computed_tokens < request.num_tokens:
+            request.num_computed_tokens = request.num_tokens
+            self.release(request)
+        return True
 
     def commit(self, request: Request) -> None:
         table = self._tables[request.request_id]
@@ -169,16 +180,14 @@ class PagedKVCacheManager(KVCacheManager):
         request.num_released_slots = sum(table.num_released) * self.block_size
         request.num_held_slots = sum(lengths) * self.block_size - request.num_released_slots
 
-    def _blocks_before(self, table: _BlockTables, first_blocks: list[int]) -> list[int]:
-        """The blocks at indices before `first_blocks`, the last ones first."""
-        ranges = zip(table.block_ids, table.num_released, first_blocks, strict=True)
+    def _blocks_outside(self, request: Request) -> list[int]:
+        """The blocks that no later query reads, the last ones of each group first."""
+        table = self._tables[request.request_id]
+        ranges = zip(table.block_ids, table.num_released, self._first_blocks(request), strict=True)
         return [block_id for block_ids, start, end in ranges for block_id in reversed(block_ids[start:end])]
 
-    def _release(self, table: _BlockTables, released: list[int], first_blocks: list[int]) -> None:
-        self.pool.release(released)
-        for block_ids, start, end in zip(table.block_ids, table.num_released, first_blocks, strict=True):
-            block_ids[start:end] = [NO_BLOCK] * (end - start)
-        table.num_released = first_blocks
+    def _first_blocks(self, request: Request) -> list[int]:
+        return self._groups.first_blocks(request.num_computed_tokens)
 
     def _demand(self, request: Request, prefix: list[list[int]]) -> MemoryDemand:
         """The blocks that admission takes, and those that groups with a window may need until the last known token is

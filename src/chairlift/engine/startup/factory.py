@@ -216,7 +216,7 @@ def _log_startup_summary(
     if not logger.isEnabledFor(logging.INFO):
         return
     activations = planned_activations(
-        loaded.config, loaded.choice, loaded.device.type, scheduler_config, plan.block_size
+        loaded.config, loaded.choice, loaded.device.type, scheduler_config, plan.block_size, loaded.kv_layout
     )
     for line in startup_summary(
         config, scheduler_config, plan, loaded.planned_weights, activations, parameter_bytes(loaded.model)

@@ -144,7 +144,12 @@ def value_item(name: str, formula: str, count: int, size: int) -> MemoryItem:
 
 
 def plan_activations(
-    config: ModelConfig, limits: SchedulerConfig, block_size: int, dtype: str, device: str
+    config: ModelConfig,
+    limits: SchedulerConfig,
+    block_size: int,
+    dtype: str,
+    device: str,
+    layout: KVLayout | None = None,
 ) -> list[MemoryItem]:
     """Plan an upper bound of the memory of the largest step on the torch kernels, without weights, K and V.
 
@@ -155,16 +160,17 @@ def plan_activations(
                           with E experts, of which each token has k, MLP T (5 H b + 32 E + 12 k) more
         per-layer inputs  T (4 L + 1) P b with P inputs for each of L layers
         gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
-        masks             for every chunk and decode over all L keys, one set for each window and backend
+        masks             for every chunk and decode over all L keys, one set for each window, backend and group
         scores            with a soft cap only: T heads L (4 twice, and b)
         logits            N V (48 + b), or the prompt logprobs if they need more
-        request rows      token ids, block tables and penalties of every seat
+        request rows      token ids, block tables of each group of layers, and penalties of every seat
 
     The sum is an upper bound, because these are never all in memory at the same time. Attention without a soft cap is
     assumed to be fused, so its scores are not stored. The memory of the process (interpreter, libraries, a CUDA
     context) is not included.
     """
     size = DTYPE_BYTES[dtype]
+    layout = layout or KVLayout.one_group(config.num_layers)
     branches = [_attention(layer.attention, limits, size) for layer in config.layers]
     branches += [_mlp(mlp, limits, config.hidden_size, size) for layer in config.layers for mlp in layer.feed_forwards]
     return [
@@ -172,10 +178,10 @@ def plan_activations(
         max(branches, key=lambda item: item.num_bytes),
         *per_layer_rows(config, limits.max_num_batched_tokens, size),
         _gathered(config, limits, block_size, size, device),
-        _masks(config, limits, block_size, size),
+        _masks(config, limits, block_size, size, layout),
         *_scores(config, limits, block_size, size),
         plan_logits(config, limits, LOGIT_BYTES + size, PROMPT_LOGIT_BYTES + size),
-        plan_request_rows(limits, block_size),
+        plan_request_rows(limits, block_size, len(layout.windows)),
     ]
 
 
@@ -236,11 +242,12 @@ def _gathered(config: ModelConfig, limits: SchedulerConfig, block_size: int, siz
     return MemoryItem("gathered K and V of a layer", f"2 x {join_terms(formulas)} bytes", 2 * count)
 
 
-def _masks(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int) -> MemoryItem:
+def _masks(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int, layout: KVLayout) -> MemoryItem:
     tokens, seqs = limits.max_num_batched_tokens, min(limits.max_num_seqs, limits.max_num_batched_tokens)
     length = -(-limits.max_model_len // block_size) * block_size
     specs = [layer.attention for layer in config.layers]
-    sets = len({(spec.scale, spec.query_size, spec.head_dim, spec.key_size, spec.sliding_window) for spec in specs})
+    grouped = [(group, specs[index]) for group, indices in enumerate(layout.layers) for index in indices]
+    sets = len({(g, s.scale, s.query_size, s.head_dim, s.key_size, s.sliding_window) for g, s in grouped})
     ids = (8 * max(spec.num_kv_heads for spec in specs) + 32) * (length // block_size)
     row = length * (size + 9) + ids
     formula = f"{sets} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
@@ -267,9 +274,10 @@ def plan_logits(config: ModelConfig, limits: SchedulerConfig, logit_bytes: int, 
     return MemoryItem("logits and sampling", f"{rows} x {vocab:,} x {logit_bytes} bytes", sampled)
 
 
-def plan_request_rows(limits: SchedulerConfig, block_size: int) -> MemoryItem:
+def plan_request_rows(limits: SchedulerConfig, block_size: int, num_groups: int = 1) -> MemoryItem:
     """Plan the request rows: int32 token ids and block tables, and index arrays of penalties (48 bytes a token)."""
     seqs, length = limits.max_num_seqs, limits.max_model_len
     blocks = -(-length // block_size)
-    formula = f"{seqs:,} x ({length:,} x (4 + 48) + {blocks:,} x 4) bytes"
-    return MemoryItem("request rows and penalties", formula, seqs * (length * 52 + blocks * 4))
+    tables = f"{blocks:,} x 4" if num_groups == 1 else f"{num_groups} x {blocks:,} x 4"
+    formula = f"{seqs:,} x ({length:,} x (4 + 48) + {tables}) bytes"
+    return MemoryItem("request rows and penalties", formula, seqs * (length * 52 + num_groups * blocks * 4))

@@ -75,7 +75,9 @@ def _term(out_features: int, in_features: int, name: str, count: int) -> str:
     return f"{count} x {num_stripes:,} stripes x {stripe_bytes:,} bytes ({out_features:,} x {in_features:,} in {name})"
 
 
-def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_size: int) -> list[MemoryItem]:
+def plan_native_activations(
+    config: ModelConfig, limits: SchedulerConfig, block_size: int, num_groups: int = 1
+) -> list[MemoryItem]:
     """Plan the activations as `plan_activations`. All layers write to the same float32 rows.
 
     With T tokens, hidden size H, and for the widest layer Q and K as the widths of queries and keys, I as the inner
@@ -109,7 +111,7 @@ def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_
         *per_layer_rows(config, tokens, FLOAT_BYTES),
         *_torch_rows(config, tokens, inner),
         plan_logits(config, limits, LOGIT_BYTES, FLOAT_BYTES),
-        plan_request_rows(limits, block_size),
+        plan_request_rows(limits, block_size, num_groups),
     ]
 
 

@@ -125,12 +125,21 @@ def planned_weights(
 
 
 def planned_activations(
-    model_config: ModelConfig, choice: KernelChoice, device: str, limits: SchedulerConfig, block_size: int
+    model_config: ModelConfig,
+    choice: KernelChoice,
+    device: str,
+    limits: SchedulerConfig,
+    block_size: int,
+    layout: KVLayout | None = None,
 ) -> list[MemoryItem]:
-    """An upper bound of the memory that the largest step needs in addition to weights, K and V."""
+    """An upper bound of the memory that the largest step needs in addition to weights, K and V.
+
+    Args:
+        layout: the groups of layers with block tables of their own; None for one group.
+    """
     if choice.kernels == "native":
-        return plan_native_activations(model_config, limits, block_size)
-    return plan_activations(model_config, limits, block_size, choice.dtype, device)
+        return plan_native_activations(model_config, limits, block_size, 1 if layout is None else len(layout.windows))
+    return plan_activations(model_config, limits, block_size, choice.dtype, device, layout)
 
 
 def startup_summary(

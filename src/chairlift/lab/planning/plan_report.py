@@ -11,9 +11,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryItem, total
 from chairlift.lab.metrics.percentile import Summary
-from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
+from chairlift.lab.planning.planner import DeploymentPlan, PlannedMemory, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
 from chairlift.lab.tables import json_line, make_table, number, print_report
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS
@@ -52,7 +53,7 @@ def _memory_table(plan: DeploymentPlan) -> Table:
         ("weights", total(memory.weights)),
         ("activations of a step, maximum", total(memory.activations)),
         ("KV pool", pool.num_bytes),
-        ("K and V of one token", memory.slot_bytes),
+        ("K and V of one token", memory.token_bytes),
         ("available memory", memory.memory_bytes),
     ]
     for label, num_bytes in rows:
@@ -85,16 +86,17 @@ def _fit_table(plan: DeploymentPlan) -> Table:
     for policy in plan.policies:
         pool = policy.fit.pool
         is_chosen = (pool.kv, pool.kv_arena) == (plan.config.kv, plan.config.kv_arena)
-        cells = [*_fit_cells(policy, plan.memory.pool.num_slots), *([f"{policy.fit.num_rejected:,}"] * has_rejected)]
+        cells = [*_fit_cells(policy), *([f"{policy.fit.num_rejected:,}"] * has_rejected)]
         table.add_row(pool.name, *cells, style="bold" if is_chosen else "")
     return table
 
 
-def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
+def _fit_cells(policy: PolicyFit) -> tuple[str, ...]:
     fit, draws = policy.fit, policy.draws
     if fit.error is not None:
         return ("0", "0", "0", "0", "see below", "")
     counts = (fit.num_fit, min(draws), max(draws), fit.num_running)
+    num_slots = fit.pool.num_blocks * fit.pool.block_size
     return (*(f"{count:,}" for count in counts), fit.limited_by, f"{100 * fit.num_slots_written / num_slots:.1f}")
 
 
@@ -148,12 +150,13 @@ def _kv(plan: DeploymentPlan) -> list[str]:
     slot = " + ".join(
         f"{count} layers x {num_heads} KV heads x (2 x {head_dim} x {KV_DTYPE_BYTES[dtype]}{scales})"
         for (num_heads, head_dim), count in Counter(
-            (layer.attention.num_kv_heads, layer.attention.head_dim)
-            for layer in model.layers
-            if layer.attention.kv_source is None
+            (spec.num_kv_heads, spec.head_dim)
+            for spec in memory.layout.positions(model)
+            if spec.kv_source is None
         ).items()
     )
     lines = [
+        *_groups(memory),
         f"  a slot: {slot} bytes = {memory.slot_bytes:,}",
         f"  a block: {pool.block_size} slots x {memory.slot_bytes:,} = {pool.block_bytes:,}",
     ]
@@ -166,6 +169,24 @@ def _kv(plan: DeploymentPlan) -> list[str]:
     return lines
 
 
+def _groups(memory: PlannedMemory) -> list[str]:
+    """The groups of layers, if some of them release blocks that left a window."""
+    layout = memory.layout
+    if layout.windows == FULL:
+        return []
+    groups = Counter(zip(map(len, layout.layers), layout.windows, strict=True))
+    lines = [
+        f"  {count} groups of {size} layers, which hold {'all tokens' if window is None else f'a window of {window:,}'}"
+        for (size, window), count in groups.items()
+    ]
+    budget, size = memory.limits.max_num_batched_tokens, memory.pool.block_size
+    return [
+        *lines,
+        f"  a request of L tokens has L slots in each group, or, with a window W, at most those of "
+        f"ceil((W - 1 + {budget:,}) / {size}) + 1 blocks",
+    ]
+
+
 def _blocks(plan: DeploymentPlan) -> list[str]:
     config, memory, pool = plan.config, plan.memory, plan.memory.pool
     lines = []
@@ -176,9 +197,11 @@ def _blocks(plan: DeploymentPlan) -> list[str]:
         )
     if pool.limited_by == "demand":
         longest = config.max_model_len or plan.model.config.max_position_embeddings
+        blocks = f"ceil({longest:,} / {pool.block_size})"
+        if pool.windows != FULL:
+            blocks = f"{pool.num_blocks // config.max_num_seqs:,} blocks of {longest:,} tokens"
         lines.append(
-            f"  more than requests can use: {config.max_num_seqs} requests x ceil({longest:,} / {pool.block_size}) = "
-            f"{pool.num_blocks:,} blocks"
+            f"  more than requests can use: {config.max_num_seqs} requests x {blocks} = {pool.num_blocks:,} blocks"
         )
     lines.append(
         f"  pool: {pool.num_blocks:,} x {pool.block_size} = {pool.num_slots:,} slots, with the spare block "

@@ -38,6 +38,7 @@ from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.kv_layout import KVLayout
 from chairlift.models.torch_operations import fallback_note, torch_operations
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
@@ -79,6 +80,7 @@ class PlannedMemory:
         token_bytes: bytes of K and V of one token in all layers.
         slot_bytes: the same in the layers of one group (see `models.kv_layout`).
         kv_bytes: memory for the pool; None if it is given in blocks.
+        layout: the groups of layers with block tables of their own.
         max_model_len: as the engine resolves it.
     """
 
@@ -92,6 +94,7 @@ class PlannedMemory:
     slot_bytes: int
     kv_bytes: int | None
     pool: KVCachePlan
+    layout: KVLayout
     max_model_len: int
 
 
@@ -219,13 +222,13 @@ def plan_memory(
     context = model_config.max_position_embeddings
     limits = config.scheduler_config(config.max_model_len or context)
     weights = planned_weights(model_config, choice, device, model.formats)
-    activations = planned_activations(model_config, choice, device, limits, config.block_size)
+    layout = plan_layout(config, model_config)
+    activations = planned_activations(model_config, choice, device, limits, config.block_size, layout)
     kv_bytes = config.kv_cache_memory_bytes
     if config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
     elif memory_bytes is not None:
         raise ConfigError("memory cannot be combined: give memory, kv_cache_memory_bytes or num_kv_blocks")
-    layout = plan_layout(config, model_config)
     slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype, layout)
     pool = plan_pool(config, slot_bytes, context, kv_bytes or 0, layout.windows)
     max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
@@ -240,6 +243,7 @@ def plan_memory(
         slot_bytes=slot_bytes,
         kv_bytes=kv_bytes,
         pool=pool,
+        layout=layout,
         max_model_len=max_model_len,
     )
 

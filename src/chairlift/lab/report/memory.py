@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.lab.report.trace import Floats, Residency, RunTrace
 
 
@@ -62,9 +63,11 @@ def _reserved_slots(trace: RunTrace) -> list[int]:
     for residency in trace.residencies:
         arrivals[residency.first].append(residency)
         departures[residency.last + 1].append(residency.request.arrived.request_id)
-    block_size = trace.started.block_size
+    started = trace.started
+    block_size = started.block_size
+    groups = KVGroups(tuple(started.kv_windows), block_size, started.max_num_batched_tokens)
     final: dict[str, int] = {}
-    held: dict[str, int] = {}
+    covered: dict[str, int] = {}  # slots of tokens in all groups, including those that are released or not shared
     reserved: dict[str, int] = {}
     total, totals = 0, []
     for position, step in enumerate(trace.steps):
@@ -72,17 +75,30 @@ def _reserved_slots(trace: RunTrace) -> list[int]:
             total -= reserved.pop(request_id)
         for residency in arrivals[position]:
             request_id = residency.request.arrived.request_id
-            final[request_id], held[request_id], reserved[request_id] = residency.request.final_slots, 0, 0
+            final[request_id], covered[request_id], reserved[request_id] = residency.request.final_slots, 0, 0
         for request_id, block_ids in step.new_blocks.items():
-            held[request_id] += len(block_ids) * block_size
+            covered[request_id] += len(block_ids) * block_size
+        admitted = set(step.admitted) if groups.has_windows else ()
         for request_id, computed, scheduled in zip(
             step.request_ids, step.num_computed, step.num_scheduled, strict=True
         ):
-            now = max(min(held[request_id], final[request_id]) - computed - scheduled, 0)
+            if request_id in admitted:
+                covered[request_id] += sum(groups.first_blocks(computed)) * block_size
+            now = _num_reserved(groups, covered[request_id], computed + scheduled, final[request_id])
             total += now - reserved[request_id]
             reserved[request_id] = now
         totals.append(total)
     return totals
+
+
+def _num_reserved(groups: KVGroups, covered: int, computed: int, final: int) -> int:
+    """The slots that will be written. Groups with a window cover the blocks of the computed tokens, and other groups have
+    the rest of the `covered` slots."""
+    num_windows = sum(window is not None for window in groups.windows)
+    num_full = len(groups.windows) - num_windows
+    in_windows = groups.num_blocks(computed) * groups.block_size
+    in_full = (covered - num_windows * in_windows) // max(1, num_full)
+    return num_full * max(min(in_full, final) - computed, 0) + num_windows * max(min(in_windows, final) - computed, 0)
 
 
 def kind_shares(kinds: Sequence[MemoryKinds]) -> Floats:
@@ -105,12 +121,26 @@ class BlockSpan(NamedTuple):
 def block_spans(trace: RunTrace) -> list[BlockSpan]:
     """The blocks that each request holds, ordered by the step of their allocation, including shared blocks."""
     spans = [
-        BlockSpan(block, count, position, residency.last, residency.request.number)
+        BlockSpan(block, count, position, last, residency.request.number)
         for residency in trace.residencies
         for position, block_ids in residency.blocks
-        for block, count in _runs(block_ids)
+        for last, held in _by_last_step(residency, position, block_ids).items()
+        for block, count in _runs(held)
     ]
     return sorted(spans, key=lambda span: span.first)
+
+
+def _by_last_step(residency: Residency, position: int, block_ids: Sequence[int]) -> dict[int, list[int]]:
+    """The blocks that a request received in a step, by the last step in which it held them."""
+    ends: dict[int, int] = {}
+    for released_at, released in residency.released:
+        if released_at > position:
+            for block_id in released:
+                ends.setdefault(block_id, released_at - 1)
+    held: dict[int, list[int]] = defaultdict(list)
+    for block_id in block_ids:
+        held[ends.get(block_id, residency.last)].append(block_id)
+    return held
 
 
 def _runs(block_ids: Iterable[int]) -> list[tuple[int, int]]:

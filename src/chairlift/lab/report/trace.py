@@ -67,6 +67,7 @@ class Residency:
         first, last: positions of the first and the last step in `RunTrace.steps`.
         phases: in order, without overlap; steps without a row of the request are in none.
         blocks: (position of the step, ids of the blocks that the request received in it).
+        released: (position of the step, ids of the blocks that the request released before it received others).
     """
 
     request: TracedRequest
@@ -74,6 +75,7 @@ class Residency:
     last: int
     phases: list[Phase] = field(default_factory=list)
     blocks: list[tuple[int, list[int]]] = field(default_factory=list)
+    released: list[tuple[int, list[int]]] = field(default_factory=list)
     has_sampled: bool = False
     ended_at: float | None = None
 
@@ -174,6 +176,9 @@ class _Tracer:
             self._close([rid for rid in step.preempted if rid in self._open], position)
         for request_id in step.admitted:
             self._admit(request_id, position)
+        for request_id, block_ids in step.released_blocks.items():
+            if request_id in self._open:
+                self._open[request_id].released.append((position, block_ids))
         for request_id, block_ids in step.new_blocks.items():
             self._open[request_id].blocks.append((position, block_ids))
         self._add_rows(step, position)
