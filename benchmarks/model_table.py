@@ -72,6 +72,12 @@ COLUMNS: Final = (
         ("test_greedy_tokens_are_those_of_transformers",),
     ),
     Column(
+        "windows freed",
+        "Blocks that left a sliding window are released: the same tokens as without it, in less memory.",
+        "tests/engine/test_window_release.py",
+        ("test_released_windows_give_the_same_tokens_in_less_memory",),
+    ),
+    Column(
         "plan",
         "The planned memory of the weights is exact to the byte.",
         "tests/lab/planning/test_planned_engines.py",

@@ -148,13 +148,20 @@ class RequestRunner:
         return self.loaded.config.vocab_size
 
     def run_alone(self, request: RequestSpec) -> Answer:
-        """The answer of a request that runs alone, with one thread and large chunks, on the current instruction set."""
+        """The answer of a request that runs alone, with one thread and large chunks, on the current instruction set. No
+        block that left a sliding window is released."""
         key = load().isa(), request.as_single
         if key not in self._alone:
             load().set_num_threads(1)
             load().set_tile_order(0)
-            options_alone = {"max_num_batched_tokens": 4096, "enable_prefix_caching": False, "num_kv_blocks": 64}
-            (self._alone[key],) = self.run([request.as_single], block_size=-(-request.num_slots // 64), **options_alone)
+            (self._alone[key],) = self.run(
+                [request.as_single],
+                block_size=-(-request.num_slots // 64),
+                max_num_batched_tokens=4096,
+                enable_prefix_caching=False,
+                disable_hybrid_kv_cache_manager=True,
+                num_kv_blocks=64,
+            )
         return self._alone[key]
 
     def run_together(self, requests: Sequence[RequestSpec], **options: Any) -> list[Answer]:

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from chairlift.config import KV_POLICIES, EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.kernels.cpu import load
+from chairlift.models.declaration import ModelConfig
+from chairlift.models.kv_layout import KVLayout
 from native import needs_native, unavailable_reason
 from request_runner import SAMPLING, RequestRunner, RequestSpec
 
@@ -92,10 +94,12 @@ class Limits:
     tile_order: int = 0
     isa: str = ""
 
-    def options(self, requests: list[RequestSpec]) -> dict[str, Any]:
+    def options(self, requests: list[RequestSpec], model: ModelConfig) -> dict[str, Any]:
         """The options of the engine. A pool whose size is a power of two has a buddy for every request."""
         longest = max(request.num_slots for request in requests)
         num_blocks = 1 << (-(-longest // self.block_size) - 1).bit_length()
+        if self.kv == "paged":
+            num_blocks *= len(KVLayout.by_window(model, longest).windows)
         return {
             "batching": self.batching,
             "kv": self.kv,
@@ -162,7 +166,7 @@ def make_runner(case: Case, tiny_model_dir: Callable[..., Path]) -> RequestRunne
 
 def check(runner: RequestRunner, limits: Limits, requests: list[RequestSpec]) -> None:
     limits.apply()
-    together = runner.run_together(requests, **limits.options(requests))
+    together = runner.run_together(requests, **limits.options(requests, runner.loaded.config))
     for index, (request, answer) in enumerate(zip(requests, together, strict=True)):
         assert (len(answer.tokens) == request.max_tokens) or request.abort_after is not None
         assert (difference := answer.first_difference(runner.run_alone(request))) is None, (

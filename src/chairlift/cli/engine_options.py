@@ -50,6 +50,7 @@ HELP = {
     "num_kv_blocks": "Number of blocks of KV memory, instead of --kv-cache-memory-bytes.",
     "kv": f"KV memory policy: {', '.join(KV_POLICIES)}.",
     "kv_arena": f"Allocator of reservations: {', '.join(KV_ARENAS)}.",
+    "disable_hybrid_kv_cache_manager": "Keep K and V of layers with a sliding window as long as those of other layers.",
     "enable_prefix_caching": "Share the KV blocks of equal prefixes. Default: on with --kv paged.",
     "load_format": "auto reads the weights of MODEL; dummy creates random weights from its config.json alone.",
     "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",

@@ -34,6 +34,7 @@ PLAN_OPTIONS = (
     "static_batch_size",
     "kv",
     "kv_arena",
+    "disable_hybrid_kv_cache_manager",
     "block_size",
     "kv_cache_memory_bytes",
     "num_kv_blocks",

@@ -27,6 +27,7 @@ SIMULATION_OPTIONS = (
     "num_kv_blocks",
     "kv",
     "kv_arena",
+    "disable_hybrid_kv_cache_manager",
     "enable_prefix_caching",
     "event_log",
 )

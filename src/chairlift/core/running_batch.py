@@ -119,8 +119,10 @@ class RunningBatch:
         self.waiting.push(request)
 
     def begin_step(self, now: float) -> None:
-        """Remove finished requests, sort the others in the order of the scheduling policy, and release the blocks that left
-        a window by a chunk of the last step."""
+        """Remove finished requests, and sort the others in the order of the scheduling policy.
+
+        Release the blocks that left a window by a chunk of the last step.
+        """
         self.drop_finished()
         for request in self._chunked:
             if request.status is RequestStatus.RUNNING:

@@ -26,6 +26,7 @@ from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_p
 from chairlift.lab.report.run_log import load_runs
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.models.decoder import DecoderModel
+from chairlift.models.kv_layout import KVLayout
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -84,9 +85,9 @@ def result(
         served.append(list(workload))
         return drive(target, workload, limit)
 
-    def counting(model: DecoderModel, num_blocks: int, block_size: int) -> None:
+    def counting(model: DecoderModel, num_blocks: int, block_size: int, layout: KVLayout) -> None:
         num_allocations.append(num_blocks)
-        allocate(model, num_blocks, block_size)
+        allocate(model, num_blocks, block_size, layout)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "drive", recording)

@@ -190,9 +190,10 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
         ConfigError: max_model_len exceeds the limit of the pool.
     """
     num_blocks, block_size = recorded.num_blocks, recorded.block_size
-    windows = tuple(recorded.kv_windows) if config.kv == "paged" else FULL
-    if len(windows) < len(recorded.kv_windows):
-        num_blocks //= len(recorded.kv_windows)  # a block of a reservation has the layers of all groups
+    has_groups = config.kv == "paged" and not config.disable_hybrid_kv_cache_manager
+    windows = tuple(recorded.kv_windows) if has_groups else FULL
+    if not has_groups:
+        num_blocks //= len(recorded.kv_windows)  # a block has the layers of all groups
     if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         pool = plan_pool(config, recorded.kv_bytes_per_slot // len(windows), recorded.max_model_len, 0, windows)
         num_blocks, block_size = pool.num_blocks, pool.block_size

@@ -318,6 +318,8 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: PlannedMemo
     if config.batching == "static":
         options["static-batch-size"] = config.scheduler_config(memory.max_model_len).static_batch_size
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    if config.disable_hybrid_kv_cache_manager:
+        words.append("--disable-hybrid-kv-cache-manager")
     return shlex.join(["chairlift", "serve", model.argument, *words])
 
 

@@ -92,7 +92,7 @@ def _reserved_slots(trace: RunTrace) -> list[int]:
 
 
 def _num_reserved(groups: KVGroups, covered: int, computed: int, final: int) -> int:
-    """The slots that will be written. Groups with a window cover the blocks of the computed tokens, and other groups have
+    """The slots that will be written. Groups with a window cover the blocks of the computed tokens, and the others have
     the rest of the `covered` slots."""
     num_windows = sum(window is not None for window in groups.windows)
     num_full = len(groups.windows) - num_windows
