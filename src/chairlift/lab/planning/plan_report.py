@@ -150,9 +150,7 @@ def _kv(plan: DeploymentPlan) -> list[str]:
     slot = " + ".join(
         f"{count} layers x {num_heads} KV heads x (2 x {head_dim} x {KV_DTYPE_BYTES[dtype]}{scales})"
         for (num_heads, head_dim), count in Counter(
-            (spec.num_kv_heads, spec.head_dim)
-            for spec in memory.layout.positions(model)
-            if spec.kv_source is None
+            (spec.num_kv_heads, spec.head_dim) for spec in memory.layout.positions(model) if spec.kv_source is None
         ).items()
     )
     lines = [
