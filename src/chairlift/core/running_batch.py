@@ -125,8 +125,8 @@ class RunningBatch:
         """
         self.drop_finished()
         for request in self._chunked:
-            if request.status is RequestStatus.RUNNING:
-                self._record_released(request, self.kv.release(request), now)
+            if request.status is RequestStatus.RUNNING and (released := self.kv.release(request)):
+                self._record_released(request, released, now)
         self._chunked.clear()
         if not self._policy.has_constant_keys:
             self.running.sort(key=self._policy.key)
@@ -209,18 +209,19 @@ class RunningBatch:
         change = self.kv.grow(request, num_slots)
         if change is None:
             return False
-        request.hold_moment += sum(map(len, change.added)) * self.kv.block_size * plan.scheduled_time
-        self._record_released(request, change.released, plan.scheduled_time)
+        num_added = len(change.added[0]) if self._num_groups == 1 else sum(map(len, change.added))
+        request.hold_moment += num_added * self.kv.block_size * plan.scheduled_time
+        if change.released:
+            self._record_released(request, change.released, plan.scheduled_time)
         plan.output.new_block_ids[request.request_id] = change.added
         return True
 
     def _record_released(self, request: Request, block_ids: list[int], now: float) -> None:
         """Record that the request has released blocks that left a window."""
-        if block_ids:
-            moment = len(block_ids) * self.kv.block_size * now
-            request.hold_moment -= moment
-            request.write_moment -= moment
-            self._released.setdefault(request.request_id, []).extend(block_ids)
+        moment = len(block_ids) * self.kv.block_size * now
+        request.hold_moment -= moment
+        request.write_moment -= moment
+        self._released.setdefault(request.request_id, []).extend(block_ids)
 
     def preempt_last(self, plan: StepPlan) -> Request:
         """Preempt the running request with the largest key; its tokens are recomputed when it resumes."""

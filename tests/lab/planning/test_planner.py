@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice, repeat
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +37,7 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength, UniformLengths, parse_lengths
-from chairlift.loading.resolve import matrix_formats
+from chairlift.loading.resolve import ModelFiles, load_config, matrix_formats
 from chairlift.worker import model_runner
 
 GIB = 1 << 30
@@ -129,6 +130,27 @@ def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
     )
     assert (plan.memory.pool.num_blocks, plan.memory.pool.limited_by) == (3 * 7, "demand")
     assert "3 requests x ceil(100 / 16) = 21 blocks" in "\n".join(explain(plan))
+
+
+def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., Path]) -> None:
+    config = load_config(ModelFiles("hf", tiny_model_dir("gemma3"), "tiny"))
+    model = PlannedModel("tiny", "tiny", config, matrix_formats(None, config))
+    lengths = PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(60))
+    options = EngineConfig(kernels="torch", kv_cache_memory_bytes=1 << 20, max_num_batched_tokens=64)
+    plan = make_plan(model, options, lengths)
+    kept = make_plan(model, replace(options, disable_hybrid_kv_cache_manager=True), lengths)
+    assert plan.memory.pool.windows == (None, 20, 20, 20)
+    assert (4 * plan.memory.slot_bytes, plan.memory.token_bytes) == (kept.memory.slot_bytes, kept.memory.token_bytes)
+    text = "\n".join(explain(plan))
+    assert "groups of layers with slots of their own: 1 x 1 layers with all tokens, 3 x 1 layers with a window" in text
+    assert "at most ceil((W - 1 + 64) / 16) + 1" in text
+    # 159 slots are in 10 blocks, and a window of 20 tokens is in 3.
+    assert plan.fit.num_slots_held == plan.fit.num_fit * (10 + 3 * 3) * 16
+    assert kept.fit.num_slots_held == kept.fit.num_fit * 10 * 16
+    assert plan.fit.num_fit > 1.8 * kept.fit.num_fit
+    by_policy = {(each.fit.pool.kv, each.fit.pool.kv_arena): each.fit.num_fit for each in plan.policies}
+    assert by_policy["exact", "first-fit"] == kept.fit.num_fit
+    assert "--disable-hybrid-kv-cache-manager" in kept.serve
 
 
 @pytest.mark.parametrize(

@@ -129,17 +129,23 @@ class EventCounts:
             self.counts["chunked prefills"] += not is_admitted and count > 1 and computed > 0
 
 
-@pytest.mark.parametrize(("batching", "kv"), COMBINATIONS, ids=["-".join(names) for names in COMBINATIONS])
-def test_simulator_schedules_like_the_engine(batching: str, kv: str, tiny_model_dir: Callable[..., Path]) -> None:
+RUNS = [*((*names, "llama") for names in COMBINATIONS), *((batching, "paged", "gemma3") for batching in BATCHINGS)]
+
+
+@pytest.mark.parametrize(("batching", "kv", "arch"), RUNS, ids=["-".join(names) for names in RUNS])
+def test_simulator_schedules_like_the_engine(
+    batching: str, kv: str, arch: str, tiny_model_dir: Callable[..., Path]
+) -> None:
     batching, _, run_to = batching.partition("-")
     options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
+    num_blocks = NUM_BLOCKS[kv] * (2 if arch == "gemma3" else 1)
     config = EngineConfig(
-        model=str(tiny_model_dir("llama")),
+        model=str(tiny_model_dir(arch)),
         skip_tokenizer_init=True,
         num_threads=1,
         batching=batching,
         kv=kv,
-        num_kv_blocks=NUM_BLOCKS[kv],
+        num_kv_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=12,
@@ -148,9 +154,12 @@ def test_simulator_schedules_like_the_engine(batching: str, kv: str, tiny_model_
     )
     events = EventList()
     engine = build_engine(config, events=events)
+    windows = engine.facts.kv_cache_plan.windows
+    assert len(windows) == (4 if arch == "gemma3" else 1)
     real = run(engine.core.scheduler, engine.core._executor)
 
-    manager = make_kv_cache_manager(KVPool(NUM_BLOCKS[kv], BLOCK_SIZE, MAX_MODEL_LEN, kv), enable_prefix_caching=True)
+    pool = KVPool(num_blocks, BLOCK_SIZE, MAX_MODEL_LEN, kv, windows=windows, max_chunk=40)
+    manager = make_kv_cache_manager(pool, enable_prefix_caching=True)
     scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
     executor = SimExecutor(ConstantCost(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
     simulated = run(scheduler, executor)

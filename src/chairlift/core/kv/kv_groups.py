@@ -34,6 +34,9 @@ class KVGroups:
     block_size: int
     max_chunk: int
 
+    def __post_init__(self) -> None:
+        assert self.has_windows or self.windows == FULL, "layers without a window are one group if there are no others"
+
     @property
     def has_windows(self) -> bool:
         return any(window is not None for window in self.windows)

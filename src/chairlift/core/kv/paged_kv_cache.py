@@ -109,13 +109,26 @@ class PagedKVCacheManager(KVCacheManager):
 
     def grow(self, request: Request, num_slots: int) -> TableChange | None:
         table = self._tables[request.request_id]
-        num_blocks = self._num_blocks_for(num_slots)
+        num_blocks = -(-num_slots // self.block_size)
+        if self._has_windows:
+            return self._grow_with_windows(request, table, num_blocks)
+        count = num_blocks - request.num_slots // self.block_size
+        if count > self.pool.num_free:
+            return None
+        self.commit(request)
+        block_ids = self.pool.allocate(count)
+        table.block_ids[0] += block_ids
+        request.num_slots += count * self.block_size
+        request.num_held_slots = request.num_slots
+        return TableChange([block_ids], [])
+
+    def _grow_with_windows(self, request: Request, table: _BlockTables, num_blocks: int) -> TableChange | None:
         counts = [max(0, num_blocks - len(block_ids)) for block_ids in table.block_ids]
-        outside = self._blocks_outside(request) if self._has_windows else []
+        outside = self._blocks_outside(request)
         if sum(counts) > self.pool.num_free + self.pool.count_unshared(outside):
             return None
         self.commit(request)
-        released = self.release(request) if outside else []
+        released = self.release(request)
         added = [self.pool.allocate(count) for count in counts]
         for block_ids, new in zip(table.block_ids, added, strict=True):
             block_ids += new

@@ -58,8 +58,8 @@ class PrefixCache:
         chain = self._chain(request, end)
         for group, block_ids in enumerate(tables):
             for index in range(start, end):
-                if block_ids[index] != NO_BLOCK:
-                    self._pool.register(block_ids[index], group_hash(chain[index], group))
+                if (block_id := block_ids[index]) != NO_BLOCK:
+                    self._pool.register(block_id, chain[index] if group == 0 else group_hash(chain[index], group))
 
     def forget(self, request: Request) -> None:
         """Drop the request's hash chain. Its blocks stay in the index."""

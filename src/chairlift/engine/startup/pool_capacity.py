@@ -61,6 +61,10 @@ def compute_pool_capacity(pool: KVPool, limits: SchedulerConfig, lengths: Iterab
     finished. If lengths are equal, all requests arrive together, and one step has a token budget for all prompts, then
     all reach their full length in the same step, and one more request always waits or causes a preemption.
 
+    With sliding windows, a request is counted with what it holds when it decodes, after its prompt was computed in the
+    largest chunks while the others were at their full length. More memory is needed only while several requests compute
+    chunks in the same step, and then a request may be preempted.
+
     A static batch reserves the maximum length of its requests under paging as well.
     """
     try:

@@ -173,15 +173,14 @@ def _groups(memory: PlannedMemory) -> list[str]:
     if layout.windows == FULL:
         return []
     groups = Counter(zip(map(len, layout.layers), layout.windows, strict=True))
-    lines = [
-        f"  {count} groups of {size} layers, which hold {'all tokens' if window is None else f'a window of {window:,}'}"
+    sizes = ", ".join(
+        f"{count} x {size} layers with {'all tokens' if window is None else f'a window of {window:,}'}"
         for (size, window), count in groups.items()
-    ]
+    )
     budget, size = memory.limits.max_num_batched_tokens, memory.pool.block_size
     return [
-        *lines,
-        f"  a request of L tokens has L slots in each group, or, with a window W, at most those of "
-        f"ceil((W - 1 + {budget:,}) / {size}) + 1 blocks",
+        f"  groups of layers with slots of their own: {sizes}",
+        f"  blocks of a request in a group with a window W: at most ceil((W - 1 + {budget:,}) / {size}) + 1",
     ]
 
 
