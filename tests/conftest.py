@@ -132,7 +132,6 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 5,
             "top_k_experts": 2,
             "moe_intermediate_size": 40,
-            "tie_word_embeddings": True,
             "sliding_window": 20,
             "layer_types": ["sliding_attention", "full_attention"],
             "rope_parameters": GEMMA4_ROPES,
@@ -147,7 +146,6 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "global_head_dim": 24,
             "num_global_key_value_heads": 1,
             "attention_k_eq_v": True,
-            "tie_word_embeddings": True,
             "sliding_window": 20,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
             "rope_parameters": GEMMA4_ROPES,
@@ -270,8 +268,8 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
     """`tiny_model_dir(arch, max_shard_size="1GB", **config overrides)` -> a folder that transformers wrote.
 
     `arch` is a key of TINY_MODELS: fp32, hidden 64, 2 layers or more, 4 heads (2 of K and V but for OPT), vocabulary
-    256, random with a fixed seed. The same arguments give the same folder: treat it as read-only. OPT and Gemma tie
-    their embeddings.
+    256, random with a fixed seed. The same arguments give the same folder: treat it as read-only. OPT, Gemma 2, Gemma 3
+    and "gemma4" tie their embeddings.
     """
     made: dict[str, Path] = {}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -98,10 +100,15 @@ def test_fields_of_the_published_e2b() -> None:
     assert [len(layer.attention.qkv.parts) for layer in config.layers] == [3] * 15 + [1] * 20
 
 
+def test_declarations_are_sent_to_other_processes(tiny_model_dir: TinyModelDir) -> None:
+    for config in (read_e2b(), load_config(resolve_model(str(tiny_model_dir("gemma4_moe"))))):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ModelConfig) == config
+
+
 def test_heads_of_the_published_31b() -> None:
     """Layers with full attention have fewer KV heads, and no projection of values."""
     changes = {"num_key_value_heads": 4, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
-    config = read_e2b(**changes, num_kv_shared_layers=0, hidden_size_per_layer_input=0)
+    config = read_e2b(**changes, num_kv_shared_layers=0, hidden_size_per_layer_input=None)
     local, whole = config.layers[0].attention, config.layers[4].attention
     assert ([out for _, out in local.qkv.parts], local.num_kv_heads) == ([2048, 1024, 1024], 4)
     assert ([out for _, out in whole.qkv.parts], whole.num_kv_heads) == ([4096, 1024], 2)
@@ -195,7 +202,7 @@ def test_the_text_model_of_a_model_with_images(arch: str, tiny_model_dir: TinyMo
     (tmp_path / "config.json").write_text(json.dumps(outer))
     tensors = load_file(folder / "model.safetensors")
     tensors = with_unneeded(tensors) if arch == "gemma4" else tensors
-    named = {"model.language_model." + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    named = {re.sub(r"^model\.", "model.language_model.", name): tensor for name, tensor in tensors.items()}
     images = {f"model.{name}.a.weight": torch.ones(3) for name in ("vision_tower", "vision_embedder", "embed_audio")}
     save_file(named | images, tmp_path / "model.safetensors")
     assert_logits_of_transformers(load(tmp_path), folder)

@@ -195,7 +195,9 @@ def read_gemma4(fields: ConfigFields, *, is_unified: bool = False) -> ModelConfi
     own = _read_layers(fields, windows)
     if is_unified:
         fields.allow_only("hidden_size_per_layer_input", 0, "the reference implementation has no inputs for each layer")
-    input_size = fields.integer("hidden_size_per_layer_input", 0 if is_unified else 256, low=0)
+        fields.allow_only("enable_moe_block", False, "the reference implementation has no experts")
+    is_null = fields.contains("hidden_size_per_layer_input") and fields.get("hidden_size_per_layer_input") is None
+    input_size = fields.integer("hidden_size_per_layer_input", 0 if is_unified or is_null else 256, low=0)
     sizes = replace(
         _read_sizes(fields, layers, 262_144 if is_unified else 131_072),
         sliding_windows=windows,
