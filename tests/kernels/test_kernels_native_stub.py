@@ -58,7 +58,7 @@ def test_the_stub_is_generated_from_the_compiled_module() -> None:
         ("prologue: str = 'none'", "prologue: str = 'relu'"),
         ("masks: Annotated[NDArray[numpy.uint32]", "masks: Annotated[NDArray[numpy.int32]"),
         ("float32 [head_dim]", "float32 [head_dim / 2]"),
-        ("    def start(self)", "    def begin(self)"),
+        ("    def start(self", "    def begin(self"),
     ],
 )
 def test_a_difference_in_a_stub_is_found(before: str, after: str) -> None:

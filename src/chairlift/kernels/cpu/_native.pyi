@@ -229,7 +229,9 @@ class Norm:
 
 class ResidualSum:
     """
-    The sum of the residual stream and a branch: scale * of_sum(stream + multiplier * after(branch)).
+    The sum of the residual stream and a branch.
+
+    It is scale * of_sum(stream + multiplier * after(branch)).
 
     Args:
         after: The norm of the branch; copied.

@@ -48,8 +48,9 @@ AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float s
 }
 
 void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step, uintptr_t q_norm, uintptr_t k_norm,
-             float norm_eps, bool norms_values, int kv_projections, uintptr_t positions, uintptr_t cos_sin_cache, int rotary_dim, uintptr_t query_scales,
-             uintptr_t key, uintptr_t value, uintptr_t key_scale, uintptr_t value_scale, int64_t window, uintptr_t out) {
+             float norm_eps, bool norms_values, int kv_projections, uintptr_t positions, uintptr_t cos_sin_cache,
+             int rotary_dim, uintptr_t query_scales, uintptr_t key, uintptr_t value, uintptr_t key_scale,
+             uintptr_t value_scale, int64_t window, uintptr_t out) {
   if (kv_projections < 0 || kv_projections > 2)
     throw nb::value_error(("kv_projections must be 0, 1 or 2, got " + std::to_string(kv_projections)).c_str());
   AttentionShape shape = attention;
@@ -120,7 +121,8 @@ Raises:
            nb::arg("soft_cap") = 0.0f)
       .def("forward", &forward,
            nb::arg("qkv_ptr"), nb::arg("step"), nb::arg("q_norm_ptr"), nb::arg("k_norm_ptr"), nb::arg("norm_eps"),
-           nb::arg("norms_values"), nb::arg("kv_projections"), nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"),
+           nb::arg("norms_values"), nb::arg("kv_projections"), nb::arg("positions_ptr"),
+           nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"),
            nb::arg("query_scales_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"), nb::arg("key_scale_ptr"),
            nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
            nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.

@@ -41,7 +41,9 @@ Raises:
            nb::arg("kind"), nb::arg("weight").none() = nb::none(), nb::arg("bias").none() = nb::none(),
            nb::arg("eps") = 0.0f);
   nb::class_<ResidualSum>(m, "ResidualSum",
-                          R"(The sum of the residual stream and a branch: scale * of_sum(stream + multiplier * after(branch)).
+                          R"(The sum of the residual stream and a branch.
+
+It is scale * of_sum(stream + multiplier * after(branch)).
 
 Args:
     after: The norm of the branch; copied.

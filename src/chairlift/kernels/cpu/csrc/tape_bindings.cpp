@@ -28,8 +28,8 @@ Args:
       .def("replay",
            [](const Tape& self, std::vector<AttentionStep*> steps, uintptr_t positions) {
              if (steps.size() != self.num_steps())
-               throw nb::value_error(("steps must have " + std::to_string(self.num_steps()) + " items, as recorded, got " +
-                                      std::to_string(steps.size())).c_str());
+               throw nb::value_error(("steps must have " + std::to_string(self.num_steps()) +
+                                      " items, as recorded, got " + std::to_string(steps.size())).c_str());
              const nb::gil_scoped_release release;
              self.replay({std::move(steps), reinterpret_cast<const int64_t*>(positions)});
            },
