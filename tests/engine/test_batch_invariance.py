@@ -99,7 +99,7 @@ class Limits:
         longest = max(request.num_slots for request in requests)
         num_blocks = 1 << (-(-longest // self.block_size) - 1).bit_length()
         if self.kv == "paged":
-            num_blocks *= len(KVLayout.by_window(model, longest).windows)
+            num_blocks *= len(KVLayout.by_window(model, model.max_position_embeddings).windows)
         return {
             "batching": self.batching,
             "kv": self.kv,

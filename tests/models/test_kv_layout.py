@@ -50,7 +50,7 @@ def test_kinds_of_almost_equal_size_are_one_group_each(config: ModelConfig) -> N
 
 
 @pytest.mark.parametrize(
-    ("windows", "max_model_len", "expected"),
+    ("windows", "context", "expected"),
     [
         ([None, None], 8192, None),
         ([512, 512], 8192, 512),
@@ -60,10 +60,10 @@ def test_kinds_of_almost_equal_size_are_one_group_each(config: ModelConfig) -> N
     ],
 )
 def test_layers_with_one_lifetime_are_one_group(
-    config: ModelConfig, windows: list[int | None], max_model_len: int, expected: int | None
+    config: ModelConfig, windows: list[int | None], context: int, expected: int | None
 ) -> None:
-    layout = KVLayout.by_window(with_windows(config, windows), max_model_len)
-    if max_model_len == 513:
+    layout = KVLayout.by_window(with_windows(config, windows), context)
+    if context == 513:
         assert layout.windows == (None, 512)
     else:
         assert layout == KVLayout(windows=(expected,), layers=((0, 1),))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from chairlift.kernels.attention import StepContext
+from chairlift.kernels.attention import AttentionMetadata, StepContext
 from chairlift.kernels.cpu import load, tape
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.decoder import DecoderLayer, DecoderModel, build_model
+from chairlift.models.kv_layout import KVLayout
 from native import needs_native
 from packed_steps import Tables, pack
 
@@ -54,19 +57,28 @@ def make(folder: Path, kv_cache_dtype: torch.dtype) -> DecoderModel:
 
 
 class Run:
-    """Consecutive steps of a model, starting with empty KV memory."""
+    """Consecutive steps of a model, starting with empty KV memory. Each group of layers has 64 blocks of its own."""
 
     def __init__(self, model: DecoderModel) -> None:
         self._model, self._draw, self._tables = model, random.Random(0), Tables(64, 8)
-        model.allocate_kv_cache(64, 8)
+        layout = KVLayout.by_window(model.config, model.config.max_position_embeddings)
+        self._num_groups = len(layout.windows)
+        model.allocate_kv_cache(64 * self._num_groups, 8, layout)
 
     @torch.inference_mode()
     def step(self, work: list[tuple[int, int, int]]) -> torch.Tensor:
         """Compute the logits of all rows for the next random tokens."""
         model, step = self._model, pack(self._tables, work)
         tokens = [self._draw.randrange(model.config.vocab_size) for _, start, stop in work for _ in range(start, stop)]
-        hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata))
+        hidden = model.forward(torch.tensor(tokens), step.positions, self.plan(step.metadata))
         return model.logits(hidden).clone()
+
+    def plan(self, metadata: AttentionMetadata) -> Any:
+        tables, slots = metadata.block_tables, metadata.slot_mapping
+        groups = ((64 * group, 64 * 8 * group) for group in range(self._num_groups))
+        return self._model.plan(
+            *(replace(metadata, block_tables=tables + block, slot_mapping=slots + slot) for block, slot in groups)
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +105,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(
-    "arch", ["llama", "mistral", "gemma4", "gemma4_moe", "ministral3", "qwen3", "qwen3_moe", "opt"]
+    "arch", ["llama", "mistral", "gemma4", "gemma4_moe", "ministral3", "qwen2", "qwen3", "qwen3_moe", "opt"]
 )
 def test_recorded_steps_equal_python_calls_bit_for_bit(
     arch: str,
@@ -145,3 +157,15 @@ def test_failed_step_is_not_recorded(
     calls.clear()
     assert torch.equal(run.step(two), plain.step(two))
     assert not calls
+
+
+def test_recorded_attention_needs_the_steps_of_the_recording(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tape, "MAX_ROWS", 0)
+    run, recording = Run(make(tiny_model_dir("llama"), torch.bfloat16)), load().Tape()
+    with pytest.raises(ValueError, match="one of the steps of the recording"), tape.record_calls(recording):
+        run.step([(0, 0, 2)])
+    (plan,) = run.plan(pack(Tables(64, 8), [(0, 0, 2)]).metadata)
+    with pytest.raises(ValueError, match="each of the 0 steps of the recording, got 1"):
+        recording.replay([plan.step], 0)

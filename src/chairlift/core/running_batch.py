@@ -125,7 +125,8 @@ class RunningBatch:
         """
         self.drop_finished()
         for request in self._chunked:
-            if request.status is RequestStatus.RUNNING and (released := self.kv.release(request)):
+            is_running = request.status is RequestStatus.RUNNING and request.finish_reason is None
+            if is_running and (released := self.kv.release(request)):
                 self._record_released(request, released, now)
         self._chunked.clear()
         if not self._policy.has_constant_keys:

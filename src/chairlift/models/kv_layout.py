@@ -41,14 +41,14 @@ class KVLayout:
         return cls((window,), (tuple(range(num_layers)),))
 
     @classmethod
-    def by_window(cls, config: ModelConfig, max_model_len: int) -> KVLayout:
+    def by_window(cls, config: ModelConfig, context: int) -> KVLayout:
         """The groups with which blocks that leave the window of their layers can be used again.
 
-        A window of `max_model_len` tokens or more has no effect. If K and V of the layers differ in size, or layers
-        read K and V of others, all layers are one group, whose blocks are needed as long as the longest window.
+        A window of `context` tokens or more has no effect. If K and V of the layers differ in size, or layers read K
+        and V of others, all layers are one group, whose blocks are needed as long as the longest window.
         """
         specs = [layer.attention for layer in config.layers]
-        windows = [_effective_window(spec, max_model_len) for spec in specs]
+        windows = [_effective_window(spec, context) for spec in specs]
         kinds: dict[int | None, list[int]] = {}
         for index, window in enumerate(windows):
             kinds.setdefault(window, []).append(index)
@@ -82,6 +82,6 @@ def group_size(counts: Sequence[int]) -> int:
     return largest if largest < EQUAL_SIZES_FACTOR * smallest else smallest
 
 
-def _effective_window(spec: AttentionSpec, max_model_len: int) -> int | None:
+def _effective_window(spec: AttentionSpec, context: int) -> int | None:
     window = spec.sliding_window
-    return None if window is None or window >= max_model_len else window
+    return None if window is None or window >= context else window

@@ -27,11 +27,14 @@ TYPICAL: Final = RequestLengths(256, 256, 256)
 
 
 def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
-    """The groups of layers that have block tables of their own. Reservations have one group, because they never release
-    a slot before their request has finished."""
+    """The groups of layers that have block tables of their own.
+
+    Reservations have one group, because they never release a slot before their request has finished. The groups do not
+    depend on `max_model_len`, so a number of blocks is the same memory whatever its value is.
+    """
     if config.kv != "paged" or config.disable_hybrid_kv_cache_manager:
         return KVLayout.one_group(model_config.num_layers)
-    return KVLayout.by_window(model_config, config.max_model_len or model_config.max_position_embeddings)
+    return KVLayout.by_window(model_config, model_config.max_position_embeddings)
 
 
 def plan_pool(
