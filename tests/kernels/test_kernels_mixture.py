@@ -72,10 +72,12 @@ LAYER_NORM = Prologue("layer_norm", torch.linspace(0.5, 2, SIZE), torch.linspace
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("norm", [NO_PROLOGUE, RMS_NORM, LAYER_NORM], ids=lambda norm: norm.kind)
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_mixtures_equal_the_reference(kernels: str, routing: ExpertRouting, norm: Prologue, has_bias: bool) -> None:
+@pytest.mark.parametrize(("has_bias", "activation"), [(False, "silu_and_mul"), (True, "swigluoai_and_mul")])
+def test_mixtures_equal_the_reference(
+    kernels: str, routing: ExpertRouting, norm: Prologue, has_bias: bool, activation: str
+) -> None:
     fast, slow = (
-        make_mixture(each, RandomExperts(), routing, has_bias=has_bias, norm=norm)
+        make_mixture(each, RandomExperts(), routing, has_bias=has_bias, norm=norm, activation=activation)
         for each in (get_kernels(kernels), REFERENCE)
     )
     for num_rows in (1, 2, 9, 70):

@@ -99,6 +99,7 @@ def assert_within_bf16(
     metadata: AttentionMetadata,
     shape: AttentionShape,
     window: int | None,
+    sinks: torch.Tensor | None,
 ) -> None:
     """Compare with the reference for rounded queries.
 
@@ -106,7 +107,7 @@ def assert_within_bf16(
     the magnitudes of values.
     """
     rounded = (query * shape.scale).bfloat16().float() / shape.scale
-    attend = partial(reference.paged_attention, rounded, logits_soft_cap=shape.logits_soft_cap)
+    attend = partial(reference.paged_attention, rounded, logits_soft_cap=shape.logits_soft_cap, sinks=sinks)
     expected = attend(cache, metadata, shape.scale, window).flatten(1)
     magnitudes = cache._replace(value=cache.value.abs())
     mean = attend(magnitudes, metadata, shape.scale, window).flatten(1)
@@ -124,6 +125,7 @@ def check_step(
     rope: RopeConfig | None = None,
     qk_norm: QKNorm | None = None,
     kv_projections: int = 2,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compare one step with the reference: first the written K and V, then attention over the same memory."""
     step = pack(tables, work, num_padding)
@@ -133,7 +135,7 @@ def check_step(
     width = (shape.num_heads + kv_projections * shape.num_kv_heads) * shape.head_dim
     qkv = torch.randn(len(step.positions), width)
     rotary = rotary_at(step.positions, shape.head_dim, rope) if with_rotary else None
-    out = native.forward(qkv.clone(), rotary, cache, native.plan(step.metadata), window, qk_norm)
+    out = native.forward(qkv.clone(), rotary, cache, native.plan(step.metadata), window, qk_norm, sinks)
 
     query, key, value = reference.normalize_heads(shape.split(qkv), qk_norm)
     if rotary is not None:
@@ -143,10 +145,10 @@ def check_step(
         reference.write_kv(key, value, kept, step.metadata.slot_mapping)
     assert_same_memory(cache, kept, norms_values=qk_norm is not None and qk_norm.norms_values)
     if uses_tiles(shape):
-        assert_within_bf16(out, query, cache, step.metadata, shape, window)
+        assert_within_bf16(out, query, cache, step.metadata, shape, window, sinks)
     else:
         expected = reference.paged_attention(
-            query, cache, step.metadata, shape.scale, window, shape.logits_soft_cap
+            query, cache, step.metadata, shape.scale, window, shape.logits_soft_cap, sinks
         ).flatten(1)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
     return out
@@ -177,6 +179,24 @@ def test_sliding_windows(window: int, kv_dtype: torch.dtype) -> None:
 def test_soft_caps(soft_cap: float, head_dim: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check_step(make_shape((4, 2), head_dim, kv_dtype, soft_cap), Tables(300, 8), WORK, None)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("window", "num_threads"), [(None, 1), (None, 3), (5, 2), (600, 2)])
+def test_sinks(window: int | None, num_threads: int, kv_dtype: torch.dtype) -> None:
+    """The sink of a head is counted once, also where threads compute the splits of a row."""
+    torch.manual_seed(0)
+    NATIVE.set_num_threads(num_threads)
+    check_step(make_shape((6, 2), 32, kv_dtype), Tables(300, 8), WORK, window, sinks=torch.randn(6) * 3)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_sink_above_all_scores_takes_the_whole_weight(kv_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    sinks = torch.tensor([-1e4, 1e4, 0.0, 1e30])
+    out = check_step(make_shape((4, 2), 32, kv_dtype), Tables(300, 8), WORK, None, sinks=sinks).view(-1, 4, 32)
+    assert out[:, [1, 3]].abs().max() < 1e-30
+    assert out[:, [0, 2]].abs().amax((1, 2)).min() > 0.01
 
 
 def test_a_negative_soft_cap_is_an_error() -> None:
@@ -274,7 +294,8 @@ class Way:
 
 
 def compute(shape: AttentionShape, qkv: torch.Tensor, window: int | None, way: Way) -> torch.Tensor:
-    """The outputs of a sequence with the inputs [tokens, width], starting from empty memory."""
+    """The outputs of a sequence with the inputs [tokens, width], starting from empty memory. Heads have sinks."""
+    sinks = torch.linspace(-2, 2, shape.num_heads)
     NATIVE.set_num_threads(way.num_threads)
     NATIVE.set_tile_order(way.tile_order)
     native = NativeAttention(shape)
@@ -288,7 +309,7 @@ def compute(shape: AttentionShape, qkv: torch.Tensor, window: int | None, way: W
         step = pack(tables, [*others[:at], (0, start, stop), *others[at:]])
         inputs = torch.cat((other_inputs[:at], qkv[start:stop], other_inputs[at:]))
         out = native.forward(
-            inputs, rotary_at(step.positions, shape.head_dim), cache, native.plan(step.metadata), window, None
+            inputs, rotary_at(step.positions, shape.head_dim), cache, native.plan(step.metadata), window, None, sinks
         )
         outputs.append(out[at : at + stop - start].clone())
     return torch.cat(outputs)

@@ -155,6 +155,13 @@ def test_silu_of_large_values() -> None:
     torch.testing.assert_close(ours, torch.nn.functional.silu(gate), rtol=1e-5, atol=1e-8)
 
 
+def test_swigluoai_of_large_values() -> None:
+    x = torch.tensor([[-1e30, -200.0, -3.0, 6.9, 7.1, 1e30, 3.0, 3.0, 0.5, 2.0, -1.0, -1.0, -1.0, 9.0, -7.5, 1e30]])
+    ours = prepared(x, Prologue("swigluoai_and_mul"), 8)
+    torch.testing.assert_close(ours, reference.activate(x, "swigluoai_and_mul"), rtol=1e-5, atol=1e-8)
+    assert ours[0, 6].item() == pytest.approx(-6 * ours[0, 7].item() / 8)
+
+
 @pytest.mark.parametrize(("name", "outlier"), [("q8_0", 3000.0), ("int8", 300.0)])
 def test_outliers_do_not_reduce_the_precision_of_other_inputs(name: str, outlier: float) -> None:
     """Without outliers, one input a thousand times larger would leave no bits for the others of its group."""

@@ -28,7 +28,12 @@ def shape(num_heads: int = 4, num_kv_heads: int = 2, head_dim: int = 8) -> Atten
 
 
 def naive_attention(
-    query: list[list[float]], keys: list[list[float]], values: list[list[float]], first: int, window: int | None
+    query: list[list[float]],
+    keys: list[list[float]],
+    values: list[list[float]],
+    first: int,
+    window: int | None,
+    sink: float,
 ) -> list[list[float]]:
     """Attention of one head in plain Python floats; query row j is at position first + j."""
     out = []
@@ -37,13 +42,14 @@ def naive_attention(
         low = 0 if window is None else max(0, position - window + 1)
         scores = [sum(a * b for a, b in zip(row, key, strict=True)) / math.sqrt(len(row)) for key in keys]
         weights = {i: math.exp(scores[i]) for i in range(low, position + 1)}
-        total = sum(weights.values())
+        total = sum(weights.values()) + math.exp(sink)
         out.append([sum(w * values[i][d] for i, w in weights.items()) / total for d in range(len(row))])
     return out
 
 
+@pytest.mark.parametrize("sinks", [None, [0.5, -2.0, 1.5, 3.0]])
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-def test_paged_attention_equals_plain_attention(window: int | None) -> None:
+def test_paged_attention_equals_plain_attention(window: int | None, sinks: list[float] | None) -> None:
     torch.manual_seed(0)
     attention, tables = shape(), Tables(num_blocks=16, block_size=4)
     cache = reference.ReferenceAttention(attention).allocate(16, 4)
@@ -52,11 +58,13 @@ def test_paged_attention_equals_plain_attention(window: int | None) -> None:
     key, value = torch.randn(14, 2, 8), torch.randn(14, 2, 8)
     reference.write_kv(key, value, cache, history.metadata.slot_mapping)
     query = torch.randn(4, 4, 8)
-    out = reference.paged_attention(query, cache, step.metadata, attention.scale, window)
+    scores = None if sinks is None else torch.tensor(sinks)
+    out = reference.paged_attention(query, cache, step.metadata, attention.scale, window, sinks=scores)
     for rows, memory, first in ((slice(0, 3), slice(0, 9), 6), (slice(3, 4), slice(9, 14), 4)):
         for head in range(4):
             keys, values = key[memory, head // 2].tolist(), value[memory, head // 2].tolist()
-            expected = naive_attention(query[rows, head].tolist(), keys, values, first, window)
+            sink = -math.inf if sinks is None else sinks[head]
+            expected = naive_attention(query[rows, head].tolist(), keys, values, first, window, sink)
             torch.testing.assert_close(out[rows, head], torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
@@ -120,10 +128,15 @@ def test_int8_memory_has_a_scale_for_each_token_and_head() -> None:
     torch.testing.assert_close(scale, torch.tensor([[1.0, 0.0], [1 / 127, 0.02]]))
 
 
+def swigluoai(gate: torch.Tensor) -> torch.Tensor:
+    gate = gate.clamp(max=7)
+    return gate * torch.sigmoid(1.702 * gate)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_and_activation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x = torch.randn(5, 24, dtype=dtype)
+    x = torch.randn(5, 24, dtype=dtype) * 5
     weight, bias = torch.randn(24, dtype=dtype), torch.randn(24, dtype=dtype)
     close = partial(torch.testing.assert_close, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     close(reference.rms_norm(x, weight, 1e-5), F.rms_norm(x, (24,), weight, 1e-5))
@@ -134,6 +147,7 @@ def test_norms_and_activation(dtype: torch.dtype) -> None:
         NO_PROLOGUE: x,
         Prologue("relu"): F.relu(x),
         Prologue("silu_and_mul"): F.silu(x[:, :12]) * x[:, 12:],
+        Prologue("swigluoai_and_mul"): swigluoai(x[:, :12]) * (x[:, 12:].clamp(-7, 7) + 1),
         Prologue("gelu_tanh_and_mul"): F.gelu(x[:, :12], approximate="tanh") * x[:, 12:],
         Prologue("rms_norm", weight, eps=1e-5): F.rms_norm(x, (24,), weight, 1e-5),
         Prologue("layer_norm", weight, bias, 1e-5): expected,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops, torch_plan
-from chairlift.kernels.activations import GATED_SUFFIX
+from chairlift.kernels.activations import ACTIVATIONS, GATED_SUFFIX, activation_kernel
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.interface import NO_PROLOGUE, Prologue
 from chairlift.kernels.registry import REFERENCE, TORCH, get_kernels
@@ -49,6 +49,7 @@ def attend_both(
     with_norm: bool = False,
     norms_values: bool = False,
     kv_projections: int = 2,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute one step with both implementations, compare their memory, and return both results: (fast, expected)."""
     step = pack(tables, work, num_padding)
@@ -65,8 +66,8 @@ def attend_both(
     rotary: RotaryStep | None = None
     if with_rotary:
         rotary = RotaryStep(step.positions, rotary_table(RopeConfig(), shape.head_dim, 512, CPU))
-    out = fast.forward(qkv.clone(), rotary, cache, fast.plan(step.metadata), window, norm)
-    expected = slow.forward(qkv, rotary, slow_cache, slow.plan(step.metadata), window, norm)
+    out = fast.forward(qkv.clone(), rotary, cache, fast.plan(step.metadata), window, norm, sinks)
+    expected = slow.forward(qkv, rotary, slow_cache, slow.plan(step.metadata), window, norm, sinks)
     for half, slow_half in ((cache.key, slow_cache.key), (cache.value, slow_cache.value)):
         assert_close(half[: tables.num_blocks], slow_half[: tables.num_blocks], shape.dtype)
     return out, expected
@@ -120,6 +121,16 @@ def test_soft_caps(dtype: torch.dtype, window: int | None) -> None:
     shape = AttentionShape(6, 2, 32, 0.8, dtype, CPU, logits_soft_cap=2.0)
     work = [(0, 40, 41), (1, 0, 50), (2, 9, 30), (3, 2, 3)]
     out, expected = attend_both(shape, Tables(32, 16), work, window)
+    assert_close(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0)])
+def test_sinks(dtype: torch.dtype, window: int | None, soft_cap: float | None) -> None:
+    torch.manual_seed(0)
+    shape = AttentionShape(6, 2, 32, 0.8, dtype, CPU, logits_soft_cap=soft_cap)
+    work = [(0, 40, 41), (1, 0, 50), (2, 9, 30), (3, 2, 3), (4, 90, 91)]
+    out, expected = attend_both(shape, Tables(32, 16), work, window, sinks=torch.randn(6, dtype=dtype) * 3)
     assert_close(out, expected, dtype)
 
 
@@ -205,7 +216,7 @@ def test_memory_of_another_type_is_rejected() -> None:
 def prologues(size: int, dtype: torch.dtype) -> list[Prologue]:
     weight, bias = torch.randn(2, size, dtype=dtype)
     norms = [Prologue("rms_norm", weight, eps=1e-5), Prologue("layer_norm", weight, bias, 1e-5)]
-    return [NO_PROLOGUE, Prologue("relu"), Prologue("silu_and_mul"), Prologue("gelu_tanh_and_mul"), *norms]
+    return [NO_PROLOGUE, *norms, *(Prologue(activation_kernel(name, name != "relu")) for name in ACTIVATIONS)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

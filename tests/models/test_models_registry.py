@@ -68,9 +68,12 @@ def test_every_architecture_builds() -> None:
         ),
         (
             replace(LLAMA, activation="gelu").declare(),
-            r"activation must be one of gelu_tanh, relu, silu; got 'gelu' \(llama\)",
+            r"activation must be one of gelu_tanh, relu, silu, swigluoai; got 'gelu' \(llama\)",
         ),
-        (replace(OPT, activation="gelu").declare(), "activation must be one of gelu_tanh, relu, silu; got 'gelu'"),
+        (
+            replace(OPT, activation="gelu").declare(),
+            "activation must be one of gelu_tanh, relu, silu, swigluoai; got 'gelu'",
+        ),
     ],
 )
 def test_unsupported_models_are_rejected(config: ModelConfig, message: str) -> None:

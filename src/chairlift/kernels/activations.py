@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 GATED_SUFFIX: Final = "_and_mul"
 
-NativePrologueKind = Literal["none", "rms_norm", "layer_norm", "silu_and_mul", "gelu_tanh_and_mul", "relu"]
+SWIGLUOAI_ALPHA: Final = 1.702
+SWIGLUOAI_LIMIT: Final = 7.0
+"""The constants of "swigluoai", the activation of gpt-oss."""
+
+NativePrologueKind = Literal[
+    "none", "rms_norm", "layer_norm", "silu_and_mul", "gelu_tanh_and_mul", "swigluoai_and_mul", "relu"
+]
 NATIVE_PROLOGUES: Final[tuple[str, ...]] = get_args(NativePrologueKind)
 """The norms and row kernels that native kernels compute before a product. Torch computes the others there too."""
 
@@ -24,10 +30,12 @@ class Activation:
     Attributes:
         definition: elementwise; returns a new tensor of the type of its argument.
         fast: the same function as one call of torch; None if torch has none.
+        of_up: the function of the values that a gated network multiplies; None for the values themselves.
     """
 
     definition: Callable[[torch.Tensor], torch.Tensor]
     fast: Callable[[torch.Tensor], torch.Tensor] | None = None
+    of_up: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -48,10 +56,17 @@ def _define_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return (0.5 * x32 * (1 + (math.sqrt(2 / math.pi) * (x32 + 0.044715 * x32**3)).tanh())).to(x.dtype)
 
 
+def _define_swigluoai(x: torch.Tensor) -> torch.Tensor:
+    """The gate of gpt-oss: SiLU with a steeper sigmoid, of values up to SWIGLUOAI_LIMIT."""
+    gate = x.clamp(max=SWIGLUOAI_LIMIT)
+    return gate * (SWIGLUOAI_ALPHA * gate).sigmoid()
+
+
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": Activation(lambda x: x * x.sigmoid(), _silu),
     "gelu_tanh": Activation(_define_gelu_tanh, _gelu_tanh),
     "relu": Activation(lambda x: x.clamp(min=0), lambda x: x.relu()),
+    "swigluoai": Activation(_define_swigluoai, of_up=lambda x: x.clamp(-SWIGLUOAI_LIMIT, SWIGLUOAI_LIMIT) + 1),
 }
 """Name in a declaration -> the function. An architecture with a function of its own adds it here."""
 

@@ -225,6 +225,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
         plan: PlanT,
         sliding_window: int | None,
         qk_norm: QKNorm | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Normalize and rotate query and key, write K and V into their slots, and compute attention.
 
@@ -235,6 +236,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
             rotary: None leaves query and key as they are.
             sliding_window: see `reference.paged_attention`.
             qk_norm: None leaves query, key and value as they are.
+            sinks: see `reference.paged_attention`.
 
         Returns:
             [T, num_heads * head_dim], valid until the next call of `forward` with any plan.

@@ -36,6 +36,7 @@ OUTLIER_AFTER: Final[dict[NativePrologueKind, float]] = {
     "layer_norm": 5,
     "silu_and_mul": 12,
     "gelu_tanh_and_mul": 12,
+    "swigluoai_and_mul": 12,
     "relu": 12,
 }
 """The threshold of outliers among the inputs of a quantized product, in multiples of the mean magnitude of their group,
@@ -47,6 +48,7 @@ OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = {
     "layer_norm": 3.5,
     "silu_and_mul": 6,
     "gelu_tanh_and_mul": 6,
+    "swigluoai_and_mul": 6,
     "relu": 6,
 }
 """The same in multiples of the mean magnitude of the row, where a row has one scale."""
@@ -138,12 +140,12 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
 def activate(x: torch.Tensor, kernel: str) -> torch.Tensor:
     """An activation function over rows [T, n]; gated (SwiGLU and its relatives, Shazeer, 2020) over rows [T, 2 * n],
-    the gate first: function(gate) * up."""
+    the gate first: function(gate) * up, or function(gate) * of_up(up)."""
     activation, is_gated = find_activation(kernel)
     if not is_gated:
         return activation.definition(x)
     gate, up = x.chunk(2, dim=-1)
-    return activation.definition(gate) * up
+    return activation.definition(gate) * (up if activation.of_up is None else activation.of_up(up))
 
 
 def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
@@ -270,6 +272,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None,
     logits_soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax attention of packed queries over keys and values in blocks (Kwon et al., 2023, section 4.1), in float32.
 
@@ -278,6 +281,8 @@ def paged_attention(
         scale: the factor of the dot products.
         sliding_window: a query at position p sees keys p - sliding_window + 1 to p; None for keys 0 to p.
         logits_soft_cap: c, where a score s becomes c * tanh(s / c) before the softmax (Gemma 2), or None.
+        sinks: [num_heads], a score of each head that is part of its softmax, but has no value (gpt-oss; after Xiao et
+            al., 2023), or None.
 
     Returns:
         [T, num_heads, head_dim] in the dtype of query. A row before the start of its sequence is padding: it sees no
@@ -292,7 +297,8 @@ def paged_attention(
         keys = _sequence(cache.key, cache.key_scale, blocks, seq_len)
         values = _sequence(cache.value, cache.value_scale, blocks, seq_len)
         visible = visible_keys(rows.stop - rows.start, seq_len, sliding_window, query.device)
-        out[rows] = _attend(query[rows].float(), keys, values, visible, scale, logits_soft_cap).to(query.dtype)
+        attended = _attend(query[rows].float(), keys, values, visible, scale, logits_soft_cap, sinks)
+        out[rows] = attended.to(query.dtype)
     return out
 
 
@@ -321,12 +327,16 @@ def _attend(
     visible: torch.Tensor,
     scale: float,
     logits_soft_cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     group = query.shape[1] // keys.shape[0]
     scores = torch.einsum("qhd,hkd->hqk", query, keys.repeat_interleave(group, dim=0)) * scale
     if logits_soft_cap is not None:
         scores = torch.tanh(scores / logits_soft_cap) * logits_soft_cap
-    weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1).nan_to_num(0.0)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : keys.shape[1]]
     return torch.einsum("hqk,hkd->qhd", weights, values.repeat_interleave(group, dim=0))
 
 
@@ -344,6 +354,7 @@ class ReferenceAttention(AttentionBackend[AttentionMetadata]):
         plan: AttentionMetadata,
         sliding_window: int | None,
         qk_norm: QKNorm | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         query, key, value = normalize_heads(self.shape.split(qkv), qk_norm)
         if rotary is not None:
@@ -352,4 +363,5 @@ class ReferenceAttention(AttentionBackend[AttentionMetadata]):
             key = key if rotary is None else rotate(key, rotary.positions, rotary.cos_sin_cache)
             write_kv(key, value, cache, plan.slot_mapping)
         shape = self.shape
-        return paged_attention(query, cache, plan, shape.scale, sliding_window, shape.logits_soft_cap).flatten(1)
+        attended = paged_attention(query, cache, plan, shape.scale, sliding_window, shape.logits_soft_cap, sinks)
+        return attended.flatten(1)

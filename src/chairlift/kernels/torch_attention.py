@@ -50,6 +50,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         plan: TorchPlan,
         sliding_window: int | None,
         qk_norm: QKNorm | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         query, key, value = _normalize(self.shape.split(qkv), qk_norm)
         if rotary is not None:
@@ -67,12 +68,14 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         make = torch.zeros if plan.has_padding_rows else torch.empty
         out = make(query.shape, dtype=query.dtype, device=query.device)
         if window.tiles:
-            self._decode(query, cache, window, out)
+            self._decode(query, cache, window, sinks, out)
         for chunk in window.chunks:
-            self._prefill(query, key, value, cache, chunk, out)
+            self._prefill(query, key, value, cache, chunk, sinks, out)
         return out.flatten(1)
 
-    def _decode(self, query: torch.Tensor, cache: KVCache, window: WindowPlan, out: torch.Tensor) -> None:
+    def _decode(
+        self, query: torch.Tensor, cache: KVCache, window: WindowPlan, sinks: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
         rows = window.decode_rows
         tile_query = query if rows is None else query.index_select(0, rows)
         tile_out = out if rows is None else torch.empty_like(tile_query)
@@ -81,7 +84,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             grouped = (batch, kv_heads, self.shape.group_size, head_dim)
             keys, values = tile.gather(cache)
             part = tile_query[tile.start : tile.stop].reshape(grouped)
-            attended = self._attend(part, keys, values, tile.bias)
+            attended = self._attend(part, keys, values, tile.bias, sinks, (kv_heads, -1, 1))
             tile_out[tile.start : tile.stop].view(grouped).copy_(attended)
         if rows is not None:
             out.index_copy_(0, rows, tile_out)
@@ -93,6 +96,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         value: torch.Tensor,
         cache: KVCache,
         chunk: PrefillChunk,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         shape, rows = self.shape, slice(chunk.start, chunk.stop)
@@ -106,23 +110,41 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             keys[:, None].expand(-1, shape.group_size, -1, -1),
             values[:, None].expand(-1, shape.group_size, -1, -1),
             chunk.bias,
+            sinks,
+            (shape.num_kv_heads, -1, 1, 1),
         )
         out[rows].view(grouped).copy_(attended.permute(2, 0, 1, 3))
 
     def _attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        bias: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        sinks_shape: tuple[int, ...],
     ) -> torch.Tensor:
-        """Attention with a mask of 0 and -inf, or causal without one; torch has no kernel with a soft cap."""
+        """Attention with a mask of 0 and -inf, or causal without one; torch has no kernel with a soft cap or sinks.
+
+        Args:
+            sinks_shape: the shape of `sinks` that broadcasts with the scores [..., rows, keys].
+        """
         scale, cap = self.shape.scale, self.shape.logits_soft_cap
-        if cap is None:
+        if cap is None and sinks is None:
             return F.scaled_dot_product_attention(query, keys, values, bias, is_causal=bias is None, scale=scale)
-        scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
+        scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale)
+        if cap is not None:
+            scores.div_(cap).tanh_().mul_(cap)
         if bias is None:
             hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
             scores.masked_fill_(hidden, -torch.inf)
         else:
             scores.add_(bias)
-        return torch.softmax(scores, dim=-1).to(values.dtype) @ values
+        if sinks is not None:
+            sink = sinks.float().view(sinks_shape).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, sink), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : keys.shape[-2]]
+        return weights.to(values.dtype) @ values
 
 
 def _normalize(heads: ProjectedHeads, qk_norm: QKNorm | None) -> ProjectedHeads:

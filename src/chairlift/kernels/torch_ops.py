@@ -51,9 +51,9 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-def activate_and_multiply(gate_up: torch.Tensor, activation: RowKernel) -> torch.Tensor:
+def activate_and_multiply(gate_up: torch.Tensor, of_gate: RowKernel, of_up: RowKernel | None) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return activation(gate).mul_(up)
+    return of_gate(gate).mul_(up if of_up is None else of_up(up))
 
 
 def make_prologue(prologue: Prologue) -> RowKernel:
@@ -61,7 +61,7 @@ def make_prologue(prologue: Prologue) -> RowKernel:
     if prologue.kind not in NORM_KINDS:
         activation, is_gated = find_activation(prologue.kind)
         function = activation.fast or activation.definition
-        return partial(activate_and_multiply, activation=function) if is_gated else function
+        return partial(activate_and_multiply, of_gate=function, of_up=activation.of_up) if is_gated else function
     assert prologue.weight is not None, "norms have a weight"
     if prologue.kind == "rms_norm":
         return partial(rms_norm, weight=prologue.weight, eps=prologue.eps)

@@ -156,7 +156,7 @@ class FusedLinear:
             Their formats are equal, or all of them have blocks.
         bias: float32 [out_features], copied; None adds nothing.
         prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
-            "gelu_tanh_and_mul" or "relu".
+            "gelu_tanh_and_mul", "swigluoai_and_mul" or "relu".
         norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
         norm_bias: float32 [in_features], copied; for "layer_norm".
         eps: The constant that both norms add to the variance.
@@ -194,8 +194,7 @@ class FusedLinear:
         Compute the layer for all rows.
 
         Args:
-            x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for "silu_and_mul" and
-                "gelu_tanh_and_mul".
+            x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for prologues whose names end in "_and_mul".
             x_stride: The distance between rows of x, in floats.
             num_rows: The number of rows.
             out_ptr: float32 [num_rows, out_features], without overlap with x.
@@ -361,6 +360,7 @@ class PagedAttention:
         key_scale_ptr: int,
         value_scale_ptr: int,
         window: int,
+        sinks_ptr: int,
         out_ptr: int,
     ) -> None:
         """
@@ -385,6 +385,7 @@ class PagedAttention:
             key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
             key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
             window: Keys that a query sees, including its own; 0 for all up to its own.
+            sinks_ptr: float32 [num_heads], a score of each head that is part of its softmax, but has no value; 0 for none.
             out_ptr: float32 [num_tokens, num_heads * head_dim], overwritten.
         """
 

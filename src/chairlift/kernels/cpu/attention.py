@@ -87,11 +87,13 @@ class NativeAttention(AttentionBackend[NativePlan]):
         plan: NativePlan,
         sliding_window: int | None,
         qk_norm: QKNorm | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert qkv.dtype == torch.float32, "native kernels compute in float32"
         assert qkv.is_contiguous(), "tokens must be contiguous"
         assert len(qkv) == plan.num_tokens, "the plan must belong to this step"
         shape = self.shape
+        assert sinks is None or (sinks.dtype == torch.float32 and len(sinks) == self.shape.num_heads), "one per head"
         self._attention.forward(
             qkv.data_ptr(),
             plan.step,
@@ -103,6 +105,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
             0 if cache.key_scale is None else cache.key_scale.data_ptr(),
             0 if cache.value_scale is None else cache.value_scale.data_ptr(),
             sliding_window or 0,
+            0 if sinks is None else sinks.data_ptr(),
             plan.out.data_ptr(),
         )
         return plan.out

@@ -50,7 +50,7 @@ AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float s
 void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step, uintptr_t q_norm, uintptr_t k_norm,
              float norm_eps, bool norms_values, int kv_projections, uintptr_t positions, uintptr_t cos_sin_cache,
              int rotary_dim, uintptr_t query_scales, uintptr_t key, uintptr_t value, uintptr_t key_scale,
-             uintptr_t value_scale, int64_t window, uintptr_t out) {
+             uintptr_t value_scale, int64_t window, uintptr_t sinks, uintptr_t out) {
   if (kv_projections < 0 || kv_projections > 2)
     throw nb::value_error(("kv_projections must be 0, 1 or 2, got " + std::to_string(kv_projections)).c_str());
   AttentionShape shape = attention;
@@ -60,6 +60,7 @@ void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step
   shape.k_norm = pointer<const float>(k_norm);
   shape.norm_eps = norm_eps;
   shape.rotary_dim = rotary_dim;
+  shape.sinks = pointer<const float>(sinks);
   const PagedKV kv = {pointer<void>(key), pointer<void>(value), pointer<float>(key_scale), pointer<float>(value_scale),
                       step.shape().block_size};
   const LayerCall call = {kv, pointer<float>(qkv), nullptr, pointer<const float>(cos_sin_cache),
@@ -124,7 +125,7 @@ Raises:
            nb::arg("norms_values"), nb::arg("kv_projections"), nb::arg("positions_ptr"),
            nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"),
            nb::arg("query_scales_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"), nb::arg("key_scale_ptr"),
-           nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
+           nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("sinks_ptr"), nb::arg("out_ptr"),
            nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.
 
 Addresses may be 0 only where stated.
@@ -146,6 +147,7 @@ Args:
     key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
     key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
     window: Keys that a query sees, including its own; 0 for all up to its own.
+    sinks_ptr: float32 [num_heads], a score of each head that is part of its softmax, but has no value; 0 for none.
     out_ptr: float32 [num_tokens, num_heads * head_dim], overwritten.)");
 }
 

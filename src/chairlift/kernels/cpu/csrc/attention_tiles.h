@@ -7,6 +7,7 @@
 //   softmax in a split     online, tile after tile (Milakov and Gimelshein, 2018)
 //   output in a split      one chain of fma over keys, ascending; weights times the scales of int8 values first
 //   splits                 merged ascending (as in Flash-Decoding: Dao et al., 2023)
+//   sink of a head         its exponential is added to the sum of exponentials after the last split
 //
 // A hidden key has the weight 0 exactly, and a tile without a visible key changes nothing.
 #pragma once
@@ -35,6 +36,7 @@ struct AttentionShape {
   float soft_cap = 0;  // scores become soft_cap * tanh(score / soft_cap); 0: they do not change
   int kv_projections = 2;  // 1: the projected keys are the values as well; 0: another layer has written K and V
   bool norms_values = false;  // each head of V has an RMSNorm without a weight
+  const float* sinks = nullptr;  // [num_heads], a score of each head without a value; null: none
 
   int group() const { return num_heads / num_kv_heads; }
   // The number of floats of query, key and value of one token.

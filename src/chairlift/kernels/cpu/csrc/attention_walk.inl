@@ -177,12 +177,21 @@ static void attend_split(const Work& work, const State& state, int split, const 
   for (int r = 0; r < work.num_rows; ++r) state.sum[r] = reduce_add(load(work.lane_sums + r * 16));
 }
 
+// The sum of exponentials of a row, with that of the sink of its head. A sink far above all scores makes the sum so large
+// that the output is zero.
+static inline F with_sink(const AttentionShape& shape, const QueryBlock& block, const State& state, int row) {
+  const F sum = set1(state.sum[row]);
+  if (!shape.sinks) return sum;
+  const int group = shape.group(), head = block.first_kv_head * group + row / (group * block.num_tokens) * group;
+  return add(sum, exp(set1(shape.sinks[head + row % group] - state.max[row])));
+}
+
 static void write_out(const AttentionShape& shape, const QueryBlock& block, const State& state) {
   const int head_dim = shape.head_dim, stride = shape.row_stride(), rows_per_head = shape.group() * block.num_tokens;
   for (int r = 0; r < rows_per_head * block.num_kv_heads; ++r) {
     const int64_t token = r % rows_per_head / shape.group();
     float* to = block.out + token * shape.num_heads * head_dim + head_offset(shape, rows_per_head, r);
-    const F sum = set1(state.sum[r]);
+    const F sum = with_sink(shape, block, state, r);
     for (int i = 0; i < head_dim; i += kLanes) {
       const int n = lanes_left(i, head_dim);
       store_some(to + i, div(load_some(state.out + r * stride + i, n), sum), n);

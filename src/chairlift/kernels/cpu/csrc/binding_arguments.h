@@ -26,8 +26,10 @@ inline Prologue parse_prologue(const std::string& name) {
   if (name == "layer_norm") return Prologue::layer_norm;
   if (name == "silu_and_mul") return Prologue::silu_and_mul;
   if (name == "gelu_tanh_and_mul") return Prologue::gelu_tanh_and_mul;
+  if (name == "swigluoai_and_mul") return Prologue::swigluoai_and_mul;
   if (name == "relu") return Prologue::relu;
-  const char* const known = "none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, relu";
+  const char* const known =
+      "none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu";
   throw nanobind::value_error((std::string("prologue must be one of ") + known + ", got '" + name + "'").c_str());
 }
 

@@ -153,7 +153,7 @@ Args:
         Their formats are equal, or all of them have blocks.
     bias: float32 [out_features], copied; None adds nothing.
     prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
-        "gelu_tanh_and_mul" or "relu".
+        "gelu_tanh_and_mul", "swigluoai_and_mul" or "relu".
     norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
     norm_bias: float32 [in_features], copied; for "layer_norm".
     eps: The constant that both norms add to the variance.
@@ -181,8 +181,7 @@ Raises:
            nb::arg("add"), nb::call_guard<nb::gil_scoped_release>(), R"(Compute the layer for all rows.
 
 Args:
-    x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for "silu_and_mul" and
-        "gelu_tanh_and_mul".
+    x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for prologues whose names end in "_and_mul".
     x_stride: The distance between rows of x, in floats.
     num_rows: The number of rows.
     out_ptr: float32 [num_rows, out_features], without overlap with x.

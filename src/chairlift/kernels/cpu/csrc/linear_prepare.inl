@@ -72,6 +72,15 @@ static void gate_and_mul(Row x, int64_t n, float* y, Inner inner) {
   });
 }
 
+// gate * sigmoid(1.702 * gate) * (up + 1), where the gate is at most 7 and up is from -7 to 7 (gpt-oss).
+static void clamped_gate_and_mul(Row x, int64_t n, float* y) {
+  const F limit = set1(7.0f), one = set1(1.0f);
+  each(n, y, [&](int64_t i, int count) {
+    const F gate = min(x.part(i, count), limit), up = max(min(x.part(n + i, count), limit), neg(limit));
+    return mul(div(gate, add(one, exp(mul(gate, set1(-1.702f))))), add(up, one));
+  });
+}
+
 // The tanh approximation of GELU (Hendrycks and Gimpel, 2016) is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)).
 static inline F gelu_tanh_inner(F x) {
   constexpr float kFactor = 1.5957691216057308f;
@@ -85,6 +94,7 @@ static void prologue(const PrologueArgs& args, const float* at, const float* nex
     case Prologue::layer_norm: return layer_norm(args, x, n, y);
     case Prologue::silu_and_mul: return gate_and_mul(x, n, y, [](F gate) { return gate; });
     case Prologue::gelu_tanh_and_mul: return gate_and_mul(x, n, y, gelu_tanh_inner);
+    case Prologue::swigluoai_and_mul: return clamped_gate_and_mul(x, n, y);
     case Prologue::relu: return each(n, y, [&](int64_t i, int count) { return max(x.part(i, count), zero()); });
     case Prologue::none: return each(n, y, [&](int64_t i, int count) { return x.part(i, count); });
   }

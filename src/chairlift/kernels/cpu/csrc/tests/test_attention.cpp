@@ -23,7 +23,7 @@ struct Case {
   int block_size;
   int64_t window;
   bool rotates, norms;
-  bool scales_queries = false;
+  bool scales_queries = false, has_sinks = false;
 
   std::string name() const {
     std::string text = std::to_string(shape.num_heads) + "/" + std::to_string(shape.num_kv_heads) + " heads of " +
@@ -102,6 +102,7 @@ class Layer {
     for (int64_t p = 0; p < longest; ++p) query_scales_.push_back(1.0f + 0.01f * static_cast<float>(p / 7));
     q_norm_ = random.normals(c.norms ? c.shape.head_dim : 0);
     k_norm_ = random.normals(c.norms ? c.shape.head_dim : 0);
+    sinks_ = random.normals(c.shape.num_heads, 3.0f);
   }
 
   // Computes tokens first[i] to end[i] of each sequence as one step: [tokens][num_heads * head_dim].
@@ -130,6 +131,7 @@ class Layer {
     attention.q_norm = case_.norms ? q_norm_.data() : nullptr;
     attention.k_norm = case_.norms ? k_norm_.data() : nullptr;
     attention.norm_eps = 1e-6f;
+    attention.sinks = case_.has_sinks ? sinks_.data() : nullptr;
     const auto out_width = static_cast<size_t>(attention.num_heads * attention.head_dim);
     std::vector<float> out(positions.size() * out_width, std::numeric_limits<float>::quiet_NaN());
     AttentionStep step(std::move(shape));
@@ -180,7 +182,7 @@ class Layer {
       scores.push_back(shape.soft_cap > 0 ? shape.soft_cap * std::tanh(score / shape.soft_cap) : score);
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
+    double sum = case_.has_sinks ? std::exp(sinks_[static_cast<size_t>(head)] - largest) : 0;
     for (double& score : scores) sum += score = std::exp(score - largest);
     for (int key = first; key <= token; ++key)
       for (int i = 0; i < shape.head_dim; ++i)
@@ -210,7 +212,7 @@ class Layer {
   std::vector<int32_t> blocks_;
   std::vector<int64_t> first_block_;
   std::vector<std::vector<float>> tokens_;  // one per sequence: [seq_len][qkv_width]
-  std::vector<float> cos_sin_, query_scales_, q_norm_, k_norm_;
+  std::vector<float> cos_sin_, query_scales_, q_norm_, k_norm_, sinks_;
 };
 
 // Checks the written keys and values, up to the rounding of their type.
@@ -318,6 +320,7 @@ void test_attention() {
         c.rotates = random.below(2) == 1;
         c.norms = random.below(3) == 0;
         c.scales_queries = random.below(3) == 0;
+        c.has_sinks = random.below(2) == 0;
         c.shape.rotary_dim = random.below(3) == 0 ? head_dim / 2 : head_dim;
         c.shape.soft_cap = random.among(std::vector<float>{0, 0, 2});
         check_case(c, random);

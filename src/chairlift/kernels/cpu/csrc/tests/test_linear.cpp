@@ -15,7 +15,7 @@ namespace {
 constexpr WeightFormat kRounded[] = {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::int8,
                                      WeightFormat::bf16, WeightFormat::f16,  WeightFormat::f32};
 constexpr Prologue kPrologues[] = {Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu_and_mul,
-                                   Prologue::gelu_tanh_and_mul, Prologue::relu};
+                                   Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul, Prologue::relu};
 
 struct Case {
   WeightFormat format;
@@ -47,6 +47,10 @@ std::vector<double> prepared(const Case& c, const float* x, const std::vector<fl
     if (c.prologue == Prologue::silu_and_mul) y[i] = y[i] / (1 + std::exp(-y[i])) * x[n + i];
     if (c.prologue == Prologue::gelu_tanh_and_mul)
       y[i] = 0.5 * y[i] * (1 + std::tanh(std::sqrt(2 / M_PI) * (y[i] + 0.044715 * y[i] * y[i] * y[i]))) * x[n + i];
+    if (c.prologue == Prologue::swigluoai_and_mul) {
+      const double gate = std::min(y[i], 7.0), up = std::clamp<double>(x[n + i], -7, 7);
+      y[i] = gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
+    }
   }
   return y;
 }
