@@ -237,19 +237,34 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.5,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **TINY_GATED,
+            "intermediate_size": 40,
+            "head_dim": 24,
+            "sliding_window": 20,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**YARN_ROPE, "truncate": False},
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 
 
 def _randomize(model: torch.nn.Module) -> None:
-    """Give every parameter, biases and norms included, values that a mix-up would show, and the scales of layers."""
+    """Give every parameter, biases and norms included, values that a mix-up would show, and the scales of layers.
+
+    The biases before the activation of gpt-oss are so large that it is clamped.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5, generator=generator)
         for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator) * 0.2
+            noise = torch.randn(parameter.shape, generator=generator) * (4 if "gate_up_proj_bias" in name else 0.2)
             parameter.copy_(noise + 1.0 if "norm.weight" in name else noise)
 
 

@@ -28,7 +28,7 @@ NEW_TOKENS = 20
 ARCHITECTURES = [
     "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_unified",
     "ministral3", "granite", "granite4", "smollm3", "olmo2", "olmo3", "phi3", "mixtral", "qwen3_moe", "olmoe",
-    "granitemoe", "opt",
+    "granitemoe", "gpt_oss", "opt",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},

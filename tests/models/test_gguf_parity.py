@@ -54,6 +54,8 @@ EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "self_attn.sinks": "attn_sinks",
     **{f"{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
     "w1": "ffn_gate_exps",
     "w3": "ffn_up_exps",
@@ -118,6 +120,18 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "embedding_scale": 3.0,
         "residual_scale": 0.4,
         "logit_scale": 2.5,
+    },
+    "gpt_oss": {
+        "feed_forward_length": 40,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "attention.sliding_window": 20,
+        "expert_count": 5,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 40,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
     },
     "gemma2": {
         "block_count": 4,
@@ -208,11 +222,12 @@ ARCHITECTURE_NAMES = {
     "gemma4_moe": "gemma4",
     "gemma4_unified": "gemma4",
     "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
 }
 """The names of architectures in GGUF files, where they differ."""
 
 
-LARGER_EPS = ("olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral")
+LARGER_EPS = ("olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss")
 
 
 def convert_name(name: str, arch: str) -> str:
@@ -222,7 +237,7 @@ def convert_name(name: str, arch: str) -> str:
         **EXPERTS,
         **PER_LAYER_INPUTS,
         **PARALLEL_EXPERTS,
-        **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3")) else {}),
+        **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3", "gpt")) else {}),
     }
     if not name.startswith("model.layers."):
         module, _, kind = name.rpartition(".")
@@ -253,6 +268,21 @@ def split_shared_mlp(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
                 found[name.replace("shared_mlp.input_linear", f"mlp.{part}_proj")] = rows
         else:
             found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
+    return found
+
+
+def split_transposed_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Divide the tensor with the alternate rows of gate and up of all experts of gpt-oss, and transpose matrices."""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, _, projection = name.partition("mlp.experts.")
+        if not projection:
+            found[f"{name}.weight" if name.endswith("sinks") else name] = tensor
+            continue
+        kind = "bias" if projection.endswith("_bias") else "weight"
+        rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+        parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if "gate_up" in projection else {"down": rows}
+        found |= {f"{layer}{part}_proj.{kind}": each for part, each in parts.items()}
     return found
 
 
@@ -301,7 +331,9 @@ def write_gguf(
     for key, value in {**fields, **changes}.items():
         if value is not None:
             add_value(writer, f"{name}.{key}", value)
-    for key, tensor in merge_experts(split_shared_mlp(load_file(folder / "model.safetensors"))).items():
+    tensors = load_file(folder / "model.safetensors")
+    tensors = split_transposed_experts(tensors) if arch == "gpt_oss" else merge_experts(split_shared_mlp(tensors))
+    for key, tensor in tensors.items():
         if experts is not None and tensor.ndim == 3:
             blocks = random_blocks(experts, tensor.shape[0] * tensor.shape[1], tensor.shape[2], seed=len(key))
             writer.add_tensor(convert_name(key, arch), blocks.reshape(*tensor.shape[:2], -1), raw_dtype=experts)

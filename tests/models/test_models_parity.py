@@ -93,6 +93,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe-normalized": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
     "granitemoe": ("granitemoe", {}),
     "granitemoe-tied": ("granitemoe", {"tie_word_embeddings": True, "attention_bias": True}),
+    "gpt_oss": ("gpt_oss", {}),
+    "gpt_oss-no-attention-bias": (
+        "gpt_oss",
+        {
+            "attention_bias": False,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        },
+    ),
     "opt": ("opt", {}),
     "opt-projections": ("opt", {"word_embed_proj_dim": 32}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),

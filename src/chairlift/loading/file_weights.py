@@ -100,7 +100,7 @@ class FileWeights(ABC):
                 f"{self.path}: tensor {self._expected_name(name)} is missing; the file is incomplete or does not match "
                 "its configuration: download it again"
             )
-        required = shape if stored.expert is None else (self._num_experts, *shape)
+        required = stored.file_shape(shape, self._num_experts)
         if (found := self._shape(stored.name)) != required:
             raise ModelLoadError(
                 f"{self.path}: tensor {stored.name} has the shape {found}, but the configuration requires {required}; "

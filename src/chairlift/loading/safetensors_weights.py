@@ -117,7 +117,7 @@ class SafetensorsWeights(FileWeights):
                 tensor = self._shards[file].get_slice(stored.name)[stored.expert]
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelLoadError(f"{self.path / file}: tensor {stored.name} cannot be read: {error}") from error
-        return tensor
+        return stored.select(tensor)
 
     def _read_packed(self, stored: StoredName) -> PackedRows:
         tensor = self._read(stored)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 """The numbers of layer and expert in the name of a parameter."""
@@ -20,10 +23,26 @@ class StoredName(NamedTuple):
     Attributes:
         name: the name of the tensor.
         expert: the index of the parameter in a tensor that holds those of all experts, or None.
+        is_transposed: whether the tensor holds matrices [in, out].
+        first_row, row_step: the first row of the parameter, and the distance between its rows.
     """
 
     name: str
     expert: int | None = None
+    is_transposed: bool = False
+    first_row: int = 0
+    row_step: int = 1
+
+    def file_shape(self, shape: tuple[int, ...], num_experts: int) -> tuple[int, ...]:
+        """Return the shape of the tensor of a parameter with the given shape."""
+        shape = (shape[0] * self.row_step, *shape[1:])
+        shape = shape[::-1] if self.is_transposed else shape
+        return shape if self.expert is None else (num_experts, *shape)
+
+    def select(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the parameter in a tensor of its expert."""
+        tensor = tensor.t() if self.is_transposed else tensor
+        return tensor if self.row_step == 1 else tensor[self.first_row :: self.row_step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +84,7 @@ class Architecture:
             rows of each query and key head.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
         stacked_names: as gguf_names, for parameters with other names in safetensors files, such as those of experts
-            that are in one tensor.
+            that are in one tensor; or the place of a parameter that is a part of a tensor.
         unread_prefixes: the prefixes of the parameters in safetensors files that have no part in a text model.
     """
 
@@ -75,7 +94,7 @@ class Architecture:
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: frozenset[str] = frozenset()
     other_prefixes: tuple[tuple[str, str], ...] = ()
-    stacked_names: Mapping[str, str] = field(default_factory=dict)
+    stacked_names: Mapping[str, str | StoredName] = field(default_factory=dict)
     unread_prefixes: tuple[str, ...] = ()
 
     def gguf_name(self, name: str) -> StoredName | None:
@@ -96,12 +115,17 @@ class Architecture:
         return [name, *others]
 
 
-def _stored_name(names: Mapping[str, str], name: str) -> StoredName | None:
+def _stored_name(names: Mapping[str, str | StoredName], name: str) -> StoredName | None:
     module, _, kind = name.rpartition(".")
-    found, numbers = names.get(NUMBER.sub("{}", name)), NUMBER.findall(name)
+    found = _place(names.get(NUMBER.sub("{}", name)))
+    if found is None and (found := _place(names.get(NUMBER.sub("{}", module)))) is not None:
+        found = found._replace(name=f"{found.name}.{kind}")
     if found is None:
-        if (found := names.get(NUMBER.sub("{}", module))) is None:
-            return None
-        found = f"{found}.{kind}"
-    expert = int(numbers[-1]) if found.count("{}") < len(numbers) else None
-    return StoredName(found.format(*numbers), expert)
+        return None
+    numbers = NUMBER.findall(name)
+    expert = int(numbers[-1]) if found.name.count("{}") < len(numbers) else None
+    return found._replace(name=found.name.format(*numbers), expert=expert)
+
+
+def _place(found: str | StoredName | None) -> StoredName | None:
+    return StoredName(found) if isinstance(found, str) else found

@@ -177,6 +177,8 @@ class AttentionSpec:
         head_norm: the norm of query and key heads, or None.
         logits_soft_cap: c in c * tanh(score / c), which is applied to the scores before the softmax, or None.
         kv_source: the index of the earlier layer whose K and V this layer reads instead of its own, or None.
+        sinks: the name of a parameter with a score for each query head, which is part of the softmax but has no value;
+            or None.
     """
 
     qkv: MatrixSpec
@@ -190,6 +192,7 @@ class AttentionSpec:
     head_norm: HeadNormSpec | None = None
     logits_soft_cap: float | None = None
     kv_source: int | None = None
+    sinks: str | None = None
 
     @property
     def query_size(self) -> int:
@@ -212,6 +215,10 @@ class AttentionSpec:
             return ()
         sizes = (self.query_size, self.key_size) if self.head_norm.across_heads else (self.head_dim, self.head_dim)
         return sizes[: len(self.head_norm.names)]
+
+    @property
+    def num_sinks(self) -> int:
+        return 0 if self.sinks is None else self.num_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,11 +433,12 @@ class LayerSpec:
 
     @property
     def num_values_beside_matrices(self) -> int:
-        """The number of values in norms, biases and scales of experts."""
+        """The number of values in norms, biases, sinks and scales of experts."""
         biases = sum(matrix.out_features for matrix in self.matrices if matrix.has_bias)
         router = None if self.mixture is None else self.mixture.router
         scales = router.num_experts if router is not None and router.expert_scales is not None else 0
-        return sum(norm.num_values for norm in self.norms) + biases + scales + sum(self.attention.head_norm_sizes)
+        norms = sum(norm.num_values for norm in self.norms) + sum(self.attention.head_norm_sizes)
+        return norms + biases + scales + self.attention.num_sinks
 
     @property
     def is_fused(self) -> bool:

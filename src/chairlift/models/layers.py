@@ -102,6 +102,10 @@ class LayerBuilder:
         weights = [self.norm_weight(name, spec.head_dim, norm.weight_offset) for name in norm.names]
         return QKNorm(weights[0], weights[1] if len(weights) > 1 else None, norm.eps, norm.norms_values)
 
+    def sinks(self, spec: AttentionSpec) -> torch.Tensor | None:
+        """Load the sinks of the query heads, or return None if there are none."""
+        return None if spec.sinks is None else self.weights.tensor(f"{spec.sinks}.weight", (spec.num_heads,))
+
     def query_and_key_norms(self, spec: AttentionSpec) -> list[tuple[int, ResidualSumKernel]]:
         """Load the norms across heads: (size, norm) of the queries and of the keys of a token; empty if there are
         none."""
@@ -151,6 +155,7 @@ class Attention:
         self._output = builder.linear(spec.output)
         self._head_norm = builder.head_norm(spec)
         self._row_norms = builder.query_and_key_norms(spec)
+        self._sinks = builder.sinks(spec)
         self._sliding_window = spec.sliding_window
         self._kv_cache: KVCache | None = None
         self.kv_source = spec.kv_source
@@ -177,6 +182,7 @@ class Attention:
             step.plans[self._plan],
             self._sliding_window,
             self._head_norm,
+            self._sinks,
         )
         return self._output(attended, residual)
 

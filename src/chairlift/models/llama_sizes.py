@@ -66,6 +66,7 @@ class ExpertSizes:
     Attributes:
         intermediate_size: the inner size of one expert.
         dense_layers: the numbers of the layers without experts, whose inner size is `LlamaSizes.intermediate_size`.
+        has_bias: whether the router and the projections of experts have biases.
     """
 
     num_experts: int
@@ -73,6 +74,7 @@ class ExpertSizes:
     routing: ExpertRouting
     dense_layers: frozenset[int] = frozenset()
     names: ExpertNames = ExpertNames()
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class LlamaSizes:
         residual_multiplier: see LayerSpec.
         embedding_multiplier, logits_multiplier, logits_soft_cap: see ModelConfig.
         attention_soft_cap: see AttentionSpec.logits_soft_cap.
+        attention_sinks: whether attention has sinks, see AttentionSpec.
     """
 
     architecture: str = "llama"
@@ -114,6 +117,7 @@ class LlamaSizes:
     sliding_windows: Sequence[int | None] = ()
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
+    attention_sinks: bool = False
     activation: str = "silu"
     tie_word_embeddings: bool = False
     fused_projections: bool = False
@@ -178,6 +182,7 @@ class LlamaSizes:
             sliding_window=self.sliding_windows[index] if self.sliding_windows else None,
             head_norm=None if self.qk_norm is None else self._head_norm(prefix),
             logits_soft_cap=self.attention_soft_cap,
+            sinks=f"{prefix}.sinks" if self.attention_sinks else None,
         )
 
     def _head_norm(self, prefix: str) -> HeadNormSpec:
@@ -203,11 +208,11 @@ class LlamaSizes:
         gate_up = tuple((f"{layer}.{name}", 2 * inner // len(names.up)) for name in names.up)
         down = ((f"{layer}.{names.down}", self.hidden_size),)
         return FeedForwardSpec(
-            up=MatrixSpec(EXPERTS, "gate_up", gate_up, self.hidden_size),
-            down=MatrixSpec(EXPERTS, "down", down, inner),
+            up=MatrixSpec(EXPERTS, "gate_up", gate_up, self.hidden_size, experts.has_bias),
+            down=MatrixSpec(EXPERTS, "down", down, inner, experts.has_bias),
             activation=self.activation,
             gated=True,
-            router=RouterSpec(MatrixSpec(ROUTER, ROUTER, router, self.hidden_size), experts.routing),
+            router=RouterSpec(MatrixSpec(ROUTER, ROUTER, router, self.hidden_size, experts.has_bias), experts.routing),
         )
 
     def _parts(self, prefix: str, parts: Sequence[tuple[str, int]], fused: str) -> tuple[tuple[str, int], ...]:

@@ -16,6 +16,7 @@ from chairlift.models.config_fields import REQUIRED, ConfigFields, shortened, un
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.gemma import GEMMA2, GEMMA3
 from chairlift.models.gemma4 import GEMMA4
+from chairlift.models.gpt_oss import GPT_OSS
 from chairlift.models.granite import GRANITE
 from chairlift.models.llama import LLAMA
 from chairlift.models.ministral3 import MINISTRAL3
@@ -37,6 +38,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         GEMMA2,
         GEMMA3,
         GEMMA4,
+        GPT_OSS,
         GRANITE,
         MINISTRAL3,
         MIXTRAL,

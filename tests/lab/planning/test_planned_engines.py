@@ -291,6 +291,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "qwen3_moe",
         "olmoe",
         "granitemoe",
+        "gpt_oss",
         "opt",
     ],
 )
@@ -324,6 +325,7 @@ def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir
         "qwen3_moe",
         "olmoe",
         "granitemoe",
+        "gpt_oss",
         "opt",
     ],
 )

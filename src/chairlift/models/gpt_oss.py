@@ -1,0 +1,119 @@
+"""gpt-oss (OpenAI, 2025): `LlamaSizes` with sinks, windows in every other layer and experts with biases.
+
+Experts have a clamped activation. Safetensors files hold the gate and up projections of all experts in alternate rows
+of one tensor, in MXFP4 or in transposed floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from chairlift.kernels.activations import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
+from chairlift.models.architecture import Architecture, GGUFHeader, StoredName
+from chairlift.models.config_fields import REQUIRED, ConfigFields
+from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.expert_fields import read_experts
+from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
+from chairlift.models.layer_fields import read_layer_windows, repeat_windows
+from chairlift.models.llama import LlamaConfigReader
+from chairlift.models.llama_sizes import ExpertNames, LlamaSizes
+
+WINDOW_PATTERN: Final = 2
+"""In files that do not contain it: every n-th layer has no window."""
+
+# -- config.json -----------------------------------------------------------------------------------------------------
+
+
+class GptOssConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of gpt-oss."""
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        for key, value in (("swiglu_alpha", SWIGLUOAI_ALPHA), ("swiglu_limit", SWIGLUOAI_LIMIT)):
+            fields.allow_only(key, value, f"experts must be activated with {key} {value}")
+        sizes = super().read_sizes(fields)
+        experts = read_experts(fields, sizes.intermediate_size, "chosen", NAMES)
+        chosen = experts.routing.experts_per_token
+        fields.allow_only("experts_per_token", chosen, f"num_experts_per_tok is {chosen}")
+        return _with_experts(replace(sizes, experts=experts))
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        if fields.get("rope_parameters") is None:
+            fields.get("rope_scaling", REQUIRED)
+        rope = super()._rope(fields)
+        original = rope.original_max_position_embeddings
+        fields.allow_only("initial_context_length", original, f"original_max_position_embeddings is {original}")
+        return rope
+
+    def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
+        bias = fields.flag("attention_bias", True)
+        return bias, bias, False
+
+
+def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
+    types = fields.get("layer_types")
+    if types is None:
+        return repeat_windows(layers, fields.integer("sliding_window"), WINDOW_PATTERN)
+    return read_layer_windows(fields, types, layers, window)
+
+
+def _with_experts(sizes: LlamaSizes) -> LlamaSizes:
+    """Add what all files have in common."""
+    assert sizes.experts is not None, "every layer has experts"
+    experts = replace(sizes.experts, has_bias=True, names=NAMES)
+    return replace(sizes, activation="swigluoai", attention_sinks=True, experts=experts)
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+def read_gpt_oss_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file of gpt-oss, which does not contain that YaRN is not truncated."""
+    fields = header.fields
+    fields.integer("expert_feed_forward_length")  # Required by llama.cpp.
+    sizes = _with_experts(read_gguf_sizes(header, expert_softmax="chosen"))
+    return replace(
+        sizes,
+        architecture="gpt-oss",
+        rope=replace(sizes.rope, truncate=False),
+        sliding_windows=read_gguf_windows(
+            fields, sizes.num_layers, fields.integer("attention.sliding_window"), WINDOW_PATTERN
+        ),
+    ).declare()
+
+
+NAMES: Final = ExpertNames(router="mlp.router")
+
+GPT_OSS_GGUF_NAMES: Final[Mapping[str, str]] = {
+    **GGUF_NAMES,
+    "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks",
+    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+    "model.layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
+}
+
+EXPERTS: Final = "model.layers.{}.mlp.experts"
+
+
+def _expert_places(name: str, tensor: str, first_row: int = 0, row_step: int = 1) -> dict[str, StoredName]:
+    """Return the places of the weights and the biases of one projection of all experts."""
+    place = StoredName(f"{EXPERTS}.{tensor}", is_transposed=True, first_row=first_row, row_step=row_step)
+    bias = place._replace(name=f"{EXPERTS}.{tensor}_bias", is_transposed=False)
+    return {f"{EXPERTS}.{{}}.{name}.weight": place, f"{EXPERTS}.{{}}.{name}.bias": bias}
+
+
+GPT_OSS: Final = Architecture(
+    name="gpt-oss",
+    hf_readers={
+        "GptOssForCausalLM": GptOssConfigReader("gpt-oss", _windows, architecture="gpt-oss", default_theta=150_000.0)
+    },
+    gguf_readers={"gpt-oss": read_gpt_oss_gguf},
+    gguf_names=GPT_OSS_GGUF_NAMES,
+    stacked_names={
+        "model.layers.{}.self_attn.sinks.weight": "model.layers.{}.self_attn.sinks",
+        **_expert_places("gate_proj", "gate_up_proj", first_row=0, row_step=2),
+        **_expert_places("up_proj", "gate_up_proj", first_row=1, row_step=2),
+        **_expert_places("down_proj", "down_proj"),
+    },
+)
