@@ -157,6 +157,22 @@ E4M3: Final[FloatArray] = torch.arange(256, dtype=torch.uint8).view(torch.float8
 """The floats of 8 bits."""
 
 
+E2M1: Final[FloatArray] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+"""The floats of 4 bits without a sign."""
+
+EXPONENT_BIAS: Final = 127
+
+
+def decode_mxfp4(rows: ByteArray) -> FloatArray:
+    """Return the values of rows in the format "mxfp4", uint8 [n, in / 32 * 17] -> float32 [n, in]."""
+    blocks = rows.reshape(len(rows), -1, 1 + MXFP4_INPUTS // 2)
+    nibbles = blocks[..., 1:]
+    numbers = np.concatenate((nibbles & 15, nibbles >> 4), axis=-1)
+    values = np.concatenate((E2M1, -E2M1))[numbers]
+    floats: FloatArray = np.ldexp(values, blocks[..., :1].astype(np.int32) - EXPONENT_BIAS)
+    return floats.reshape(len(rows), -1)
+
+
 def mxfp4_rows(blocks: ByteArray, scales: ByteArray) -> ByteArray:
     """Return rows in the format "mxfp4", with the bits of the tensors of gpt-oss (`_blocks` and `_scales`).
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -13,18 +14,18 @@ from safetensors import SafetensorError, safe_open
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
-from chairlift.loading.block_rows import QuantizedMatrix
 from chairlift.loading.file_weights import FileWeights
-from chairlift.loading.quantized_tensors import QuantizedReader
+from chairlift.loading.quantized_tensors import QuantizedReader, read_mxfp4
 from chairlift.models.architecture import StoredName
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.quantization import quantized_module
+from chairlift.models.quantization import MXFP4_ENDS, quantized_module
 from chairlift.models.registry import get_architecture
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOAT_TYPES: Final = ("F64", "F32", "F16", "BF16")
+MXFP4_ENDING: Final = re.compile(f"({'|'.join(MXFP4_ENDS)})$")
 RECOMPUTED: Final = ("rotary_emb.inv_freq",)
 
 
@@ -50,15 +51,14 @@ class SafetensorsWeights(FileWeights):
         self._scale_errors: dict[str, float] = {}
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        matrix = self._quantized(name, shape)
-        if matrix is None:
+        packed = self._quantized(name, shape)
+        if packed is None:
             return super().tensor(name, shape)
-        packed = matrix.packed()
         return torch.from_numpy(packed.to_floats(packed.rows)).to(device=self.device, dtype=self.dtype)
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
-        matrix = self._quantized(name, shape)
-        return super().packed(name, shape) if matrix is None else matrix.packed()
+        packed = self._quantized(name, shape)
+        return super().packed(name, shape) if packed is None else packed
 
     def notes(self) -> list[str]:
         matrices = {name: error for name, error in self._scale_errors.items() if error > 0}
@@ -69,9 +69,10 @@ class SafetensorsWeights(FileWeights):
             f"{max(matrices.values()):.2g} of their root mean square ({max(matrices, key=lambda name: matrices[name])})"
         ]
 
-    def _quantized(self, name: str, shape: tuple[int, ...]) -> QuantizedMatrix | None:
+    def _quantized(self, name: str, shape: tuple[int, ...]) -> PackedRows | None:
         """Read the matrix of a quantized layer, or return None if the parameter is not quantized."""
-        module = quantized_module([each.name for each in self._architecture.hf_names(name)], self._shard_of)
+        places = self._architecture.hf_names(name)
+        module = quantized_module([each.name for each in places], self._shard_of)
         if module is None or len(shape) != 2:
             return None
         quantization = self.config.quantization
@@ -82,21 +83,33 @@ class SafetensorsWeights(FileWeights):
                 f"{'is missing' if quantization is None else 'does not name it as one'}"
             )
 
+        place = next((each for each in places if each.name == module), StoredName(f"{module}."))
+        is_mxfp4 = scheme.method == "mxfp4"
+        if (place.name == module) != is_mxfp4:
+            raise ModelLoadError(
+                f"{self.path}: {module} is {'not ' if is_mxfp4 else ''}stored in MXFP4, but config.json has "
+                f"quant_method {scheme.method}; use the configuration that belongs to the weights"
+            )
+
         def read(end: str) -> torch.Tensor | None:
-            file_name = f"{module}.{end}"
-            if file_name not in self._shard_of:
+            stored = place._replace(name=f"{place.name}{end}", is_transposed=False)
+            if stored.name not in self._shard_of:
                 return None
-            self._tensors_read.add(file_name)
-            return self._read(StoredName(file_name)).cpu()
+            if stored.expert is not None and (found := self._shape(stored.name))[0] != self._num_experts:
+                raise error(end, f"has the shape {found}, but the configuration requires {self._num_experts} experts")
+            self._tensors_read.add(stored.name)
+            return self._read(stored).cpu()
 
         def error(end: str, problem: str) -> ModelLoadError:
-            return ModelLoadError(f"{self.path}: tensor {module}.{end} {problem}")
+            return ModelLoadError(f"{self.path}: tensor {place.name}{end} {problem}")
 
+        if is_mxfp4:
+            return read_mxfp4(read, error, (shape[0], shape[1]))
         matrix = QuantizedReader(read, error, scheme, (shape[0], shape[1])).matrix()
-        self._scale_errors[module] = found = matrix.scale_error()
-        if found == math.inf:
+        self._scale_errors[module] = scale_error = matrix.scale_error()
+        if scale_error == math.inf:
             raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
-        return matrix
+        return matrix.packed()
 
     def _modules_in_file(self, name: str) -> list[str]:
         return [each.name for each in self._architecture.hf_names(name)]
@@ -125,7 +138,8 @@ class SafetensorsWeights(FileWeights):
 
     def _check_format(self, file_name: str) -> None:
         kind = self._shards[self._shard_of[file_name]].get_slice(file_name).get_dtype()
-        is_quantized = quantized_module([f"{file_name.rpartition('.')[0]}.weight"], self._shard_of) is not None
+        module = MXFP4_ENDING.sub("", file_name)
+        is_quantized = quantized_module([module, f"{module.rpartition('.')[0]}.weight"], self._shard_of) is not None
         if kind not in FLOAT_TYPES and not is_quantized:
             raise ModelLoadError(
                 f"{self.path}: tensor {file_name} has type {kind}, but no scales; supported without scales: "

@@ -21,6 +21,9 @@ SHARED_SCALE: Final = 128
 MARKERS: Final = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv")
 """The ends of names of tensors that show that a linear layer is quantized."""
 
+MXFP4_ENDS: Final = ("_blocks", "_scales")
+"""The ends of names of the two tensors that hold matrices in MXFP4."""
+
 GROUP: Final = 32
 """Groups with a scale are multiples of this number of inputs in the formats of the kernels."""
 
@@ -30,9 +33,9 @@ class WeightScheme:
     """How a matrix is stored. A weight is scale * (number - zero point), with one scale for a group of inputs.
 
     Attributes:
-        method: the `quant_method` of the checkpoint: "awq", "compressed-tensors", "fp8" or "gptq".
+        method: the `quant_method` of the checkpoint: "awq", "compressed-tensors", "fp8", "gptq" or "mxfp4".
         bits: 4 or 8.
-        is_float: whether numbers are floats (E4M3) instead of integers.
+        is_float: whether numbers are floats (E4M3, or E2M1 with 4 bits) instead of integers.
         group_size: the inputs with one scale; None for one scale for each output, or for all of them.
         block_rows: the outputs with one scale.
         symmetric: whether all zero points are in the middle of the range of numbers, or zero for floats.
@@ -61,7 +64,7 @@ class WeightScheme:
 
     def _packed_format(self, group_size: int) -> str:
         if self.is_float:
-            return "f8_e4m3"
+            return "f8_e4m3" if self.bits == 8 else "mxfp4"
         if self.bits == 8 and self.symmetric:
             return "int8" if self.group_size is None else "q8_0"
         if self.bits == 8:
@@ -111,6 +114,8 @@ def quantized_module(names: Sequence[str], file_names: Collection[str]) -> str |
         file_names: the names of all tensors in the file.
     """
     for name in names:
+        if f"{name}{MXFP4_ENDS[0]}" in file_names:
+            return name
         module = name.removesuffix(".weight")
         if module != name and any(f"{module}.{marker}" in file_names for marker in MARKERS):
             return module

@@ -81,6 +81,12 @@ def _read_fp8(fields: ConfigFields) -> Quantization:
     return _of_all("fp8", WeightScheme("fp8", 8, is_float=True, group_size=inputs, block_rows=rows))
 
 
+def _read_mxfp4(fields: ConfigFields) -> Quantization:
+    fields.get("modules_to_not_convert")  # The tensors of the file show which modules are quantized.
+    _only(fields, "dequantize", False, "weights that are stored in MXFP4")
+    return _of_all("mxfp4", WeightScheme("mxfp4", 4, is_float=True, group_size=GROUP))
+
+
 def _of_all(method: str, scheme: WeightScheme) -> Quantization:
     return Quantization(method, ((("Linear",), scheme),))
 
@@ -210,5 +216,6 @@ READERS: Final[dict[str, Callable[[ConfigFields], Quantization]]] = {
     "compressed-tensors": _read_compressed_tensors,
     "fp8": _read_fp8,
     "gptq": _read_gptq,
+    "mxfp4": _read_mxfp4,
 }
 """The reader for each `quant_method`."""
