@@ -95,6 +95,7 @@ TEMPLATES: Final = {
     "chatml": "Qwen2",
     "gemma": "Gemma2 Gemma3",
     "gemma4": "Gemma4 Gemma4Unified",
+    "gpt_oss": "GptOss",
     "granite3": "Granite GraniteMoe",
     "llama31": "Llama",
     "mistral": "Mistral Mixtral",

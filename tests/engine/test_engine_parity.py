@@ -136,12 +136,15 @@ def answers_with_logprobs(folder: Path, **options: Any) -> list[list[tuple[int, 
     ]
 
 
+INVARIANT = [
+    "mistral", "qwen3", "gemma2", "gemma3", "gemma4", "ministral3", "granite", "olmo3", "mixtral", "qwen3_moe",
+    "gpt_oss", "opt",
+]  # fmt: skip
+
+
 @needs_native
 @pytest.mark.parametrize("formats", FORMATS)
-@pytest.mark.parametrize(
-    "arch",
-    ["mistral", "qwen3", "gemma2", "gemma3", "gemma4", "ministral3", "granite", "olmo3", "mixtral", "qwen3_moe", "opt"],
-)
+@pytest.mark.parametrize("arch", INVARIANT)
 def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     arch: str, formats: str, tiny_model_dir: Callable[..., Path]
 ) -> None:

@@ -14,7 +14,7 @@ from chairlift.events import EventList, Step
 from native import needs_native
 
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
-ARCHITECTURES = ["mistral", "qwen2", "gemma2", "gemma3", "ministral3", "smollm3", "olmo3", "phi3", "mixtral"]
+ARCHITECTURES = ["mistral", "qwen2", "gemma2", "gemma3", "ministral3", "smollm3", "olmo3", "phi3", "mixtral", "gpt_oss"]
 PROMPT = [3 + 7 * position % 250 for position in range(120)]
 NEW_TOKENS = 20
 

@@ -307,12 +307,19 @@ def merge_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def write_gguf(
-    folder: Path, arch: str, path: Path, experts: gguf.GGMLQuantizationType | None = None, **changes: Any
+    folder: Path,
+    arch: str,
+    path: Path,
+    experts: gguf.GGMLQuantizationType | None = None,
+    *,
+    rounds_experts: bool = False,
+    **changes: Any,
 ) -> Path:
     """Convert a folder to a GGUF file. A changed field of None is left out.
 
     Args:
         experts: the type of the matrices of experts, whose blocks are random; None for their floats.
+        rounds_experts: whether the blocks have the values of the folder, rounded to the type, instead of random ones.
     """
     name = ARCHITECTURE_NAMES.get(arch, arch)
     writer = gguf.GGUFWriter(path, name)
@@ -335,7 +342,10 @@ def write_gguf(
     tensors = split_transposed_experts(tensors) if arch == "gpt_oss" else merge_experts(split_shared_mlp(tensors))
     for key, tensor in tensors.items():
         if experts is not None and tensor.ndim == 3:
-            blocks = random_blocks(experts, tensor.shape[0] * tensor.shape[1], tensor.shape[2], seed=len(key))
+            if rounds_experts:
+                blocks = gguf.quantize(tensor.contiguous().numpy(), experts)
+            else:
+                blocks = random_blocks(experts, tensor.shape[0] * tensor.shape[1], tensor.shape[2], seed=len(key))
             writer.add_tensor(convert_name(key, arch), blocks.reshape(*tensor.shape[:2], -1), raw_dtype=experts)
             continue
         writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())

@@ -48,8 +48,8 @@ def build(config: ModelConfig, kernels: str = "torch") -> DecoderModel:
 
 def test_every_architecture_builds() -> None:
     names = (
-        "gemma2", "gemma3", "gemma4", "granite", "llama", "ministral3", "mixtral", "olmo", "olmoe", "phi3",
-        "qwen3-moe", "smollm3",
+        "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "llama", "ministral3", "mixtral", "olmo", "olmoe",
+        "phi3", "qwen3-moe", "smollm3",
     )  # fmt: skip
     configs = OPT.declare(), *(replace(LLAMA, architecture=name, name=name).declare() for name in names)
     assert {config.architecture for config in configs} == set(ARCHITECTURES)

@@ -50,6 +50,10 @@ def read(config: dict[str, Any]) -> Quantization:
         ({**GPTQ, "desc_act": True, "group_size": -1}, WeightScheme("gptq", 4, zero_point_offset=1)),
         (FP8, WeightScheme("fp8", 8, is_float=True, group_size=128, block_rows=128)),
         ({**FP8, "weight_block_size": None}, WeightScheme("fp8", 8, is_float=True)),
+        (
+            {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+            WeightScheme("mxfp4", 4, is_float=True, group_size=32),
+        ),
         (compressed(), WeightScheme("compressed-tensors", 8)),
         (
             compressed({"num_bits": 4, "strategy": "group", "group_size": 64, "symmetric": False, "actorder": "group"}),
