@@ -393,7 +393,7 @@ OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignor
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("params", [GREEDY, FLAT, OF_PROMPT], ids=["greedy", "flat", "prompt logprobs"])
-@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma4", "qwen3_moe", "opt"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma4", "gpt_oss", "qwen3_moe", "opt"])
 def test_a_step_stays_below_the_planned_activations(
     arch: str, params: SamplingParams, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:

@@ -255,13 +255,14 @@ def _masks(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: 
 
 
 def _scores(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int) -> list[MemoryItem]:
-    """The scores of attention with a soft cap, for which torch has no fused kernel."""
-    heads = [layer.attention.num_heads for layer in config.layers if layer.attention.logits_soft_cap is not None]
+    """The scores of attention with a soft cap or sinks, for which torch has no fused kernel."""
+    specs = [layer.attention for layer in config.layers]
+    heads = [spec.num_heads for spec in specs if spec.logits_soft_cap is not None or spec.sinks is not None]
     if not heads:
         return []
     tokens, length = limits.max_num_batched_tokens, -(-limits.max_model_len // block_size) * block_size
     formula = f"{tokens:,} x {max(heads)} x {length:,} x {8 + size} bytes"
-    return [MemoryItem("scores with a soft cap", formula, tokens * max(heads) * length * (8 + size))]
+    return [MemoryItem("scores of attention", formula, tokens * max(heads) * length * (8 + size))]
 
 
 def plan_logits(config: ModelConfig, limits: SchedulerConfig, logit_bytes: int, prompt_logit_bytes: int) -> MemoryItem:
