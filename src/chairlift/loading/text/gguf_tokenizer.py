@@ -62,10 +62,14 @@ _WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3: Final = _CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST
 _QWEN2: Final = _CONTRACTIONS + _WORDS + r"\p{N}" + _REST
-_TEKKEN: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST_WITH_SLASHES: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED_WORDS: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+)
+_TEKKEN: Final = "|".join((*_CASED_WORDS, r"\p{N}")) + _REST_WITH_SLASHES
+_O200K: Final = (
+    "|".join((*(f"{words}{_CONTRACTIONS[:-1]}?" for words in _CASED_WORDS), r"\p{N}{1,3}")) + _REST_WITH_SLASHES
 )
 
 GPT2: Final = PreTokenizer((_GPT2,))
@@ -75,6 +79,7 @@ LLAMA3_WITH_MERGES: Final = PreTokenizer((_LLAMA3,))
 QWEN2: Final = PreTokenizer((_QWEN2,), nfc=True)
 QWEN2_WITHOUT_NFC: Final = PreTokenizer((_QWEN2,))
 TEKKEN: Final = PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)
+O200K: Final = PreTokenizer((_O200K,), ignore_merges=True)
 DEFAULT: Final = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 
 PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
@@ -98,6 +103,7 @@ PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
     "megrez": QWEN2_WITHOUT_NFC,
     "stablelm2": QWEN2_WITHOUT_NFC,
     "tekken": TEKKEN,
+    "gpt-4o": O200K,
 }
 """`tokenizer.ggml.pre` -> the rules of the byte-level BPE vocabulary."""
 
