@@ -22,7 +22,7 @@ from chairlift.engine.startup.memory_plan import total
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
 from chairlift.models.declaration import EXPERTS, ModelConfig, RopeConfig
 from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.models.registry import read_hf_config
@@ -229,12 +229,17 @@ WRONG: dict[str, tuple[Edit, dict[str, Any], str]] = {
     "another number of experts": (
         lambda t: t.update({f"{GATE_UP}_blocks": t[f"{GATE_UP}_blocks"][:4].clone()}),
         {},
-        r"gate_up_proj_blocks has the shape \(4, 192, 2, 16\), but the configuration requires 5 experts",
+        r"gate_up_proj_blocks has the shape \(4, 192, 2, 16\), but the configuration requires \(5, 192, 2, 16\)",
     ),
     "another number of rows": (
         lambda t: t.update({f"{GATE_UP}_scales": t[f"{GATE_UP}_scales"][:, 2:].clone()}),
         {},
-        r"gate_up_proj_scales is torch.uint8 \(95, 2\) in one expert, but .* requires torch.uint8 \(96, 2\)",
+        r"gate_up_proj_scales has the shape \(5, 190, 2\), but the configuration requires \(5, 192, 2\)",
+    ),
+    "another type": (
+        lambda t: t.update({f"{GATE_UP}_blocks": t[f"{GATE_UP}_blocks"].view(torch.int8)}),
+        {},
+        "gate_up_proj_blocks is torch.int8, but MXFP4 requires torch.uint8",
     ),
     "NaN": (lambda t: t[f"{GATE_UP}_scales"][2].fill_(255), {}, r"gate_up_proj_scales contains NaN"),
     "no quantization": (lambda t: None, {"quantization_config": None}, "quantization_config in config.json is missing"),
@@ -262,9 +267,8 @@ def test_wrong_checkpoints_name_the_tensor(case: str, checkpoint: Checkpoint) ->
         load(checkpoint.quantized)
 
 
-def test_mxfp4_needs_multiples_of_32_inputs(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_model_dir("gpt_oss", intermediate_size=96), tmp_path / "floats")
-    quantized = quantize_experts(folder, tmp_path / "quantized")
-    edit_config(quantized, intermediate_size=80)
-    with pytest.raises(ModelLoadError, match=r"gate_up_proj_blocks is torch.uint8 \(96, 2, 16\) in one expert"):
-        load(quantized)
+def test_mxfp4_needs_multiples_of_32_inputs(checkpoint: Checkpoint) -> None:
+    files = resolve_model(str(checkpoint.quantized))
+    weights = open_weights(files, load_config(files), torch.float32, torch.device("cpu"))
+    with pytest.raises(ModelLoadError, match="blocks has blocks of 32 inputs, but the configuration requires 80"):
+        weights.packed("model.layers.0.mlp.experts.0.up_proj.weight", (96, 80))

@@ -162,6 +162,9 @@ E2M1: Final[FloatArray] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 EXPONENT_BIAS: Final = 127
 
+NAN_SCALE: Final = 0xFF
+"""The scale of MXFP4 that means NaN."""
+
 
 def decode_mxfp4(rows: ByteArray) -> FloatArray:
     """Return the values of rows in the format "mxfp4", uint8 [n, in / 32 * 17] -> float32 [n, in]."""

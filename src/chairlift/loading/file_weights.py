@@ -96,10 +96,17 @@ class FileWeights(ABC):
         """Return the place of the parameter in the file, check its shape, and record that it is read."""
         stored = self._stored_name(name)
         if stored is None:
-            raise ModelLoadError(
-                f"{self.path}: tensor {self._expected_name(name)} is missing; the file is incomplete or does not match "
-                "its configuration: download it again"
-            )
+            raise self._missing(self._expected_name(name))
+        return self._check_shape(stored, shape)
+
+    def _missing(self, file_name: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"{self.path}: tensor {file_name} is missing; the file is incomplete or does not match its configuration: "
+            "download it again"
+        )
+
+    def _check_shape(self, stored: StoredName, shape: tuple[int, ...]) -> StoredName:
+        """Check the shape of the tensor of a parameter, record that it is read, and return its place."""
         required = stored.file_shape(shape, self._num_experts)
         if (found := self._shape(stored.name)) != required:
             raise ModelLoadError(

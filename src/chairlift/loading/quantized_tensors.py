@@ -8,10 +8,9 @@
 weight_zero_point int32 [out * bits / 32, groups], weight_g_idx [in] |
 | compressed-tensors | weight int8 or float8 [out, in], weight_scale [out, groups], weight_zero_point int8 |
 | fp8 | weight float8 [out, in], weight_scale_inv [out / 128, in / 128], or weight_scale |
-| mxfp4 | <name>_blocks uint8 [experts, out, in / 32, 16], <name>_scales uint8 [experts, out, in / 32] |
 
 Sources: `WQLinear_GEMM` of AutoAWQ, `TorchQuantLinear` of GPTQModel, the compressors of compressed-tensors, and
-`integrations/finegrained_fp8.py` and `integrations/mxfp4.py` of transformers.
+`integrations/finegrained_fp8.py` of transformers.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chairlift.kernels.weights import ByteArray, FloatArray, IntArray, PackedRows
-from chairlift.loading.block_rows import QuantizedMatrix, decode_mxfp4, mxfp4_rows
+from chairlift.kernels.weights import ByteArray, FloatArray, IntArray
+from chairlift.loading.block_rows import QuantizedMatrix
 from chairlift.models.quantization import GROUP, MARKERS, WeightScheme
 
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -33,10 +32,6 @@ AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
 NAN_MASK: Final = 0x7F
 """The bits of NaN in E4M3, without the sign."""
-
-
-NAN_SCALE: Final = 0xFF
-"""The scale of MXFP4 that means NaN."""
 
 
 class QuantizedReader:
@@ -223,39 +218,6 @@ class QuantizedReader:
         if not np.array_equal(indices[order], expected):
             raise self._error(name, f"must assign {self._group_size} inputs to each of {self._num_groups} groups")
         return order.astype(np.int32)
-
-
-def read_mxfp4(
-    read: Callable[[str], torch.Tensor | None], error: Callable[[str, str], Exception], shape: tuple[int, int]
-) -> PackedRows:
-    """Read a matrix in MXFP4, whose blocks have the bits of the format of the kernels.
-
-    Args:
-        read: returns "_blocks" or "_scales" of the matrix, with its rows; None if there is no such tensor.
-        error, shape: see QuantizedReader.
-
-    Raises:
-        Exception: that of `error`, if a tensor is missing, has another shape or impossible values.
-    """
-    out, inputs = shape
-    if inputs % GROUP:
-        raise error("_blocks", f"has blocks of {GROUP} inputs, but the matrix has {inputs} inputs")
-    found = []
-    for end, expected in (("_blocks", (out, inputs // GROUP, GROUP // 2)), ("_scales", (out, inputs // GROUP))):
-        tensor = read(end)
-        if tensor is None:
-            raise error(end, "is missing; the file is incomplete or does not match its configuration")
-        if tuple(tensor.shape) != expected or tensor.dtype != torch.uint8:
-            raise error(
-                end,
-                f"is {tensor.dtype} {tuple(tensor.shape)} in one expert, but the configuration requires torch.uint8 "
-                f"{expected}",
-            )
-        found.append(tensor.contiguous().numpy())
-    blocks, scales = found
-    if (scales == NAN_SCALE).any():
-        raise error("_scales", "contains NaN; download the file again")
-    return PackedRows("mxfp4", mxfp4_rows(blocks, scales), inputs, decode_mxfp4)
 
 
 def unpack_words(words: npt.NDArray[Any], bits: int) -> ByteArray:

@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
+from chairlift.loading.block_rows import MXFP4_INPUTS, NAN_SCALE, decode_mxfp4, mxfp4_rows
 from chairlift.loading.file_weights import FileWeights
-from chairlift.loading.quantized_tensors import QuantizedReader, read_mxfp4
+from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.models.architecture import StoredName
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.quantization import MXFP4_ENDS, quantized_module
@@ -83,33 +84,61 @@ class SafetensorsWeights(FileWeights):
                 f"{'is missing' if quantization is None else 'does not name it as one'}"
             )
 
-        place = next((each for each in places if each.name == module), StoredName(f"{module}."))
+        place = next((each for each in places if each.name == module), None)
         is_mxfp4 = scheme.method == "mxfp4"
-        if (place.name == module) != is_mxfp4:
+        if (place is not None) != is_mxfp4:
             raise ModelLoadError(
                 f"{self.path}: {module} is {'not ' if is_mxfp4 else ''}stored in MXFP4, but config.json has "
                 f"quant_method {scheme.method}; use the configuration that belongs to the weights"
             )
+        if place is not None:
+            return self._mxfp4(place, shape[0], shape[1])
 
         def read(end: str) -> torch.Tensor | None:
-            stored = place._replace(name=f"{place.name}{end}", is_transposed=False)
-            if stored.name not in self._shard_of:
+            file_name = f"{module}.{end}"
+            if file_name not in self._shard_of:
                 return None
-            if stored.expert is not None and (found := self._shape(stored.name))[0] != self._num_experts:
-                raise error(end, f"has the shape {found}, but the configuration requires {self._num_experts} experts")
-            self._tensors_read.add(stored.name)
-            return self._read(stored).cpu()
+            self._tensors_read.add(file_name)
+            return self._read(StoredName(file_name)).cpu()
 
         def error(end: str, problem: str) -> ModelLoadError:
-            return ModelLoadError(f"{self.path}: tensor {place.name}{end} {problem}")
+            return ModelLoadError(f"{self.path}: tensor {module}.{end} {problem}")
 
-        if is_mxfp4:
-            return read_mxfp4(read, error, (shape[0], shape[1]))
         matrix = QuantizedReader(read, error, scheme, (shape[0], shape[1])).matrix()
-        self._scale_errors[module] = scale_error = matrix.scale_error()
-        if scale_error == math.inf:
+        self._scale_errors[module] = found = matrix.scale_error()
+        if found == math.inf:
             raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
         return matrix.packed()
+
+    def _mxfp4(self, place: StoredName, out: int, inputs: int) -> PackedRows:
+        """Read the matrix of an expert in MXFP4.
+
+        All experts have numbers [experts, out, in / 32, 16] and the exponents of the scales [experts, out, in / 32],
+        as in `integrations/mxfp4.py` of transformers.
+        """
+        if inputs % MXFP4_INPUTS:
+            raise ModelLoadError(
+                f"{self.path}: tensor {place.name}{MXFP4_ENDS[0]} has blocks of {MXFP4_INPUTS} inputs, but the "
+                f"configuration requires {inputs} inputs; use the configuration that belongs to the weights"
+            )
+        shapes = (out, inputs // MXFP4_INPUTS, MXFP4_INPUTS // 2), (out, inputs // MXFP4_INPUTS)
+        arrays = []
+        for end, shape in zip(MXFP4_ENDS, shapes, strict=True):
+            stored = place._replace(name=place.name + end, is_transposed=False)
+            if stored.name not in self._shard_of:
+                raise self._missing(stored.name)
+            tensor = self._read(self._check_shape(stored, shape)).cpu()
+            if tensor.dtype != torch.uint8:
+                raise ModelLoadError(
+                    f"{self.path}: tensor {stored.name} is {tensor.dtype}, but MXFP4 requires torch.uint8"
+                )
+            arrays.append(tensor.contiguous().numpy())
+        blocks, scales = arrays
+        if (scales == NAN_SCALE).any():
+            raise ModelLoadError(
+                f"{self.path}: tensor {place.name}{MXFP4_ENDS[1]} contains NaN; download the file again"
+            )
+        return PackedRows("mxfp4", mxfp4_rows(blocks, scales), inputs, decode_mxfp4)
 
     def _modules_in_file(self, name: str) -> list[str]:
         return [each.name for each in self._architecture.hf_names(name)]
