@@ -177,8 +177,8 @@ static void attend_split(const Work& work, const State& state, int split, const 
   for (int r = 0; r < work.num_rows; ++r) state.sum[r] = reduce_add(load(work.lane_sums + r * 16));
 }
 
-// The sum of exponentials of a row, with that of the sink of its head. A sink far above all scores makes the sum so large
-// that the output is zero.
+// The sum of exponentials of a row, with that of the sink of its head. A sink far above all scores makes the sum so
+// large that the output is zero.
 static inline F with_sink(const AttentionShape& shape, const QueryBlock& block, const State& state, int row) {
   const F sum = set1(state.sum[row]);
   if (!shape.sinks) return sum;
