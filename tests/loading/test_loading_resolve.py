@@ -13,6 +13,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL
@@ -121,8 +122,8 @@ def test_error_names_a_damaged_configuration(tmp_path: Path) -> None:
 def test_hub_name(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     downloads: list[Any] = []
 
-    def download(name: str, *, allow_patterns: list[str]) -> str:
-        downloads.append((name, allow_patterns))
+    def download(name: str, **patterns: list[str]) -> str:
+        downloads.append((name, patterns))
         return str(tiny_model_dir("llama"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -130,8 +131,8 @@ def test_hub_name(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.Monke
     assert files == ModelFiles("hf", tiny_model_dir("llama"), "org/name-1.5B")
     ((name, patterns),) = downloads
     assert name == "org/name-1.5B"
-    assert "*.safetensors" in patterns
-    assert not any(pattern.endswith((".bin", ".pt", "*")) for pattern in patterns)
+    given = ["config.json", "model-1.safetensors", "original/model.safetensors", "pytorch_model.bin", "README.md"]
+    assert list(filter_repo_objects(given, **patterns)) == ["config.json", "model-1.safetensors"]
 
 
 RESPONSE: Any = httpx.Response(404, request=httpx.Request("GET", "https://example.org"))

@@ -31,6 +31,8 @@ SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
 HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
 """Names on the Hugging Face hub have at most 96 characters."""
 HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja"]
+IN_SUBFOLDERS: Final = ["*/*"]
+"""Files in folders of a repository, such as a second copy of the weights in another format (openai/gpt-oss-20b)."""
 MODEL_KINDS: Final = (
     f"a model is one of {', '.join(PACKAGED_MODELS)} (the first is the default), a .gguf file, a folder with "
     "config.json, or a name on the Hugging Face hub such as Qwen/Qwen3-0.6B"
@@ -103,7 +105,7 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     with _hub_errors(name):
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=IN_SUBFOLDERS))
 
 
 @contextmanager
