@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from chairlift.clock import VirtualClock
@@ -11,11 +12,16 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.kv_groups import FULL
+from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
-from chairlift.step_time import StepTime
+from chairlift.speculative_config import SpeculativeConfig
+from chairlift.step_time import RowTime, StepTime
+
+Propose = Callable[[Request, int], Proposal | None]
+"""Proposes at most a number of draft tokens for a request."""
 
 
 def prefix_key(token_ids: Iterable[int]) -> bytes:
@@ -72,6 +78,9 @@ class CheckingExecutor:
             assert any(added)
             for table, block_ids in zip(self.tables[request_id], added, strict=True):
                 table += block_ids
+        for request_id, drafts in output.draft_token_ids.items():
+            assert 0 < len(drafts) < output.num_scheduled_tokens[request_id]
+            self.tokens[request_id] += drafts
         scheduled = output.num_scheduled_tokens.items()
         work = [(rid, count) for rid, count in scheduled if count or rid not in output.num_padding_tokens]
         for request_id, count in work:
@@ -125,9 +134,20 @@ class CheckingExecutor:
                 continue
             tokens = self.tokens[request_id]
             if self.computed[request_id] == len(tokens):
-                token = next_token(tokens)
-                tokens.append(token)
-                yield request_id, [token]
+                yield request_id, self._verify(request_id, output.draft_token_ids.get(request_id, []))
+
+    def _verify(self, request_id: str, drafts: list[int]) -> list[int]:
+        """Sample a token, and one more after each draft token that equals the token sampled before it."""
+        tokens = self.tokens[request_id]
+        num_known = len(tokens) - len(drafts)
+        del tokens[num_known:]
+        tokens.append(next_token(tokens))
+        for draft in drafts:
+            if draft != tokens[-1]:
+                break
+            tokens.append(next_token(tokens))
+        self.computed[request_id] = len(tokens) - 1
+        return tokens[num_known:]
 
 
 def make_engine(
@@ -147,8 +167,10 @@ def make_engine(
     static_run_to: str = "batch",
     step_time: StepTime | None = None,
     windows: tuple[int | None, ...] = FULL,
+    propose: Propose | None = None,
+    row_time: RowTime | None = None,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
-    """An engine with a CheckingExecutor, and its parts."""
+    """An engine with a CheckingExecutor, and its parts. It verifies what `propose` returns, without a prompt lookup."""
     config = SchedulerConfig(
         max_model_len,
         max_num_seqs,
@@ -158,12 +180,17 @@ def make_engine(
         static_batch_size=min(static_batch_size, max_num_seqs),
         static_run_to=static_run_to,
         step_time=step_time,
+        speculative_config=None if propose is None else SpeculativeConfig(num_speculative_tokens=5),
+        row_time=row_time,
     )
     pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_num_batched_tokens)
     manager = make_kv_cache_manager(pool, enable_prefix_caching)
     executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, windows)
     events = EventList()
-    core = EngineCore(make_scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)
+    scheduler = make_scheduler(config, manager, events)
+    if propose is not None:
+        scheduler._drafts._propose = propose  # type: ignore[union-attr, method-assign]
+    core = EngineCore(scheduler, executor, VirtualClock(), steps_ahead)
     return core, manager, executor, events
 
 
@@ -203,6 +230,20 @@ def expected_tokens(prompt: list[int], max_tokens: int, stop_token_ids: Iterable
         if tokens[-1] in set(stop_token_ids):
             break
     return tokens[len(prompt) :]
+
+
+class PartlyRightProposals:
+    """Proposals for the fake model of random length, whose tokens are right with a given probability."""
+
+    def __init__(self, seed: int, probability: float) -> None:
+        self._random = random.Random(seed)
+        self._probability = probability
+
+    def __call__(self, request: Request, max_tokens: int) -> Proposal | None:
+        count = self._random.randint(0, max_tokens)
+        tokens = expected_tokens(request.token_ids, count) if count else []
+        drafts = [t if self._random.random() < self._probability else (t + 1) % 1000 for t in tokens]
+        return Proposal(drafts, self._random.randint(1, 20)) if drafts else None
 
 
 def collect(outputs: Iterable[EngineCoreOutput], answers: dict[str, list[int]]) -> None:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 
 from chairlift.clock import VirtualClock
+from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.engine.startup import factory
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel
@@ -21,8 +22,10 @@ from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.sampling import IntArray, SamplingParameters, TokenSampler
 from chairlift.outputs import EngineCoreOutput, TokenLogprobs
+from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from chairlift.worker.random_stream import stream_key
+from fakes import Propose
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -173,19 +176,47 @@ class RequestRunner:
         self.counts["padding"] += sum(sum(step.num_padding) for step in steps)
         chunks = [n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 < c]
         self.counts["chunks"] += len(chunks)
+        accepted = sum(step.num_accepted for step in steps)
+        self.counts["accepted drafts"] += accepted
+        self.counts["rejected drafts"] += sum(map(sum, (step.num_draft for step in steps))) - accepted
         return answers
 
     def run(self, requests: Sequence[RequestSpec], events: EventList | None = None, **options: Any) -> list[Answer]:
+        """The answers of requests; with `speculative_config` all draft tokens are verified, whether they pay or not."""
         sampling = RecordingSampling()
         config = replace(self.loaded.engine_config, **options)
-        with patch.object(factory, "NativeSampling", lambda: sampling):
+        proposals = self._proposals(requests) if config.speculative else None
+        with (
+            patch.object(factory, "NativeSampling", lambda: sampling),
+            patch.object(factory, "_row_time", lambda *_: None),
+        ):
             engine = build_engine(config, loaded=self.loaded, clock=VirtualClock(), events=events)
         _poison(self.loaded)
+        if proposals is not None:
+            drafts = engine.core.scheduler._drafts
+            assert drafts is not None
+            drafts._propose = proposals  # type: ignore[method-assign]
         answers = self._serve(engine, requests)
         for request, answer in zip(requests, answers, strict=True):
             key = int(stream_key(request.seed))
             answer.logits = [sampling.logits[key, request.prompt_len + i] for i in range(len(answer.tokens))]
         return answers
+
+    def _proposals(self, requests: Sequence[RequestSpec]) -> Propose:
+        """Proposals from the answers of the requests when they run alone, in which a token in four is wrong."""
+        isa, threads = load().isa(), load().num_threads()
+        known = {r.seed: r.prompt(self.vocab_size) + self.run_alone(r).tokens for r in requests}
+        load().set_isa(isa)
+        load().set_num_threads(threads)
+        rng = random.Random(0)
+
+        def propose(request: Request, max_tokens: int) -> Proposal | None:
+            start = len(request.token_ids)
+            tokens = known[request.seed][start : start + min(max_tokens, rng.randint(0, 6))]
+            tokens = [token if rng.random() < 0.75 else (token + 1) % self.vocab_size for token in tokens]
+            return Proposal(tokens, 2) if tokens else None
+
+        return propose
 
     def _serve(self, engine: Engine, requests: Sequence[RequestSpec]) -> list[Answer]:
         core = engine.core

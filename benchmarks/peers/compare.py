@@ -17,7 +17,7 @@ from benchmarks.peers.random_model import RANDOM_MODELS, random_model
 from benchmarks.peers.records import WORKLOADS
 from benchmarks.peers.report import MeasuredSetting, Perplexity, print_perplexities, print_report
 from benchmarks.peers.stage import EngineSetting, StageRunner
-from benchmarks.peers.workload import PeerWorkload
+from benchmarks.peers.workload import PeerWorkload, copying_requests
 from rich.console import Console
 
 from chairlift.errors import ChairliftError, ConfigError
@@ -106,8 +106,8 @@ def main(peer: Peer, description: str | None) -> None:
 
 
 def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
-    workload = _workload(arguments)
     files = _model(arguments)
+    workload = _workload(arguments, files)
     chairlift_setting(arguments, files.path)  # Reports wrong options before the peer is installed.
     context = PeerContext(arguments, files, workload)
     settings = peer.settings(context)
@@ -186,7 +186,7 @@ def _perplexities(
     return [(setting, peer.perplexity(context, setting, text.absolute())) for setting in settings]
 
 
-def _workload(arguments: argparse.Namespace) -> PeerWorkload:
+def _workload(arguments: argparse.Namespace, files: ModelFiles) -> PeerWorkload:
     workloads = tuple(arguments.workloads.split(","))
     if unknown := [name for name in workloads if name not in WORKLOADS]:
         raise ConfigError(f"workloads={arguments.workloads}: {unknown[0]!r} must be one of {', '.join(WORKLOADS)}")
@@ -199,6 +199,7 @@ def _workload(arguments: argparse.Namespace) -> PeerWorkload:
         input_len=arguments.input_len,
         output_len=arguments.output_len,
         repeats=arguments.repeats,
+        copying=copying_requests(files, arguments.copying) if arguments.copying else (),
     )
 
 
@@ -219,6 +220,7 @@ def _parse(peer: Peer, description: str | None) -> argparse.Namespace:
     parser.add_argument("--input-len", default=workload.input_len)
     parser.add_argument("--output-len", default=workload.output_len)
     parser.add_argument("--repeats", type=_positive, default=workload.repeats, help="requests of prompt and of single")
+    parser.add_argument("--copying", type=_positive, help="number of requests of single that repeat their prompt")
     parser.add_argument("--num-threads", type=_positive, help="number of threads of each engine; default: all cores")
     parser.add_argument("--folder", type=Path, default=default_folder(), help="for environments, builds and models")
     parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")

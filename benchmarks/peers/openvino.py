@@ -29,6 +29,7 @@ WEIGHTS = ("int8", "fp16", "gguf")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", help=f"of {', '.join(WEIGHTS)}; default: int8, and gguf or fp16 by the model")
     parser.add_argument("--token-budget", type=int, default=1024, help="OpenVINO's max_num_batched_tokens")
+    parser.add_argument("--prompt-lookup", type=int, help="OpenVINO's num_assistant_tokens with prompt lookup")
     parser.add_argument("--cache-gb", type=int, default=1, help="OpenVINO's KV memory")
 
 
@@ -50,8 +51,11 @@ def settings(context: PeerContext) -> list[EngineSetting]:
                 "token_budget": arguments.token_budget,
                 "cache_gb": arguments.cache_gb,
                 "num_threads": context.num_threads,
+                "prompt_lookup": arguments.prompt_lookup,
             }
             label = f"{weights}, {seats} seats, token budget {arguments.token_budget}"
+            if arguments.prompt_lookup is not None:
+                label += f", prompt lookup of {arguments.prompt_lookup}"
             chosen.append(EngineSetting(label, "openvino_run", python, options))
     return chosen
 

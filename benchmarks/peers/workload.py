@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Final
 
+from benchmarks.copying_prompts import copying_prompts
 from benchmarks.peers.records import BURST, PROMPT, SINGLE, WORKLOADS, Job, PeerRequest
 
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.synthetic import make_workload
+from chairlift.loading.resolve import ModelFiles, load_tokenizer
 
 WARM_UP_TOKENS: Final = 8
 """Maximum number of tokens of each answer of the warm-up."""
@@ -29,6 +31,8 @@ class PeerWorkload:
         prompt_len: number of tokens of each prompt of the workload `prompt`, which has one output token.
         num_prompts: number of requests in the burst.
         repeats: number of requests in each of the workloads `prompt` and `single`.
+        copying: the requests of the workload `single`, whose answers repeat parts of the prompt; if there are none, it
+            has random tokens.
     """
 
     workloads: tuple[str, ...] = (BURST, SINGLE)
@@ -40,9 +44,10 @@ class PeerWorkload:
     single_input_len: int = 128
     single_output_len: int = 128
     repeats: int = 3
+    copying: tuple[PeerRequest, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "copying": len(self.copying)}
 
     @property
     def max_model_len(self) -> int:
@@ -75,6 +80,8 @@ class PeerWorkload:
         ]
 
     def _requests(self, name: str, vocab_size: int, token_round: int) -> list[PeerRequest]:
+        if name == SINGLE and self.copying:
+            return list(self.copying)
         count, prompt, output = {
             PROMPT: (self.repeats, f"fixed:{self.prompt_len}", "fixed:1"),
             BURST: (self.num_prompts, self.input_len, self.output_len),
@@ -83,3 +90,15 @@ class PeerWorkload:
         lengths = (parse_lengths(prompt), parse_lengths(output))
         made = make_workload(self.seed, count, *lengths, ArrivalProcess(), vocab_size, token_round=token_round)
         return [PeerRequest(item.request_id, list(item.prompt_token_ids), item.output_len) for item in made]
+
+
+def copying_requests(files: ModelFiles, count: int) -> tuple[PeerRequest, ...]:
+    """The first requests whose answers repeat a text of the prompt. An answer has as many tokens as that text."""
+    tokenizer = load_tokenizer(files)
+    found = []
+    prompts = copying_prompts()
+    for index, prompt in enumerate(prompts[:: max(1, len(prompts) // count)][:count]):
+        chat = tokenizer.render_chat([{"role": "user", "content": prompt.message}], add_generation_prompt=True)
+        tokens = tokenizer.encode(str(chat), add_special_tokens=False)
+        found.append(PeerRequest(f"copying-{index}", tokens, len(tokenizer.encode(prompt.text))))
+    return tuple(found)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.errors import ConfigError
-from chairlift.step_time import StepTime
+from chairlift.speculative_config import SpeculativeConfig
+from chairlift.step_time import RowTime, StepTime
 from chairlift.system.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
@@ -69,6 +70,10 @@ class SchedulerConfig:
 
     Attributes:
         step_time: limits chunks of prompts by the estimated time of a step; None limits them by the token budget only.
+        speculative_config: how draft tokens are proposed; None disables speculative decoding.
+        row_time: the estimated time of steps, by which draft tokens are limited to those that pay; None does not limit
+            them.
+        draft_row_time: the estimated time in which a draft model proposes one token for each of its rows.
     """
 
     max_model_len: int
@@ -80,6 +85,16 @@ class SchedulerConfig:
     static_run_to: str = "batch"
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     step_time: StepTime | None = None
+    speculative_config: SpeculativeConfig | None = None
+    row_time: RowTime | None = None
+    draft_row_time: RowTime | None = None
+
+    @property
+    def max_logit_rows(self) -> int:
+        """Maximum number of rows of a step whose logits are computed for sampling."""
+        speculative = self.speculative_config
+        rows = 1 if speculative is None else 1 + speculative.num_speculative_tokens
+        return min(max(self.max_num_seqs, rows), self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:
         _at_least("max_model_len", self.max_model_len, 2)
@@ -98,6 +113,11 @@ class SchedulerConfig:
             raise ConfigError(
                 f"static_batch_size={self.static_batch_size} must be at most max_num_seqs={self.max_num_seqs}: "
                 f"reduce static_batch_size, or increase max_num_seqs"
+            )
+        if self.speculative_config is not None and self.static_run_to == "global":
+            raise ConfigError(
+                "speculative_config cannot be combined with static_run_to=global, which decodes all requests for the "
+                "same number of steps: remove one of them"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
@@ -153,6 +173,7 @@ class EngineConfig:
         generation_config: the source of sampling defaults: "auto" is generation_config.json or the GGUF file of the
             model, "vllm" is none, and any other value is a folder with generation_config.json.
         override_generation_config: sampling defaults that replace those of generation_config, by name.
+        speculative_config: speculative decoding, as the fields of `SpeculativeConfig`; None disables it.
         seed: the seed of the random streams of requests without a seed.
         num_threads: number of CPU threads; None is the number of physical cores that this process and
             its control group may use.
@@ -187,6 +208,7 @@ class EngineConfig:
     skip_tokenizer_init: bool = False
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] | None = None
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
     seed: int | None = None
     num_threads: int | None = None
     event_log: Path | None = None
@@ -203,6 +225,8 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         self._check_kernels()
+        if self.speculative_config is not None and not isinstance(self.speculative_config, SpeculativeConfig):
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.from_mapping(self.speculative_config))
         _one_of("batching", self.batching, BATCHINGS)
         for name in ("static_batch_size", "static_run_to"):
             if self.batching != "static" and getattr(self, name) is not None:
@@ -253,6 +277,12 @@ class EngineConfig:
         return None if self.dtype in ("auto", "float32") else f"dtype={self.dtype}"
 
     @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """`speculative_config` as a record."""
+        assert self.speculative_config is None or isinstance(self.speculative_config, SpeculativeConfig)
+        return self.speculative_config
+
+    @property
     def has_prefix_cache(self) -> bool:
         return self.kv == "paged" and self.enable_prefix_caching is not False
 
@@ -270,13 +300,19 @@ class EngineConfig:
                 check_writable(name, path)
 
     def scheduler_config(
-        self, max_model_len: int, token_budget: int | None = None, step_time: StepTime | None = None
+        self,
+        max_model_len: int,
+        token_budget: int | None = None,
+        step_time: StepTime | None = None,
+        row_time: RowTime | None = None,
+        draft_row_time: RowTime | None = None,
     ) -> SchedulerConfig:
         """The configuration of the scheduler.
 
         Args:
             token_budget: the token budget if `max_num_batched_tokens` is None; None is the default.
             step_time: the measured time of steps, used if `max_num_batched_tokens` is None.
+            row_time: the measured time of steps by their number of sampled rows; draft_row_time: of the draft model.
         """
         if self.max_num_batched_tokens is not None:
             step_time = None
@@ -293,4 +329,7 @@ class EngineConfig:
             static_run_to=self.static_run_to or "batch",
             tenant_weights=parse_weights(self.tenant_weights, rule) if self.tenant_weights else {},
             step_time=step_time,
+            speculative_config=self.speculative,
+            row_time=row_time,
+            draft_row_time=draft_row_time,
         )

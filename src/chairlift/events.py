@@ -38,6 +38,9 @@ class EngineStarted:
         kv_windows: the sliding window of each group of layers with block tables of its own; None for layers that attend
             to all tokens. A slot is the memory of one token in the layers of one group.
         step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
+        speculative_config: the fields of the `SpeculativeConfig`; None without speculative decoding.
+        row_time: measured seconds of a step as pairs of rows and seconds (see `RowTime`); None if they were not
+            measured.
     """
 
     type: ClassVar[str] = "engine_started"
@@ -62,6 +65,8 @@ class EngineStarted:
     kv_bytes_per_slot: int = 0
     kv_windows: list[int | None] = field(default_factory=lambda: [None])
     step_time: Mapping[str, float] | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    row_time: list[list[float]] | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -152,13 +157,15 @@ class RequestWaiting:
 class Step:
     """The result of one step.
 
-    The lists `request_ids`, `num_scheduled`, `num_computed`, `num_new` and `num_padding` are columns: entry i of each
-    belongs to the same request.
+    The lists `request_ids`, `num_scheduled`, `num_computed`, `num_new`, `num_padding` and `num_draft` are columns:
+    entry i of each belongs to the same request.
 
     Attributes:
         time: when the result was known; scheduled_time: when the step was scheduled.
         num_scheduled: tokens computed; num_computed: tokens that had K and V before the step; num_new: tokens sampled.
         num_padding: padding tokens computed for a static batch; empty if there are none.
+        num_draft: draft tokens verified, which `num_scheduled` includes; `num_new` - 1 of them were accepted. Empty if
+            there are none.
         num_recomputed: scheduled tokens that had K and V before a preemption.
         admitted, preempted: requests that the schedule of this step admitted or preempted.
         finished: requests that ended with the result of this step.
@@ -188,6 +195,7 @@ class Step:
     free_blocks: int
     evictable_blocks: int
     num_padding: list[int] = field(default_factory=list)
+    num_draft: list[int] = field(default_factory=list)
     num_recomputed: int = 0
     new_blocks: dict[str, list[int]] = field(default_factory=dict)
     released_blocks: dict[str, list[int]] = field(default_factory=dict)
@@ -200,6 +208,24 @@ class Step:
     saved: int = 0
     wait_reason: str | None = None
     head_id: str | None = None
+
+    @property
+    def num_kept(self) -> list[int]:
+        """`num_scheduled` without rejected draft tokens: the tokens whose K and V remain valid."""
+        if not self.num_draft:
+            return self.num_scheduled
+        return [count - rejected for count, rejected in zip(self.num_scheduled, self.num_rejected, strict=True)]
+
+    @property
+    def num_rejected(self) -> list[int]:
+        """The draft tokens that were rejected, in the order of the columns; empty if there are no draft tokens."""
+        columns = zip(self.num_draft, self.num_new, strict=False)
+        return [max(0, drafts + 1 - new) if drafts else 0 for drafts, new in columns]
+
+    @property
+    def num_accepted(self) -> int:
+        """The number of draft tokens that were accepted."""
+        return sum(self.num_draft) - sum(self.num_rejected)
 
 
 @dataclass(frozen=True, slots=True)

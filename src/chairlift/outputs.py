@@ -51,6 +51,12 @@ class SchedulerOutput:
         removed: requests that finished or were aborted or preempted since the previous step; they are removed first.
         num_padding_tokens: request id -> number of padding tokens to compute before its tokens, in static batches.
             Their slot is -1, so no K and V are written.
+        draft_token_ids: request id -> proposed next tokens, which are computed after its known tokens and included in
+            `num_scheduled_tokens`. A token is sampled after the last known token and after each draft token that
+            equals the token sampled before it.
+        num_draft_tokens: request id -> number of draft tokens that the draft model of the executor proposes in this
+            step; otherwise as `draft_token_ids`.
+        num_draft_reads: request id -> number of tokens that the draft model computes, so that it can propose later.
     """
 
     step: int
@@ -59,6 +65,13 @@ class SchedulerOutput:
     new_block_ids: dict[str, list[list[int]]] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     num_padding_tokens: dict[str, int] = field(default_factory=dict)
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    num_draft_tokens: dict[str, int] = field(default_factory=dict)
+    num_draft_reads: dict[str, int] = field(default_factory=dict)
+
+    def num_drafts(self, request_id: str) -> int:
+        """The number of draft tokens of a request."""
+        return self.num_draft_tokens.get(request_id) or len(self.draft_token_ids.get(request_id, ()))
 
 
 class Logprob(NamedTuple):
@@ -82,7 +95,8 @@ class ModelRunnerOutput:
 
     Attributes:
         step: the number of the `SchedulerOutput`.
-        token_ids: request id -> new tokens, for requests whose known tokens are all computed.
+        token_ids: request id -> new tokens, for requests whose known tokens are all computed: one, and one more for
+            each accepted draft token.
         logprobs: request id -> one entry for each new token, for requests with `logprobs`.
         prompt_logprobs: request id -> (position of the first entry, one entry for each prompt token), for requests with
             `prompt_logprobs`.

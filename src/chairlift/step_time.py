@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Final
 
 CHUNK_MULTIPLE: Final = 16
@@ -42,3 +44,39 @@ class StepTime:
             return sys.maxsize
         # This form of the positive root of quadratic * n^2 + linear * n = seconds is exact without attention, too.
         return int(2 * seconds / (linear + root)) // CHUNK_MULTIPLE * CHUNK_MULTIPLE
+
+
+@dataclass(frozen=True, slots=True)
+class RowTime:
+    """Estimated seconds of a step that samples a token at each of its rows, by the number of rows.
+
+    Attributes:
+        points: measured seconds by number of rows, in ascending order; at least two. Between them the estimate is
+            linear, and beyond the last one it has the slope of the last two. A step is never estimated to be faster
+            than one with fewer rows.
+    """
+
+    points: Mapping[int, float]
+    _seconds: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.points) > 1, "a line needs two points"
+        monotone = zip(self.points, accumulate(self.points.values(), max), strict=True)
+        for (low, below), (high, above) in pairwise(monotone):
+            slope = (above - below) / (high - low)
+            if not self._seconds:
+                self._seconds.extend(below for _ in range(low))
+            self._seconds.extend(below + slope * (rows - low) for rows in range(low, high))
+        self._seconds.append(above)
+
+    def to_list(self) -> list[list[float]]:
+        """The points as pairs of rows and seconds, for JSON."""
+        return [list(point) for point in self.points.items()]
+
+    def seconds(self, num_rows: int) -> float:
+        """The estimated seconds of a step with `num_rows` >= 0 rows."""
+        known = self._seconds
+        last = len(known) - 1
+        if num_rows <= last:
+            return known[num_rows]
+        return known[last] + (known[last] - known[last - 1]) * (num_rows - last)

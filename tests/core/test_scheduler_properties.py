@@ -17,7 +17,7 @@ from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import RequestStatus, WaitReason
-from fakes import collect, expected_tokens, make_engine, make_request
+from fakes import PartlyRightProposals, collect, expected_tokens, make_engine, make_request
 from kv_invariants import check_manager
 from slot_census import slot_census
 
@@ -40,6 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         arena=st.sampled_from(KV_ARENAS),
         batching=st.sampled_from([("continuous", "batch"), ("static", "batch"), ("static", "global")]),
         windows=WINDOWS,
+        acceptance=st.sampled_from([None, 0.0, 0.5, 1.0]),
     )
     def start(
         self,
@@ -54,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         arena: str,
         batching: tuple[str, str],
         windows: tuple[int | None, ...],
+        acceptance: float | None,
     ) -> None:
         self.kv = kv
         self.groups = KVGroups(windows if kv == "paged" else FULL, block_size, max_num_seqs + extra_budget)
@@ -75,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             batching=batching[0],
             static_run_to=batching[1],
             windows=self.groups.windows,
+            propose=None if acceptance is None or batching[1] == "global" else PartlyRightProposals(1, acceptance),
         )
         self.plan_step = self.core.scheduler.schedule
         self.core.scheduler.schedule = self.schedule  # type: ignore[method-assign]
@@ -258,6 +261,7 @@ TestSchedulerMachine.settings = settings(max_examples=250, stateful_step_count=4
     caching=st.booleans(),
     steps_ahead=st.integers(0, 1),
     windows=WINDOWS,
+    acceptance=st.sampled_from([None, 0.0, 0.6, 1.0]),
 )
 @settings(max_examples=80, deadline=None)
 def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
@@ -267,6 +271,7 @@ def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
     caching: bool,
     steps_ahead: int,
     windows: tuple[int | None, ...],
+    acceptance: float | None,
 ) -> None:
     core, _, _, _ = make_engine(
         num_blocks=blocks * len(windows),
@@ -276,6 +281,7 @@ def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
         enable_prefix_caching=caching,
         steps_ahead=steps_ahead,
         windows=windows,
+        propose=None if acceptance is None else PartlyRightProposals(2, acceptance),
     )
     for index, (prompt, max_tokens) in enumerate(requests):
         core.add(make_request(str(index), prompt, max_tokens))

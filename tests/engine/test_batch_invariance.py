@@ -93,6 +93,7 @@ class Limits:
     num_threads: int = 2
     tile_order: int = 0
     isa: str = ""
+    speculates: bool = False
 
     def options(self, requests: list[RequestSpec], model: ModelConfig) -> dict[str, Any]:
         """The options of the engine. A pool whose size is a power of two has a buddy for every request."""
@@ -109,6 +110,7 @@ class Limits:
             "max_model_len": longest,
             "block_size": self.block_size,
             "num_kv_blocks": num_blocks + self.spare_blocks,
+            "speculative_config": {"method": "ngram"} if self.speculates else None,
         }
 
     def apply(self) -> None:
@@ -129,6 +131,7 @@ limits_strategy = st.builds(
     num_threads=st.integers(1, 3),
     tile_order=st.integers(0, 1 << 32),
     isa=st.sampled_from(ISAS or [""]),
+    speculates=st.booleans(),
 )
 
 
@@ -148,7 +151,12 @@ def request_specs(low: int, high: int) -> st.SearchStrategy[RequestSpec]:
 REQUESTS = [
     RequestSpec(20 + 3 * i, 20, stream=i % 2, own=2, sampling=name, arrival=i) for i, name in enumerate([*SAMPLING] * 2)
 ]
-LIMITS = {"preemptions": Limits(), "padding": Limits("static", "exact", spare_blocks=SPARE_BLOCKS)}
+LIMITS = {
+    "preemptions": Limits(),
+    "padding": Limits("static", "exact", spare_blocks=SPARE_BLOCKS),
+    "drafts": Limits(spare_blocks=SPARE_BLOCKS, block_size=16, budget_per_seq=20, speculates=True),
+}
+COUNTED = ("preemptions", "padding", "chunks", "prefix hits", "accepted drafts", "rejected drafts")
 
 
 def make_runner(case: Case, tiny_model_dir: Callable[..., Path]) -> RequestRunner:
@@ -181,13 +189,14 @@ def test_logits_do_not_depend_on_other_requests(name: str, tiny_model_dir: Calla
     @settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @example(LIMITS["preemptions"], REQUESTS)
     @example(LIMITS["padding"], REQUESTS)
+    @example(LIMITS["drafts"], REQUESTS)
     @given(limits_strategy, st.lists(request_specs(1, 90), min_size=1, max_size=9))
     def check_runs(limits: Limits, requests: list[RequestSpec]) -> None:
         check(runner, limits, requests)
 
     check_runs()
     counts = runner.counts
-    assert all(counts[kind] for kind in ("preemptions", "padding", "chunks", "prefix hits")), counts
+    assert all(counts[kind] for kind in COUNTED), counts
 
 
 @pytest.mark.parametrize("name", LONG_CASES)
@@ -212,4 +221,6 @@ def test_logits_of_the_default_model_do_not_depend_on_other_requests(smollm2_ggu
         RequestSpec(40 * i + 7, 8, stream=i % 2, own=5, sampling=name, arrival=i) for i, name in enumerate(SAMPLING)
     ]
     for isa in dict.fromkeys((ISAS[0], "avx2")) if "avx2" in ISAS else ISAS[:1]:
-        check(runner, Limits(budget_per_seq=15, block_size=16, isa=isa, tile_order=99), requests)
+        for speculates in (False, True):
+            limits = Limits(budget_per_seq=15, block_size=16, isa=isa, tile_order=99, speculates=speculates)
+            check(runner, limits, requests)

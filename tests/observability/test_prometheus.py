@@ -12,6 +12,7 @@ from chairlift.events import EventList, RequestFinished, Step
 from chairlift.lab.metrics.requests import request_metrics
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
+from fakes import PartlyRightProposals
 from tracked_engine import TrackedEngine
 
 
@@ -41,6 +42,17 @@ def exposed(events: EventList, engine: TrackedEngine) -> dict[tuple[str, str], f
             own = [v for k, v in sample.labels.items() if k not in ("model_name", "engine")]
             found[sample.name, own[-1] if own else ""] = sample.value
     return found
+
+
+def test_draft_tokens_are_counted() -> None:
+    engine = busy_engine(block_size=8, propose=PartlyRightProposals(1, 0.6))
+    found = exposed(engine.log, engine)
+    steps = [event for event in engine.log.events if isinstance(event, Step) and event.num_draft]
+    drafts, accepted = sum(sum(step.num_draft) for step in steps), sum(step.num_accepted for step in steps)
+    assert found["vllm:spec_decode_num_drafts_total", ""] == sum(sum(map(bool, step.num_draft)) for step in steps) > 0
+    assert found["vllm:spec_decode_num_draft_tokens_total", ""] == drafts
+    assert found["vllm:spec_decode_num_accepted_tokens_total", ""] == accepted
+    assert 0 < accepted < drafts
 
 
 def test_counters_are_sums_over_the_events() -> None:

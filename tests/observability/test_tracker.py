@@ -15,6 +15,7 @@ from chairlift.events import RequestArrived, Step
 from chairlift.observability import tracker as tracker_module
 from chairlift.observability.tracker import RequestTracker
 from chairlift.request import WaitReason
+from fakes import PartlyRightProposals
 from tracked_engine import TrackedEngine, check_waits
 
 LONG = [*range(1, 13)]
@@ -243,6 +244,26 @@ def test_after_each_step_the_batch_holds_what_is_not_free() -> None:
             engine.steps(1)
             checked += check_blocks(engine)
         assert checked > 5
+
+
+def test_rejected_draft_tokens_are_not_computed_tokens() -> None:
+    engine = TrackedEngine(block_size=8, max_num_seqs=3, propose=PartlyRightProposals(1, 0.6))
+    for start in range(4):
+        engine.add([start, 1, 2], 30)
+    seen = 0
+    while engine.core.has_work:
+        engine.steps(1)
+        for request in engine.core.scheduler.unfinished.values():
+            tracked = engine.tracker.get(request.request_id)
+            assert tracked is not None
+            assert tracked.num_computed == request.num_computed_tokens
+            assert tracked.num_output_tokens == request.num_output_tokens
+            seen += 1
+    assert seen > 20
+    steps = [event for event in engine.log.events if isinstance(event, Step)]
+    requests = list(engine.tracker.requests())
+    assert sum(r.draft_tokens for r in requests) == sum(sum(step.num_draft) for step in steps) > 20
+    assert 0 < sum(r.accepted_draft_tokens for r in requests) == sum(step.num_accepted for step in steps)
 
 
 def check_blocks(engine: TrackedEngine) -> bool:

@@ -25,7 +25,7 @@ def _model() -> FakeModel:
     return FakeModel(VOCAB, num_slots=256)
 
 
-def _runner(model: FakeModel, block_size: int) -> ModelRunner:
+def _runner(model: FakeModel, block_size: int, draft_model: FakeModel | None = None) -> ModelRunner:
     return ModelRunner(
         model,
         model.plan,
@@ -33,6 +33,8 @@ def _runner(model: FakeModel, block_size: int) -> ModelRunner:
         max_num_seqs=MAX_SEQS,
         max_model_len=MAX_MODEL_LEN,
         block_size=block_size,
+        draft_model=draft_model,
+        draft_plan=None if draft_model is None else draft_model.plan,
     )
 
 
@@ -46,12 +48,17 @@ def _naive_tokens(model: FakeModel, request: NewRequest, num_tokens: int) -> lis
 
 @dataclass
 class _Live:
-    """A request of the random driver; `num_tokens` includes sampled tokens whose value is not read yet."""
+    """A request of the random driver.
+
+    `num_tokens` includes sampled tokens whose value is not read yet. `num_read` counts the tokens that the draft model
+    has read; None after its first proposal.
+    """
 
     request: NewRequest
     num_tokens: int
     length: int
     num_computed: int = 0
+    num_read: int | None = 0
     blocks: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -62,11 +69,25 @@ class _Live:
 
 
 class _RandomDriver:
-    """Schedules random requests, chunks, preemptions and batch orders, and reads results `lag` steps late."""
+    """Schedules random requests, chunks, preemptions and batch orders, and reads results `lag` steps late.
 
-    def __init__(self, model: FakeModel, requests: list[_Live], block_size: int, lag: int, rng: random.Random) -> None:
+    Without a lag, decoding requests have random draft tokens, of which a part is right, or those of a draft model.
+    """
+
+    def __init__(
+        self,
+        model: FakeModel,
+        requests: list[_Live],
+        block_size: int,
+        lag: int,
+        rng: random.Random,
+        draft_model: FakeModel | None = None,
+    ) -> None:
         self.requests = {live.request.request_id: live for live in requests}
-        self.runner = _runner(model, block_size)
+        self.model = model
+        self.runner = _runner(model, block_size, draft_model)
+        self.has_draft_model = draft_model is not None
+        self.num_drafts = self.num_accepted = 0
         self.block_size = block_size
         self.lag = lag
         self.rng = rng
@@ -122,15 +143,38 @@ class _RandomDriver:
         if not lacking or live.num_tokens >= MAX_MODEL_LEN:
             return
         count = self.rng.randint(1, lacking)
-        taken = self._take(live, count)
+        num_drafts = min(self.rng.randint(0, 5), MAX_MODEL_LEN - live.num_tokens - 2)
+        if lacking > 1 or self.lag or num_drafts < 0:
+            num_drafts = 0
+        taken = self._take(live, count + num_drafts)
         if taken:
             output.new_block_ids[live.request.request_id] = [taken]
+        if self.has_draft_model and live.num_read is not None and live.num_read < len(live.request.token_ids) - 1:
+            output.num_draft_reads[live.request.request_id] = 1
+            live.num_read += 1
         self._advance(live, count, output)
+        if num_drafts:
+            self._add_drafts(live, num_drafts, output)
+
+    def _add_drafts(self, live: _Live, count: int, output: SchedulerOutput) -> None:
+        request_id = live.request.request_id
+        output.num_scheduled_tokens[request_id] += count
+        self.num_drafts += count
+        if self.has_draft_model:
+            output.num_draft_tokens[request_id] = count
+            live.num_read = None
+            return
+        known = len(live.request.token_ids)
+        right = _naive_tokens(self.model, live.request, known + count)[known:]
+        wrong = [(token + 1) % VOCAB for token in right]
+        drafts = [pair[self.rng.random() < 0.3] for pair in zip(right, wrong, strict=True)]
+        output.draft_token_ids[request_id] = drafts
 
     def _introduce(self, live: _Live, output: SchedulerOutput) -> None:
         self.waiting.remove(live)
         self.running.append(live)
         count = self.rng.randint(1, live.num_tokens)
+        live.num_read = 0
         self._take(live, count)
         tokens = list(live.request.token_ids)
         output.new_requests.append(replace(live.request, token_ids=tokens, block_ids=[list(live.blocks)]))
@@ -145,6 +189,9 @@ class _RandomDriver:
         for request_id, tokens in result.token_ids.items():
             live = self.requests[request_id]
             live.request.token_ids.extend(tokens)
+            self.num_accepted += len(tokens) - 1
+            live.num_tokens += len(tokens) - 1
+            live.num_computed += len(tokens) - 1
             live.logprobs += result.logprobs.get(request_id, [])
             if live.is_done and live in self.waiting:
                 self.waiting.remove(live)
@@ -179,18 +226,32 @@ def _random_requests(rng: random.Random) -> list[_Live]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 1 << 32), st.sampled_from([0, 1]), st.sampled_from([1, 4, 16]))
-def test_the_tokens_do_not_depend_on_the_schedule(seed: int, lag: int, block_size: int) -> None:
+@given(st.integers(0, 1 << 32), st.sampled_from([0, 1]), st.sampled_from([1, 4, 16]), st.booleans())
+def test_the_tokens_do_not_depend_on_the_schedule(seed: int, lag: int, block_size: int, has_draft_model: bool) -> None:
     rng = random.Random(seed)
-    model = _model()
+    model, draft_model = _model(), FakeModel(VOCAB, num_slots=256) if has_draft_model else None
     model.memory.fill_(-1)
     requests = _random_requests(rng)
     prompts = [replace(live.request, token_ids=list(live.request.token_ids)) for live in requests]
-    _RandomDriver(model, requests, block_size, lag, rng).run()
+    _RandomDriver(model, requests, block_size, lag, rng, draft_model).run()
     for live, prompt in zip(requests, prompts, strict=True):
         tokens = live.request.token_ids
         assert tokens == _naive_tokens(model, prompt, len(tokens))
         _check_logprobs(model, live)
+
+
+def test_a_draft_model_with_equal_logits_is_always_right() -> None:
+    """It reads the same tokens at the same positions, and draws with the same random numbers."""
+    rng = random.Random(5)
+    for _ in range(20):
+        model, draft_model = FakeModel(VOCAB, num_slots=256), FakeModel(VOCAB, num_slots=256)
+        requests = _random_requests(rng)
+        for live in requests:
+            params = SamplingParams(temperature=rng.choice([0.0, 0.9]), top_k=rng.choice([0, 7]), max_tokens=None)
+            live.request = replace(live.request, sampling_params=params)
+        driver = _RandomDriver(model, requests, 4, 0, rng, draft_model)
+        driver.run()
+        assert driver.num_accepted == driver.num_drafts
 
 
 def _check_logprobs(model: FakeModel, live: _Live) -> None:

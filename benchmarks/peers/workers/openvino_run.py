@@ -21,11 +21,15 @@ from benchmarks.peers.records import (
 openvino: Any = import_module("openvino")
 openvino_genai: Any = import_module("openvino_genai")
 
+MAX_NGRAM_SIZE = 3
+"""The number of last tokens that prompt lookup searches for; the default of OpenVINO's example."""
+
 
 def build(options: dict[str, Any]) -> Any:
     """Create the pipeline.
 
-    The options are model (a folder with an IR, or a .gguf file), seats, token_budget, cache_gb and num_threads.
+    The options are model (a folder with an IR, or a .gguf file), seats, token_budget, cache_gb, num_threads and
+    prompt_lookup (a number of draft tokens, or None).
     """
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs = options["seats"]
@@ -33,14 +37,19 @@ def build(options: dict[str, Any]) -> Any:
     scheduler.cache_size = options["cache_gb"]
     scheduler.enable_prefix_caching = False
     properties = {} if options["num_threads"] is None else {"INFERENCE_NUM_THREADS": options["num_threads"]}
+    if options["prompt_lookup"] is not None:
+        properties["prompt_lookup"] = True
     return openvino_genai.ContinuousBatchingPipeline(options["model"], scheduler, "CPU", properties)
 
 
-def generation_config(output_len: int) -> Any:
+def generation_config(output_len: int, prompt_lookup: int | None) -> Any:
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = output_len
     config.ignore_eos = True
     config.do_sample = False
+    if prompt_lookup is not None:
+        config.num_assistant_tokens = prompt_lookup
+        config.max_ngram_size = MAX_NGRAM_SIZE
     return config
 
 
@@ -49,6 +58,7 @@ class Driver:
     """Sends requests to the pipeline, and records the time of each token."""
 
     pipeline: Any
+    prompt_lookup: int | None = None
     num_sent: int = 0
 
     def drive(self, requests: list[PeerRequest]) -> RequestTimings:
@@ -58,7 +68,7 @@ class Driver:
         for request in requests:
             tensor = openvino.Tensor(np.array([request.prompt_token_ids], dtype=np.int64))
             handles[request.request_id] = self.pipeline.add_request(
-                self.num_sent, tensor, generation_config(request.output_len)
+                self.num_sent, tensor, generation_config(request.output_len, self.prompt_lookup)
             )
             timings[request.request_id] = RequestTiming(start)
             self.num_sent += 1
@@ -79,7 +89,7 @@ def count_new_tokens(handle: Any) -> int:
 
 def main() -> None:
     job, out = worker_arguments()
-    driver = Driver(build(job.options))
+    driver = Driver(build(job.options), job.options["prompt_lookup"])
     timings = run_job(job, driver.drive)
     version = openvino_genai.__version__
     EngineRun(*timings, peak_rss_bytes(), {"openvino_genai": version}).write(out)

@@ -113,6 +113,7 @@ NOT_FOR_PERPLEXITY = {
     "kv_arena",
     "enable_prefix_caching",
     "skip_tokenizer_init",
+    "speculative_config",
     "seed",
     "record_trace",
 }

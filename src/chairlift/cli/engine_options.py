@@ -10,7 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from chairlift.cli.option_groups import Command, OptionValues, options_from_fields, pop_options, with_options
+from chairlift.cli.option_groups import (
+    Command,
+    OptionValues,
+    options_from_fields,
+    parse_json_object,
+    pop_options,
+    with_options,
+)
 from chairlift.config import (
     BATCHINGS,
     DTYPES,
@@ -54,17 +61,17 @@ HELP = {
     "enable_prefix_caching": "Share the KV blocks of equal prefixes. Default: on with --kv paged.",
     "load_format": "auto reads the weights of MODEL; dummy creates random weights from its config.json alone.",
     "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",
+    "speculative_config": 'Speculative decoding, as a JSON object such as {"method": "ngram"}. Default: off.',
     "seed": "Seed of the requests without a seed.",
     "num_threads": "Number of CPU threads. Default: all physical cores.",
     "event_log": "File to write all events to, as JSON lines.",
     "record_trace": "File to write the lengths, times and keyed prefix hashes of all requests to, for a replay.",
 }
 
+TEXT_OPTIONS = {"kv_cache_memory_bytes": str | None, "speculative_config": str | None}
+"""The options whose text is parsed."""
 
-ENGINE_OPTIONS = {
-    option.name: option
-    for option in options_from_fields(EngineConfig, HELP, "Engine", {"kv_cache_memory_bytes": str | None})
-}
+ENGINE_OPTIONS = {option.name: option for option in options_from_fields(EngineConfig, HELP, "Engine", TEXT_OPTIONS)}
 
 
 def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
@@ -80,6 +87,8 @@ def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
             from chairlift.worker.memory import parse_memory
 
             chosen["kv_cache_memory_bytes"] = parse_memory(chosen["kv_cache_memory_bytes"], "kv_cache_memory_bytes")
+        if (text := chosen.get("speculative_config")) is not None:
+            chosen["speculative_config"] = parse_json_object("speculative_config", text, {"method": "ngram"})
         return {"config": EngineConfig(model=given.pop("model"), **chosen)}
 
     return lambda command: with_options(command, options, make, "config")

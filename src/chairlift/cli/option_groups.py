@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from chairlift.errors import ConfigError
 
 Command = Callable[..., None]
 
@@ -29,6 +32,17 @@ def option(name: str, kind: Any, default: Any = None, **about: Any) -> inspect.P
     names = [f"--{name.replace('_', '-')}"] if default is False else []
     annotation = Annotated[kind, typer.Option(*names, **about)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def parse_json_object(name: str, text: str, example: dict[str, Any]) -> dict[str, Any]:
+    """Parse the value of an option. Raises ConfigError if it is not a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object such as {json.dumps(example)}, got {text!r:.100}")
+    return value
 
 
 def option_group(panel: str | None = None, /, **rows: OptionRow) -> list[inspect.Parameter]:

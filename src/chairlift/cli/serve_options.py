@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from chairlift.cli.option_groups import (
     Command,
@@ -13,6 +11,7 @@ from chairlift.cli.option_groups import (
     option,
     option_group,
     options_from_fields,
+    parse_json_object,
     pop_options,
     with_options,
 )
@@ -123,20 +122,11 @@ def add_sampling_options(command: Command) -> Command:
     def make(values: OptionValues) -> OptionValues:
         chosen = pop_options(values, SAMPLING)
         if (text := chosen["override_generation_config"]) is not None:
-            chosen["override_generation_config"] = _json_object("override_generation_config", text)
+            example = {"temperature": 0.5}
+            chosen["override_generation_config"] = parse_json_object("override_generation_config", text, example)
         return {"config": replace(values.pop("config"), **chosen)}
 
     return with_options(command, SAMPLING, make)
-
-
-def _json_object(name: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ConfigError(f'{name} must be a JSON object such as {{"temperature": 0.5}}, got {text!r:.100}')
-    return value
 
 
 def _access(values: OptionValues) -> AccessOptions:

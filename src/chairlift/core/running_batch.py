@@ -48,6 +48,7 @@ class StepPlan:
         assert self.state is not None, "the state is recorded if events are emitted"
         output = self.output
         scheduled, padding = output.num_scheduled_tokens, output.num_padding_tokens
+        has_drafts = output.draft_token_ids or output.num_draft_tokens
         return Step(
             time=now,
             step=output.step,
@@ -60,6 +61,7 @@ class StepPlan:
             preempted=self.preempted,
             finished=finished,
             num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
+            num_draft=[output.num_drafts(request_id) for request_id in scheduled] if has_drafts else [],
             num_recomputed=self.num_recomputed,
             new_blocks=_new_blocks(output),
             released_blocks=self.released_blocks,
@@ -167,6 +169,12 @@ class RunningBatch:
             request.num_tokens += 1
             request.num_pending_tokens += 1
             plan.sampling.append(request)
+
+    def accept_drafts(self, request: Request, count: int, plan: StepPlan) -> None:
+        """Record that `count` draft tokens of the step were accepted, so their K and V are those of output tokens."""
+        request.num_computed_tokens += count
+        request.write_moment += count * self._num_groups * plan.scheduled_time
+        self._policy.record_sampling([request] * count)
 
     def allocate(self, request: Request) -> bool:
         """Allocate memory to the head of the queue; False if memory is short."""

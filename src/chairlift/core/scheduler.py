@@ -21,6 +21,7 @@ from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.parked_siblings import ParkedSiblings
 from chairlift.core.running_batch import RunningBatch, StepPlan
 from chairlift.core.scheduling_policies import FairPolicy, FCFSPolicy, PriorityPolicy
+from chairlift.core.speculation.draft_selection import DraftSelection
 from chairlift.core.wait_log import WaitLog
 from chairlift.errors import RequestError
 from chairlift.events import EventSink, RequestArrived, RequestFinished, RequestRejected
@@ -52,6 +53,8 @@ class Scheduler:
         self._batch = RunningBatch(config, kv_cache_manager, _make_scheduling_policy(config), self._waits)
         self._batching = make_batching(self._batch)
         assert self._batching.name == config.batching, "make_batching creates the policy that the configuration names"
+        speculative = config.speculative_config
+        self._drafts = None if speculative is None else DraftSelection(config, speculative)
         self._outbox: list[EngineCoreOutput] = []
         self._in_flight: deque[StepPlan] = deque()
         self._deadlines: list[tuple[float, str]] = []
@@ -163,6 +166,8 @@ class Scheduler:
         if status is not RequestStatus.RUNNING:
             self._waits.stop(request)
         self._kv.forget(request)
+        if self._drafts is not None:
+            self._drafts.forget(request.request_id)
         del self._requests[request.request_id]
         if self._events is not None:
             self._events.emit(RequestFinished.from_request(request, now, self._step))
@@ -187,12 +192,19 @@ class Scheduler:
         return outputs
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """Plan the next step and advance `num_computed_tokens`; None if there is nothing to compute now."""
+        """Plan the next step and advance `num_computed_tokens`; None if there is nothing to compute now.
+
+        With speculative decoding a step is planned only when the results of all others are known.
+        """
+        if self._drafts is not None and self._in_flight:
+            return None
         self._batch.begin_step(now)
         plan = StepPlan(SchedulerOutput(self._step, {}), now)
         self._batching.fill(plan)
         if not plan.output.num_scheduled_tokens:
             return None
+        if self._drafts is not None:
+            self._drafts.extend(plan)
         self._batch.end_step(plan)
         self._waits.count_step(plan.wait_reason, plan.head)
         for request in plan.prefilled:
@@ -224,7 +236,7 @@ class Scheduler:
             if result.errors and request.request_id in result.errors:
                 outputs.append(self._fail(request, result.errors[request.request_id], now))
             else:
-                outputs.append(self._append_tokens(request, result, now))
+                outputs.append(self._append_tokens(request, result, plan, now))
             if request.finish_reason is not None and request.is_finished:
                 finished.append(request.request_id)
         if result.prompt_logprobs:
@@ -245,9 +257,14 @@ class Scheduler:
         self._finish(request, FinishReason.ERROR, now)
         return EngineCoreOutput(request.request_id, [], FinishReason.ERROR.value, error=error)
 
-    def _append_tokens(self, request: Request, result: ModelRunnerOutput, now: float) -> EngineCoreOutput:
+    def _append_tokens(
+        self, request: Request, result: ModelRunnerOutput, plan: StepPlan, now: float
+    ) -> EngineCoreOutput:
         request_id = request.request_id
         tokens = request.append_sampled(result.token_ids[request_id])
+        if self._drafts is not None:
+            self._drafts.record(request, tokens, plan.output.num_drafts(request_id))
+            self._batch.accept_drafts(request, len(tokens) - 1, plan)
         logprobs = result.logprobs.get(request_id) if result.logprobs else None
         if logprobs is not None:
             logprobs = logprobs[: len(tokens)]

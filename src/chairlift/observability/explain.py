@@ -76,6 +76,7 @@ class Explanation:
         expected_wait: seconds until it is admitted if all requests reach their maximum lengths; None if unknown.
         rejection: the message of a rejected request.
         would_admit: changes, and whether they would have admitted the request when it first had to wait.
+        draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
     """
 
     id: str
@@ -87,6 +88,8 @@ class Explanation:
     waits: tuple[ExplainedWait, ...]
     would_admit: tuple[WhatIf, ...]
     contention: ContentionCost
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class BlockUse(NamedTuple):
@@ -124,6 +127,8 @@ class Explainer:
             waits=waits,
             would_admit=tuple(would_admit),
             contention=self._contention_cost(request, waits),
+            draft_tokens=request.draft_tokens,
+            accepted_draft_tokens=request.accepted_draft_tokens,
         )
 
     # -- waits ---------------------------------------------------------------------------------------------------

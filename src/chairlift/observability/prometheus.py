@@ -73,6 +73,9 @@ COUNTERS: Final = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", ()),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
     "vllm:request_success": ("Requests that ended, by finish reason.", ("finished_reason",)),
+    "vllm:spec_decode_num_drafts": ("Proposals of draft tokens that were verified.", ()),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens that were verified.", ()),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens that were accepted.", ()),
     "chairlift:requests_rejected": ("Requests rejected because they exceed a limit of the engine.", ()),
     "chairlift:steps": ("Computed steps.", ()),
     "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", ()),
@@ -127,6 +130,10 @@ class PrometheusMetrics(Collector):
         self._count("vllm:generation_tokens", sum(step.num_new))
         self._count("chairlift:recomputed_tokens", step.num_recomputed)
         self._count("chairlift:padding_tokens", sum(step.num_padding))
+        if step.num_draft:
+            self._count("vllm:spec_decode_num_drafts", sum(map(bool, step.num_draft)))
+            self._count("vllm:spec_decode_num_draft_tokens", sum(step.num_draft))
+            self._count("vllm:spec_decode_num_accepted_tokens", step.num_accepted)
         seconds = step.time - step.scheduled_time
         for kind in SLOT_KINDS:
             self._count("chairlift:kv_slot_seconds", seconds * getattr(step, kind), kind)

@@ -76,6 +76,7 @@ class TrackedRequest:
         num_steps, step_seconds, step_tokens: number and seconds of the steps that contained the request, and the number
             of its own tokens in them.
         recompute_tokens: tokens that were computed again after preemptions.
+        draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
         waiting_event: the last event of the request at the head of the queue.
         last_token: the time of its last output token.
     """
@@ -99,6 +100,8 @@ class TrackedRequest:
     step_seconds: float = 0.0
     step_tokens: int = 0
     padding_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     waiting_event: RequestWaiting | None = None
     last_token: float | None = None
 
@@ -120,9 +123,15 @@ class TrackedRequest:
         """Seconds from arrival to the schedule of the first step."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrived.time
 
-    def add_row(self, start: int, count: int, num_new: int, padding: int, seconds: float, time: float) -> None:
-        """Add a step that computed `count` tokens from position `start` and sampled `num_new`, in `seconds`."""
-        end = start + count
+    def add_row(
+        self, start: int, count: int, num_new: int, padding: int, seconds: float, time: float, rejected: int = 0
+    ) -> None:
+        """Add a step that computed `count` tokens from position `start` and sampled `num_new`, in `seconds`.
+
+        Args:
+            rejected: the number of computed tokens that were rejected draft tokens.
+        """
+        end = start + count - rejected
         self.num_computed = end
         self.num_steps += 1
         self.step_seconds += seconds

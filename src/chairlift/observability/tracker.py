@@ -235,10 +235,15 @@ class RequestTracker:
         batch = self._batch
         paddings = step.num_padding or repeat(0)
         rows = zip(step.request_ids, step.num_computed, step.num_scheduled, step.num_new, paddings, strict=False)
-        for request_id, start, count, num_new, padding in rows:
+        rejected = step.num_rejected
+        for index, (request_id, start, count, num_new, padding) in enumerate(rows):
             if (request := batch.get(request_id)) is not None:
                 num_returned = num_new if request.finished is None else 0
-                request.add_row(start, count, num_returned, padding, seconds, step.time)
+                num_rejected = rejected[index] if rejected else 0
+                request.add_row(start, count, num_returned, padding, seconds, step.time, num_rejected)
+                if step.num_draft:
+                    request.draft_tokens += step.num_draft[index]
+                    request.accepted_draft_tokens += step.num_draft[index] - num_rejected
 
     def _queue_interval(self, step: Step) -> QueueInterval:
         head = None if step.head_id is None else self.get(step.head_id)

@@ -15,6 +15,7 @@ from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.transfer import to_device
 
 NO_PADDING: Mapping[str, int] = MappingProxyType({})
+NO_DRAFTS: Mapping[str, list[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,10 @@ class InputBatch:
         request_ids: the requests in batch order.
         rows: int64 [B], on the host: their rows.
         num_scheduled: int64 [B], on the host: their numbers of tokens, without padding.
+        num_drafts: int64 [B], on the host: the numbers of draft tokens among them, which come last.
         token_start, token_end: int64 [B], on the host: the range of their tokens among the packed tokens.
-        samples: bool [B], on the host: the step computes the request's last known token, so a token is sampled.
+        samples: bool [B], on the host: the step computes the request's last known token and its draft tokens, so
+            tokens are sampled.
         is_padded: bool [B], on the host: the step computes padding only, for a row with computed tokens.
         is_decode: the step computes exactly the last known token of every request.
         token_ids, positions: int64 [T], on the device. Padding repeats the row's first token at position 0.
@@ -40,6 +43,7 @@ class InputBatch:
     request_ids: list[str]
     rows: IntArray
     num_scheduled: IntArray
+    num_drafts: IntArray
     token_start: IntArray
     token_end: IntArray
     samples: npt.NDArray[np.bool_]
@@ -67,9 +71,15 @@ class _Sequences:
 
 
 def gather_input_batch(
-    rows: RequestRows, num_scheduled_tokens: Mapping[str, int], num_padding_tokens: Mapping[str, int] = NO_PADDING
+    rows: RequestRows,
+    num_scheduled_tokens: Mapping[str, int],
+    num_padding_tokens: Mapping[str, int] = NO_PADDING,
+    draft_token_ids: Mapping[str, list[int]] = NO_DRAFTS,
 ) -> InputBatch:
-    """Pack the next tokens of each request, without a loop over tokens. Each request has a token or padding."""
+    """Pack the next tokens of each request, without a loop over tokens. Each request has a token or padding.
+
+    Draft tokens have been written to the rows.
+    """
     request_ids = list(num_scheduled_tokens)
     batch_rows = rows.rows_of(request_ids)
     if not num_padding_tokens and max(num_scheduled_tokens.values()) == 1:
@@ -79,7 +89,10 @@ def gather_input_batch(
     counts: IntArray = np.fromiter(num_scheduled_tokens.values(), np.int64, len(request_ids))
     computed = rows.num_computed_tokens[batch_rows]
     seq_lens = computed + counts
-    known = rows.num_tokens[batch_rows]
+    drafts: IntArray = np.zeros_like(counts)
+    if draft_token_ids:
+        drafts = np.array([len(draft_token_ids.get(request_id, ())) for request_id in request_ids], dtype=np.int64)
+    known = rows.num_tokens[batch_rows] + drafts
     sequences, totals = _Sequences(batch_rows, counts, computed, seq_lens), counts
     if num_padding_tokens:
         padding: IntArray = np.array([num_padding_tokens.get(request_id, 0) for request_id in request_ids])
@@ -92,6 +105,7 @@ def gather_input_batch(
         request_ids=request_ids,
         rows=batch_rows,
         num_scheduled=counts,
+        num_drafts=drafts,
         token_start=token_end - counts,
         token_end=token_end,
         samples=(seq_lens == known) & (counts > 0),
@@ -117,6 +131,7 @@ def _decode_batch(rows: RequestRows, request_ids: list[str], batch_rows: IntArra
         request_ids=request_ids,
         rows=batch_rows,
         num_scheduled=tokens.counts,
+        num_drafts=np.zeros_like(batch_rows),
         token_start=starts[:-1],
         token_end=starts[1:],
         samples=~no_rows,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +12,11 @@ import torch
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from chairlift.worker.draft_model import DraftModel
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.logprobs import LogprobTensors
 from chairlift.worker.request_rows import IntArray, RequestRows
+from chairlift.worker.runner_model import RunnerModel
 from chairlift.worker.sampler import SampledTokens, Sampler
 from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
@@ -25,16 +27,40 @@ PROMPT_LOGPROB_ROWS = 256
 """Maximum number of rows of logits in memory for prompt logprobs."""
 
 
-class RunnerModel(Protocol):
-    """The methods of a model that the runner calls."""
+class DraftRounds:
+    """The order of the logits of a step: those after the last known token of each request, then those after its first
+    draft token, and so on.
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Compute int64 [T], int64 [T] -> hidden states [T, hidden], and write K and V to the slots of the plan."""
-        ...
+    Args:
+        num_drafts: int64 [N], the number of draft tokens of each request.
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute [N, hidden] -> float32 [N, V] in a tensor that the caller may change."""
-        ...
+    Attributes:
+        num_rounds: 1 + the largest number of draft tokens.
+        index, position: int64 [N + sum of num_drafts]: for each row of logits the request, and the number of draft
+            tokens before it.
+    """
+
+    def __init__(self, num_drafts: IntArray) -> None:
+        self.num_rounds = 1 + int(num_drafts.max(initial=0))
+        has_row = np.arange(self.num_rounds)[:, None] <= num_drafts
+        self.position, self.index = np.nonzero(has_row)
+        self._rows = np.cumsum(has_row).reshape(has_row.shape) - 1
+
+    def logit_rows(self, position: int, index: list[int]) -> IntArray:
+        """The rows of the logits after draft token `position` - 1 of these requests."""
+        rows: IntArray = self._rows[position, index]
+        return rows
+
+
+class SampledRound(NamedTuple):
+    """Tokens that were sampled at the same time.
+
+    Attributes:
+        positions: their requests, as positions in `PendingStep.request_ids`; empty in the first round, for all of them.
+    """
+
+    positions: list[int]
+    tokens: SampledTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +83,18 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step whose results are being copied to the host; `ready` is None if they are there already."""
+    """A step whose results are being copied to the host.
+
+    Attributes:
+        request_ids: the requests that sampled a token, in batch order.
+        rounds: their tokens: first one for each request, then one more for each request whose draft token was accepted,
+            and so on.
+        ready: None if the results are on the host already.
+    """
 
     step: int
     request_ids: list[str]
-    sampled: SampledTokens | None = None
+    rounds: list[SampledRound]
     prompt_logprobs: PromptLogprobs | None = None
     ready: torch.cuda.Event | None = None
 
@@ -83,6 +116,8 @@ class ModelRunner:
         sampling: the kernels that choose tokens; None selects those of torch.
         grammars: the compiler of structured outputs; None if the engine does not support them.
         num_groups: number of groups of layers (see `models.kv_layout.KVLayout`).
+        draft_model, draft_plan: a model that proposes draft tokens, whose KV memory has as many blocks of the same
+            size, and its plan; None if there is none. It needs `num_groups` = 1.
     """
 
     def __init__(
@@ -98,6 +133,8 @@ class ModelRunner:
         sampling: SamplingKernels | None = None,
         grammars: GrammarCompiler | None = None,
         num_groups: int = 1,
+        draft_model: RunnerModel | None = None,
+        draft_plan: Callable[..., Any] | None = None,
     ) -> None:
         self._model = model
         self._plan = plan
@@ -107,35 +144,43 @@ class ModelRunner:
         self._sampling = sampling or TorchSampling()
         self._masks = TokenMasks(self._rows, vocab_size, grammars)
         self._sampler = Sampler(self._state, self._rows, self._masks, self._sampling)
+        self._draft_model: DraftModel | None = None
+        if draft_model is not None and draft_plan is not None:
+            choose = self._sampling.make_sampler(self._state.parameters(self._rows.num_tokens))
+            self._draft_model = DraftModel(draft_model, draft_plan, choose, self._rows)
 
     @torch.inference_mode()
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Start a step."""
         self._update_rows(output)
         if not output.num_scheduled_tokens:
-            return PendingStep(output.step, [])
-        batch = gather_input_batch(self._rows, output.num_scheduled_tokens, output.num_padding_tokens)
+            return PendingStep(output.step, [], [])
+        drafts = self._draft_tokens(output)
+        batch = gather_input_batch(self._rows, output.num_scheduled_tokens, output.num_padding_tokens, drafts)
         hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention))
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
-        self._rows.advance(batch.rows, batch.num_scheduled)
-        request_ids, sampled = self._sample(batch, hidden)
-        return self._copy_to_host(PendingStep(output.step, request_ids, sampled, prompt_logprobs))
+        self._rows.advance(batch.rows, batch.num_scheduled - batch.num_drafts if drafts else batch.num_scheduled)
+        request_ids, rounds = self._sample(batch, hidden, drafts)
+        return self._copy_to_host(PendingStep(output.step, request_ids, rounds, prompt_logprobs))
 
     def result(self, pending: PendingStep) -> ModelRunnerOutput:
         """Wait for the results of a step."""
         if pending.ready is not None:
             pending.ready.synchronize()
-        sampled, prompt = pending.sampled, pending.prompt_logprobs
-        if sampled is None:
+        prompt = pending.prompt_logprobs
+        if not pending.rounds:
             return ModelRunnerOutput(pending.step, {}, prompt_logprobs=prompt.records() if prompt else {})
-        token_ids = sampled.token_ids.tolist()
-        return ModelRunnerOutput(
+        request_ids, sampled = pending.request_ids, pending.rounds[0].tokens
+        result = ModelRunnerOutput(
             step=pending.step,
-            token_ids={request_id: [token] for request_id, token in zip(pending.request_ids, token_ids, strict=True)},
-            logprobs={pending.request_ids[i]: [record] for i, record in sampled.logprob_records().items()},
+            token_ids={rid: [token] for rid, token in zip(request_ids, sampled.token_ids.tolist(), strict=True)},
+            logprobs={request_ids[i]: [record] for i, record in sampled.logprob_records().items()},
             prompt_logprobs=prompt.records() if prompt else {},
-            errors={pending.request_ids[i]: error for i, error in sampled.errors.items()},
+            errors={request_ids[i]: error for i, error in sampled.errors.items()},
         )
+        for positions, tokens in pending.rounds[1:]:
+            _append_round(result, [request_ids[i] for i in positions], tokens)
+        return result
 
     def _update_rows(self, output: SchedulerOutput) -> None:
         for request_id in output.removed:
@@ -146,10 +191,26 @@ class ModelRunner:
             row = self._rows.add(new)
             self._state.add(row, new)
             self._masks.add(row, new)
+            if self._draft_model is not None:
+                self._draft_model.add(row)
         for request_id, block_ids in output.new_block_ids.items():
             self._rows.append_blocks(self._rows.row_of(request_id), block_ids)
 
-    def _sample(self, batch: InputBatch, hidden: torch.Tensor) -> tuple[list[str], SampledTokens | None]:
+    def _draft_tokens(self, output: SchedulerOutput) -> Mapping[str, list[int]]:
+        """The draft tokens of the step, which are written to the rows."""
+        if output.num_draft_reads:
+            assert self._draft_model is not None
+            self._draft_model.read(output.num_draft_reads)
+        if output.num_draft_tokens:
+            assert self._draft_model is not None
+            return self._draft_model.propose(output.num_draft_tokens)
+        for request_id, token_ids in output.draft_token_ids.items():
+            self._rows.write_drafts(self._rows.row_of(request_id), token_ids)
+        return output.draft_token_ids
+
+    def _sample(
+        self, batch: InputBatch, hidden: torch.Tensor, drafts: Mapping[str, list[int]]
+    ) -> tuple[list[str], list[SampledRound]]:
         """Sample for the requests whose last known token was computed, and append the tokens to their rows.
 
         The logits of padded rows are computed as well, as in a padded batch, and ignored.
@@ -157,21 +218,56 @@ class ModelRunner:
         if batch.is_decode:
             sampled = self._sampler.sample(self._model.logits(hidden), batch.rows)
             self._rows.append_sampled(batch.rows, sampled.token_ids)
-            return batch.request_ids, sampled
+            return batch.request_ids, [SampledRound([], sampled)]
         chosen = np.flatnonzero(batch.samples)
         padded = np.flatnonzero(batch.is_padded)
         if not len(chosen) and not len(padded):
-            return [], None
-        last = batch.token_end[np.concatenate((chosen, padded))] - 1
-        if len(padded) or len(last) < len(hidden):
-            hidden = hidden[to_device(last, self._device)]
+            return [], []
+        ends, rounds = batch.token_end - batch.num_drafts, DraftRounds(batch.num_drafts[chosen])
+        sampled_rows = ends[chosen[rounds.index]] + rounds.position - 1
+        packed = np.concatenate((sampled_rows, ends[padded] - 1))
+        if len(padded) or len(drafts) or len(packed) < len(hidden):
+            hidden = hidden[to_device(packed, self._device)]
         logits = self._model.logits(hidden)
         if not len(chosen):
-            return [], None
-        rows = batch.rows[chosen]
-        sampled = self._sampler.sample(logits[: len(chosen)], rows)
-        self._rows.append_sampled(rows, sampled.token_ids)
-        return [batch.request_ids[i] for i in chosen.tolist()], sampled
+            return [], []
+        request_ids = [batch.request_ids[i] for i in chosen.tolist()]
+        token_ids = [drafts.get(request_id, []) for request_id in request_ids]
+        return request_ids, self._verify(logits, batch.rows[chosen], rounds, token_ids)
+
+    def _verify(
+        self, logits: torch.Tensor, rows: IntArray, rounds: DraftRounds, drafts: list[list[int]]
+    ) -> list[SampledRound]:
+        """Sample after the last known token of each row, and go on after each draft token that equals the token sampled
+        before it.
+
+        Args:
+            logits: float32 [at least N + the number of draft tokens, V], in the order of `rounds`; overwritten.
+            rows: int64 [N].
+            drafts: the draft tokens of each row.
+        """
+        sampled = [SampledRound([], self._sampler.sample(logits[: len(rows)], rows))]
+        self._rows.append_sampled(rows, sampled[0].tokens.token_ids)
+        index = list(range(len(rows)))
+        for position in range(1, rounds.num_rounds):
+            tokens = sampled[-1].tokens
+            values = zip(index, tokens.token_ids.tolist(), strict=True)
+            index = [
+                i
+                for at, (i, token) in enumerate(values)
+                if drafts[i][position - 1 : position] == [token] and at not in tokens.errors
+            ]
+            if not index:
+                break
+            chosen = rows[index]
+            self._rows.advance(chosen, np.ones_like(chosen))
+            logits_index = to_device(rounds.logit_rows(position, index), self._device)
+            tokens = self._sampler.sample(logits[logits_index], chosen)
+            # After an error, the next step samples the token again and reports it.
+            valid = [at for at in range(len(index)) if at not in tokens.errors]
+            self._rows.append_sampled(chosen[valid], tokens.token_ids[valid])
+            sampled.append(SampledRound(index, tokens))
+        return sampled
 
     def _prompt_logprobs(self, batch: InputBatch, hidden: torch.Tensor) -> PromptLogprobs | None:
         """Compute the logprobs of prompt tokens from the logits at the token before, PROMPT_LOGPROB_ROWS at a time."""
@@ -203,8 +299,19 @@ class ModelRunner:
         """Start the copies to the host; on the CPU nothing is copied."""
         if self._device.type != "cuda":
             return done
-        sampled = done.sampled and done.sampled.to_host()
+        rounds = [SampledRound(sampled.positions, sampled.tokens.to_host()) for sampled in done.rounds]
         prompt = done.prompt_logprobs and done.prompt_logprobs.to_host()
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
-        return PendingStep(done.step, done.request_ids, sampled, prompt, ready)
+        return PendingStep(done.step, done.request_ids, rounds, prompt, ready)
+
+
+def _append_round(result: ModelRunnerOutput, request_ids: list[str], sampled: SampledTokens) -> None:
+    """Append one more token of each request to the result, except after an error, which the next step reports."""
+    records = sampled.logprob_records()
+    for i, (request_id, token) in enumerate(zip(request_ids, sampled.token_ids.tolist(), strict=True)):
+        if i in sampled.errors:
+            continue
+        result.token_ids[request_id].append(token)
+        if i in records:
+            result.logprobs[request_id].append(records[i])

@@ -123,6 +123,17 @@ class RequestRows:
             table[row, start:end] = block_ids[: end - start]
             num_blocks[row] = end
 
+    def write_drafts(self, row: int, token_ids: Sequence[int]) -> None:
+        """Write draft tokens after the known tokens, which do not become known by it."""
+        start = int(self.num_tokens[row])
+        end = start + len(token_ids)
+        assert end < self.max_model_len, "a row has no room for the token after its draft tokens"
+        if self._host_token_ids is not None:
+            base = row * self.max_model_len
+            self._host_token_ids[base + start : base + end] = token_ids
+        else:
+            self.token_ids[row, start:end] = to_device(np.array(token_ids, dtype=np.int32), self.device)
+
     def advance(self, rows: IntArray, num_computed: IntArray) -> None:
         """Record that `num_computed[i]` more tokens of row `rows[i]` have K and V in memory."""
         self.num_computed_tokens[rows] += num_computed

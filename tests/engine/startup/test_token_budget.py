@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from chairlift.engine.startup.token_budget import (
     DECODE_TARGET_SECONDS,
     MEASURING_SECONDS,
     PREFILL_TARGET_SECONDS,
+    PROBE_CONTEXT,
     PROBES,
     REPEATS,
     ChunkTimer,
     MeasuredSteps,
     SecondsOf,
     describe_chunks,
+    measure_rows,
     measure_steps,
 )
 from chairlift.errors import ConfigError
@@ -35,6 +37,7 @@ from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import StepTime
 from native import needs_native
 
@@ -215,3 +218,40 @@ def test_a_planned_command_does_not_set_the_default_budget(tiny_model_dir: Calla
 
     assert "--max-num-batched-tokens" not in command()
     assert "--max-num-batched-tokens 99" in command(max_num_batched_tokens=99)
+
+
+def test_rows_are_timed_up_to_the_longest_request() -> None:
+    calls: list[tuple[int, int]] = []
+
+    def seconds_of(rows: int, context: int) -> float:
+        calls.append((rows, context))
+        return 1.0 + 0.1 * rows
+
+    measured = measure_rows(seconds_of, 600)
+    assert measured is not None
+    assert list(measured.points) == [1, 2, 4, 8, 16, 32, 64]
+    assert measured.seconds(10) == pytest.approx(2.0)
+    assert {context for _, context in calls} == {PROBE_CONTEXT}
+    short = measure_rows(seconds_of, 5)
+    assert short is not None
+    assert list(short.points) == [1, 2, 4]
+    assert measure_rows(seconds_of, 1) is None
+
+
+def test_an_engine_with_speculative_decoding_times_its_rows(
+    tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    events = EventList()
+    config = EngineConfig(
+        model=str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=16, speculative_config={}
+    )
+    with caplog.at_level(logging.INFO, logger="chairlift"):
+        engine = build_engine(config, events=events)
+    (started,) = (event for event in events.events if isinstance(event, EngineStarted))
+    assert from_json(to_json(started)) == started
+    assert started.speculative_config == asdict(SpeculativeConfig())
+    assert started.row_time is not None
+    assert [rows for rows, _ in started.row_time][:3] == [1, 2, 4]
+    assert "speculative decoding: time of a step by its number of rows: 1: " in caplog.text
+    simulated = sim_config_from_recording(replace(config, model=None), started)
+    assert simulated.scheduler.row_time == engine.facts.scheduler_config.row_time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,13 @@ def step(
         end, number, start, ids, scheduled, computed, new, **happened, num_running=len(rows), num_waiting=0,
         free_blocks=free, evictable_blocks=0,
     )  # fmt: skip
+
+
+def test_draft_tokens_are_summed() -> None:
+    drafted = replace(step(0, 1.0, 2.0, [("a", 5, 9, 3), ("b", 1, 4, 1)]), num_draft=[4, 0])
+    assert (drafted.num_kept, drafted.num_rejected, drafted.num_accepted) == ([3, 1], [2, 0], 2)
+    run = summarize([STARTED, drafted, step(1, 2.0, 3.0, [("a", 1, 12, 1)])])
+    assert (run.draft_tokens, run.accepted_draft_tokens) == (4, 2)
 
 
 # Request a has a prompt of 10 in two chunks; b waits for the second step. A request's end comes before its last step.

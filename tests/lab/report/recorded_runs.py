@@ -12,7 +12,7 @@ from chairlift.core.kv.kv_groups import FULL, held_blocks
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, Event
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
-from fakes import expected_tokens, make_engine, make_request
+from fakes import PartlyRightProposals, expected_tokens, make_engine, make_request
 
 
 @dataclass(slots=True)
@@ -55,6 +55,9 @@ class Recorder:
             self.run.written[request.request_id] = max(written, self.run.written.get(request.request_id, 0))
         self.run.holders.append(holders)
         result: ModelRunnerOutput = self._submit(output)
+        for request_id in output.draft_token_ids:
+            accepted = len(result.token_ids[request_id]) - 1
+            self.run.written[request_id] = max(holders[request_id].num_written + accepted, self.run.written[request_id])
         self._core._clock.advance(self._tick)
         return result
 
@@ -106,6 +109,7 @@ def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
         enable_prefix_caching=draw(st.booleans()),
         steps_ahead=steps_ahead,
         windows=windows,
+        propose=draw(st.sampled_from([None, PartlyRightProposals(4, 0.7)])),
     )
     static_batch_size = min(4, limits["max_num_seqs"]) if batching == "static" else None
     log.events.append(

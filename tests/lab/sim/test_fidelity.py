@@ -23,6 +23,7 @@ from chairlift.config import BATCHINGS, KV_POLICIES, EngineConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
+from chairlift.engine.startup import factory
 from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.lab.sim.executor import SimExecutor
@@ -129,13 +130,26 @@ class EventCounts:
             self.counts["chunked prefills"] += not is_admitted and count > 1 and computed > 0
 
 
-RUNS = [*((*names, "llama") for names in COMBINATIONS), *((batching, "paged", "gemma3") for batching in BATCHINGS)]
+RUNS = [
+    *((*names, "llama", False) for names in COMBINATIONS),
+    *((batching, "paged", "gemma3", False) for batching in BATCHINGS),
+    ("continuous", "paged", "llama", True),
+    ("continuous", "paged", "gemma3", True),
+    ("static", "exact", "llama", True),
+]
+IDS = ["-".join((*names, "speculative") if speculates else names) for *names, speculates in RUNS]
 
 
-@pytest.mark.parametrize(("batching", "kv", "arch"), RUNS, ids=["-".join(names) for names in RUNS])
+@pytest.mark.parametrize(("batching", "kv", "arch", "speculates"), RUNS, ids=IDS)
 def test_simulator_schedules_like_the_engine(
-    batching: str, kv: str, arch: str, tiny_model_dir: Callable[..., Path]
+    batching: str,
+    kv: str,
+    arch: str,
+    speculates: bool,
+    tiny_model_dir: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(factory, "_row_time", lambda *_: None)
     batching, _, run_to = batching.partition("-")
     options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
     num_blocks = NUM_BLOCKS[kv] * (2 if arch == "gemma3" else 1)
@@ -150,6 +164,7 @@ def test_simulator_schedules_like_the_engine(
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=12,
         max_num_batched_tokens=40,
+        speculative_config={"prompt_lookup_min": 1} if speculates else None,
         **options,
     )
     events = EventList()
@@ -171,6 +186,8 @@ def test_simulator_schedules_like_the_engine(
     assert {name: len(tokens) for name, tokens in real.tokens.items()} == {
         arrival.request_id: arrival.output_len for arrival in workload()
     }
+    accepted = sum(step.num_accepted for step in events.events if isinstance(step, Step))
+    assert accepted > 15 if speculates else not accepted
     counts = EventCounts.from_events(events).counts
     for what in ("waits", "chunked prefills", *EXPECTED_COUNTS.get((batching, kv), ())):
         assert counts[what] > 15, (what, counts)

@@ -12,6 +12,7 @@ from chairlift.core.baselines.selection import make_kv_cache_manager, make_sched
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
+from chairlift.engine.startup.draft_model import provide_draft_model
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.engine.startup.memory_plan import DTYPE_BYTES, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
@@ -25,13 +26,16 @@ from chairlift.engine.startup.startup_plan import (
 from chairlift.engine.startup.token_budget import (
     ChunkTimer,
     describe_chunks,
+    describe_rows,
+    measure_rows,
     measure_steps,
 )
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
+from chairlift.models.kv_layout import KVLayout
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
 from chairlift.observability.trace_recorder import TraceRecorder
-from chairlift.step_time import StepTime
+from chairlift.step_time import RowTime, StepTime
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.model_runner import ModelRunner
 
@@ -102,6 +106,9 @@ def build_engine(
     context = loaded.config.max_position_embeddings
     layout = plan_layout(config, loaded.config)
     slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
+    draft = provide_draft_model(config, loaded, layout)
+    if draft is not None:
+        slot_bytes += kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
     plan = plan_pool(config, slot_bytes, context, default_memory_bytes(loaded.device), layout.windows)
     pool = planned_pool(config, context, plan.num_blocks, plan.windows)
     limits = RequestLimits(
@@ -112,9 +119,16 @@ def build_engine(
     )
     loaded.provide_kv_cache(plan, layout)
     step_time = _step_time(config, loaded, limits.max_model_len, plan)
-    scheduler_config = config.scheduler_config(limits.max_model_len, step_time=step_time)
+    row_time = None if config.speculative is None else _row_time(loaded, limits.max_model_len, plan)
+    draft_row_time = None
+    if draft is not None:
+        draft.provide_kv_cache(plan, KVLayout.one_group(draft.config.num_layers))
+        draft_row_time = _row_time(draft, limits.max_model_len, plan)
+    scheduler_config = config.scheduler_config(
+        limits.max_model_len, step_time=step_time, row_time=row_time, draft_row_time=draft_row_time
+    )
     manager = make_kv_cache_manager(pool, config.has_prefix_cache)
-    runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
+    runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan, draft)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
     listeners = _Listeners.open(config, events)
@@ -127,6 +141,10 @@ def build_engine(
         if step_time is not None:
             budget = scheduler_config.max_num_batched_tokens
             logger.info("%s", describe_chunks(step_time, budget, limits.max_model_len))
+        if row_time is not None:
+            logger.info("%s", describe_rows("speculative decoding", row_time))
+        if draft_row_time is not None:
+            logger.info("%s", describe_rows("draft model", draft_row_time))
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     on_add = None if listeners.recorder is None else listeners.recorder.on_add
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
@@ -152,14 +170,28 @@ def _step_time(config: EngineConfig, loaded: LoadedModel, max_model_len: int, pl
     if not is_chosen or loaded.choice.kernels != "native":
         return None
     if loaded.step_time is None:
-        runner = _runner(loaded, 1, max_model_len, plan)
-        timer = ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows))
+        timer = _chunk_timer(loaded, max_model_len, plan)
         measured = measure_steps(timer.seconds_of, timer.longest)
         loaded.step_time = None if measured is None else measured.step_time()
     return loaded.step_time
 
 
-def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KVCachePlan) -> ModelRunner:
+def _row_time(loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> RowTime | None:
+    """The measured time of steps by their number of sampled rows."""
+    if loaded.row_time is None:
+        timer = _chunk_timer(loaded, max_model_len, plan)
+        loaded.row_time = measure_rows(timer.sampled_seconds_of, timer.longest)
+    return loaded.row_time
+
+
+def _chunk_timer(loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> ChunkTimer:
+    runner = _runner(loaded, 1, max_model_len, plan)
+    return ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows))
+
+
+def _runner(
+    loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KVCachePlan, draft: LoadedModel | None = None
+) -> ModelRunner:
     return ModelRunner(
         loaded.model,
         loaded.model.plan,
@@ -171,6 +203,8 @@ def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KV
         sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
         grammars=loaded.grammars,
         num_groups=len(plan.windows),
+        draft_model=None if draft is None else draft.model,
+        draft_plan=None if draft is None else draft.model.plan,
     )
 
 
@@ -200,6 +234,8 @@ def _started(
         kv_bytes_per_slot=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
         kv_windows=list(plan.windows),
         step_time=None if scheduler_config.step_time is None else asdict(scheduler_config.step_time),
+        speculative_config=None if config.speculative is None else asdict(config.speculative),
+        row_time=None if scheduler_config.row_time is None else scheduler_config.row_time.to_list(),
     )
 
 

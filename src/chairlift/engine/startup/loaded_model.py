@@ -35,7 +35,7 @@ from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.kv_layout import KVLayout
 from chairlift.sampling_params import SamplingDefaults
-from chairlift.step_time import StepTime
+from chairlift.step_time import RowTime, StepTime
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
 from chairlift.system.memory_limits import is_out_of_memory
@@ -80,7 +80,8 @@ class LoadedModel:
         planned_weights: the planned memory of its weights.
         sampling_defaults: the sampling parameters of requests that do not set them.
         kv_cache_plan, kv_layout: the plan of its KV memory and the groups of its layers; None before the first engine.
-        step_time: the time of steps that the first engine has measured, for all engines.
+        step_time, row_time: the time of steps that the first engine has measured, for all engines.
+        draft: the draft model of speculative decoding; None if no engine has needed it.
     """
 
     engine_config: EngineConfig
@@ -95,6 +96,8 @@ class LoadedModel:
     kv_cache_plan: KVCachePlan | None = None
     kv_layout: KVLayout | None = None
     step_time: StepTime | None = None
+    row_time: RowTime | None = None
+    draft: LoadedModel | None = None
     _grammars: GrammarCompiler | None = None
 
     @property

@@ -267,7 +267,7 @@ def _scores(config: ModelConfig, limits: SchedulerConfig, block_size: int, size:
 
 def plan_logits(config: ModelConfig, limits: SchedulerConfig, logit_bytes: int, prompt_logit_bytes: int) -> MemoryItem:
     """Plan the logits and their copies: those of sampled rows, or those of prompt logprobs if they need more."""
-    vocab, rows = config.vocab_size, min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    vocab, rows = config.vocab_size, limits.max_logit_rows
     prompt_rows = min(PROMPT_LOGPROB_ROWS, limits.max_num_batched_tokens)
     sampled, prompt = rows * vocab * logit_bytes, prompt_rows * vocab * prompt_logit_bytes
     if prompt > sampled:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from chairlift.outputs import NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
-from chairlift.step_time import CHUNK_MULTIPLE, StepTime
+from chairlift.step_time import CHUNK_MULTIPLE, RowTime, StepTime
 from chairlift.worker.model_runner import ModelRunner
 
 DECODE_TARGET_SECONDS: Final = 0.2
@@ -32,6 +33,11 @@ REPEATS: Final = 2
 """Each chunk is timed this often, and the fastest time is used, because the first run touches new memory."""
 
 MEASURING_SECONDS: Final = 0.25
+
+ROW_PROBES: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of rows of the steps whose time decides how many draft tokens pay."""
+
+ROW_REPEATS: Final = 5
 
 SecondsOf = Callable[[int, int], float]
 """Runs a chunk with a number of tokens after a number of tokens of context, and returns its time."""
@@ -113,6 +119,33 @@ def _seconds_per_pair(seconds_of: SecondsOf, times: MeasuredSteps, longest: int)
     return max(seconds - times.seconds[num_tokens], 0.0) / (num_tokens * (context - times.context))
 
 
+def measure_rows(seconds_of: SecondsOf, longest: int) -> RowTime | None:
+    """Time steps that sample at each of their rows.
+
+    Args:
+        seconds_of: runs a step with a number of rows after a number of tokens of context, and returns its time.
+        longest: number of tokens of the longest request.
+
+    Returns:
+        The times; None if a request cannot even have two rows.
+    """
+    probes = [rows for rows in ROW_PROBES if rows <= longest]
+    if len(probes) < 2:
+        return None
+    context = max(0, min(PROBE_CONTEXT, longest - probes[-1]))
+    times: dict[int, list[float]] = {rows: [] for rows in probes}
+    for _ in range(ROW_REPEATS):
+        for rows in probes:
+            times[rows].append(seconds_of(rows, context))
+    return RowTime({rows: median(seconds) for rows, seconds in times.items()})
+
+
+def describe_rows(what: str, row_time: RowTime) -> str:
+    """A line about the measured times, for the log."""
+    times = ", ".join(f"{rows}: {seconds * 1e3:.1f} ms" for rows, seconds in row_time.points.items())
+    return f"{what}: time of a step by its number of rows: {times}"
+
+
 def describe_chunks(step_time: StepTime, budget: int, max_model_len: int) -> str:
     """A line about the chunks that a token budget and the time of steps allow, for the log."""
 
@@ -161,13 +194,20 @@ class ChunkTimer:
 
         A long context repeats the same blocks, so that the memory of others is not claimed.
         """
-        num_prompt_tokens = context + num_tokens + 1
-        blocks = [i % self._num_blocks for i in range(-(-num_prompt_tokens // self._block_size))]
-        tokens = [0] * num_prompt_tokens
+        return self._seconds(num_tokens, [], context, num_known=context + num_tokens + 1)
+
+    def sampled_seconds_of(self, num_rows: int, context: int) -> float:
+        """Run one step that verifies `num_rows` - 1 draft tokens after `context` tokens; returns its seconds."""
+        return self._seconds(num_rows, [0] * (num_rows - 1), context, num_known=context + 1)
+
+    def _seconds(self, num_tokens: int, drafts: list[int], context: int, num_known: int) -> float:
+        blocks = [i % self._num_blocks for i in range(-(-(context + num_tokens + 1) // self._block_size))]
         tables = [blocks] * self._num_groups
-        request = NewRequest("probe", tokens, num_prompt_tokens, context, tables, SamplingParams(), 0, [])
+        request = NewRequest("probe", [0] * num_known, num_known, context, tables, SamplingParams(), 0, [])
+        draft_token_ids = {"probe": drafts} if drafts else {}
+        output = SchedulerOutput(0, {"probe": num_tokens}, [request], draft_token_ids=draft_token_ids)
         started = time.perf_counter()
-        self._runner.result(self._runner.submit(SchedulerOutput(0, {"probe": num_tokens}, [request])))
+        self._runner.result(self._runner.submit(output))
         seconds = time.perf_counter() - started
         self._runner.submit(SchedulerOutput(1, {}, removed=["probe"]))
         return seconds

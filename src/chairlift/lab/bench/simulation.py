@@ -27,7 +27,7 @@ from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.tables import constants_table, make_table, number, print_report, row_label
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
-from chairlift.step_time import StepTime
+from chairlift.step_time import RowTime, StepTime
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 
 DEFAULT_MODEL = "opt-13b"
@@ -201,8 +201,11 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     max_model_len = planned_pool(replace(config, block_size=block_size), context, num_blocks, windows).max_model_len
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     step_time = None if recorded.step_time is None else StepTime(**recorded.step_time)
+    row_time = None
+    if recorded.row_time is not None:
+        row_time = RowTime({int(rows): seconds for rows, seconds in recorded.row_time})
     return SimConfig(
-        scheduler=config.scheduler_config(max_model_len, token_budget, step_time),
+        scheduler=config.scheduler_config(max_model_len, token_budget, step_time, row_time),
         num_blocks=num_blocks,
         block_size=block_size,
         kv=config.kv,

@@ -45,6 +45,7 @@ class RunMetrics:
         preemptions: number of preemptions of requests.
         padding_tokens: padding tokens computed for static batches.
         recomputed_tokens: tokens that were computed again after a preemption.
+        draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
         memory: None if the events have no kinds of slots.
     """
 
@@ -74,6 +75,8 @@ class RunMetrics:
     preemptions: int
     padding_tokens: int
     recomputed_tokens: int
+    draft_tokens: int
+    accepted_draft_tokens: int
     memory: MemoryShares | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,6 +159,8 @@ class RunTally:
             preemptions=steps.num_preemptions,
             padding_tokens=steps.num_padding,
             recomputed_tokens=steps.num_recomputed,
+            draft_tokens=steps.num_draft,
+            accepted_draft_tokens=steps.num_accepted,
             memory=steps.memory(),
         )
 
@@ -203,6 +208,8 @@ class _StepTotals:
     num_preemptions: int = 0
     num_padding: int = 0
     num_recomputed: int = 0
+    num_draft: int = 0
+    num_accepted: int = 0
     has_kv_use: bool = False
     kv_use_sum: float = 0.0
     kv_use_peak: float = 0.0
@@ -218,6 +225,9 @@ class _StepTotals:
         self.num_preemptions += len(step.preempted)
         self.num_padding += sum(step.num_padding)
         self.num_recomputed += step.num_recomputed
+        if step.num_draft:
+            self.num_draft += sum(step.num_draft)
+            self.num_accepted += step.num_accepted
         if self.num_blocks:
             use = 1 - step.free_blocks / self.num_blocks
             self.has_kv_use = True
@@ -257,6 +267,10 @@ def _normalized_latency(run: RunMetrics) -> float | None:
     return None if run.normalized_latency is None else run.normalized_latency.mean
 
 
+def _accepted_share(run: RunMetrics) -> float | None:
+    return run.accepted_draft_tokens / run.draft_tokens if run.draft_tokens else None
+
+
 def _share(kind: str) -> Callable[[RunMetrics], float | None]:
     return lambda run: None if run.memory is None else float(getattr(run.memory, kind))
 
@@ -286,6 +300,8 @@ REPORTED_METRICS: Final = (
         "recomputed_tokens", "tokens computed again after preemption", "", lambda run: run.recomputed_tokens
     ),
     ReportedMetric("padding_tokens", "padding tokens computed", "", lambda run: run.padding_tokens),
+    ReportedMetric("draft_tokens", "draft tokens verified", "", lambda run: run.draft_tokens or None),
+    ReportedMetric("accepted_draft_tokens", "draft tokens accepted", "%", _accepted_share, 100),
     ReportedMetric("cached_tokens", "prompt tokens from the prefix cache", "", lambda run: run.cached_tokens),
 )
 """The metrics that benchmarks and simulations print, one line each."""

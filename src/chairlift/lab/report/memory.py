@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -79,12 +79,13 @@ def _reserved_slots(trace: RunTrace) -> list[int]:
         for request_id, block_ids in step.new_blocks.items():
             covered[request_id] += len(block_ids) * block_size
         admitted = set(step.admitted) if groups.has_windows else ()
-        for request_id, computed, scheduled in zip(
-            step.request_ids, step.num_computed, step.num_scheduled, strict=True
+        drafts = step.num_draft or repeat(0)
+        for request_id, computed, scheduled, draft in zip(
+            step.request_ids, step.num_computed, step.num_scheduled, drafts, strict=False
         ):
             if request_id in admitted:
                 covered[request_id] += sum(groups.first_blocks(computed)) * block_size
-            now = _num_reserved(groups, covered[request_id], computed + scheduled, final[request_id])
+            now = _num_reserved(groups, covered[request_id], computed + scheduled - draft, final[request_id])
             total += now - reserved[request_id]
             reserved[request_id] = now
         totals.append(total)

@@ -211,8 +211,9 @@ class _LogChecker:
         for name in ("num_scheduled", "num_computed", "num_new"):
             if len(getattr(step, name)) != num_rows:
                 raise self._error(f"column {name} has {len(getattr(step, name))} entries for {num_rows} request_ids")
-        if len(step.num_padding) not in (0, num_rows):
-            raise self._error(f"column num_padding has {len(step.num_padding)} entries for {num_rows} request_ids")
+        for name in ("num_padding", "num_draft"):
+            if len(getattr(step, name)) not in (0, num_rows):
+                raise self._error(f"column {name} has {len(getattr(step, name))} entries for {num_rows} request_ids")
         self._running.update(step.admitted)
         if strangers := self._running - self._known:
             raise self._error(f"request {min(strangers)!r} was admitted without an arrival")

@@ -217,15 +217,15 @@ class _Tracer:
             self._ended = [rid for rid in self._ended if rid in self._open]
 
     def _add_rows(self, step: Step, position: int) -> None:
-        columns = zip(step.request_ids, step.num_scheduled, step.num_computed, step.num_new, strict=True)
-        for request_id, num_scheduled, num_computed, num_new in columns:
+        columns = zip(step.request_ids, step.num_kept, step.num_computed, step.num_new, strict=True)
+        for request_id, num_kept, num_computed, num_new in columns:
             residency = self._open[request_id]
-            if not num_scheduled:
+            if not num_kept:
                 kind = RowKind.PADDING
             else:
                 kind = RowKind.DECODE if residency.has_sampled else RowKind.PREFILL
-                if num_computed + num_scheduled > residency.request.max_written:
-                    residency.request.max_written = num_computed + num_scheduled
+                if num_computed + num_kept > residency.request.max_written:
+                    residency.request.max_written = num_computed + num_kept
             if num_new:
                 residency.has_sampled = True
             phases = residency.phases

@@ -60,7 +60,9 @@ def recorded_shape(step: Step) -> StepShape:
     return StepShape(
         num_tokens=sum(step.num_scheduled) + sum(padding),
         num_seqs=len(rows),
-        num_sampled=sum(map(bool, step.num_new)) + sum(start > 0 and not count for start, count, _ in rows),
+        num_sampled=sum(map(bool, step.num_new))
+        + sum(step.num_draft)
+        + sum(start > 0 and not count for start, count, _ in rows),
         num_context=sum(start + count for start, count, _ in rows),
         num_pairs=sum(
             num_causal_pairs(start, count) if count else num_padding_pairs(start, padded)

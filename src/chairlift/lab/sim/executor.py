@@ -57,9 +57,10 @@ class SimExecutor:
             self._remove_row(request_id)
         for new in output.new_requests:
             self._add_row(new)
+        assert not output.draft_token_ids or self._tokens is not None, "draft tokens need a recording"
         shape, token_ids = self._advance(output)
         if self._tokens is not None:
-            token_ids = self._recorded_tokens(token_ids, self._tokens)
+            token_ids = self._recorded_tokens(token_ids, self._tokens, output.draft_token_ids)
         self._ready_time = max(self._ready_time, self._clock.now()) + self._cost_model.seconds(shape)
         self.num_steps += 1
         return ModelRunnerOutput(output.step, token_ids), self._ready_time
@@ -93,14 +94,20 @@ class SimExecutor:
         has_absent_rows = len(token_ids) < len(self._births) + len(self._prefills)
         absent_context = self._hold_absent_rows(token_ids) if has_absent_rows else 0
         decode_context = len(self._births) * self._ticks - self._births_sum - absent_context
-        prefill_context, prefill_pairs = self._advance_prefills(scheduled, token_ids) if self._prefills else (0, 0)
+        num_drafts = {request_id: len(drafts) for request_id, drafts in output.draft_token_ids.items()}
+        prefill_context, prefill_pairs = 0, 0
+        if self._prefills:
+            known = {request_id: count - num_drafts.get(request_id, 0) for request_id, count in scheduled.items()}
+            prefill_context, prefill_pairs = self._advance_prefills(known, token_ids)
         padded_pairs = sum(num_padding_pairs(length, padding[rid]) for rid, length in padded_lengths.items())
+        draft_pairs = sum(num_causal_pairs(self._length(request_id), count) for request_id, count in num_drafts.items())
+        draft_context = sum(num_drafts.values())
         return StepShape(
             num_tokens=sum(scheduled.values()) + sum(padding.values()),
             num_seqs=len(scheduled),
-            num_sampled=len(token_ids) + sum(length > 0 for length in padded_lengths.values()),
-            num_context=decode_context + prefill_context + sum(padded_lengths.values()),
-            num_pairs=decode_context + prefill_pairs + padded_pairs,
+            num_sampled=len(token_ids) + draft_context + sum(length > 0 for length in padded_lengths.values()),
+            num_context=decode_context + prefill_context + draft_context + sum(padded_lengths.values()),
+            num_pairs=decode_context + prefill_pairs + draft_pairs + padded_pairs,
         ), token_ids
 
     def _length(self, request_id: str) -> int:
@@ -137,7 +144,18 @@ class SimExecutor:
             self._births_sum += self._births[request_id]
         return context, pairs
 
-    def _recorded_tokens(self, token_ids: dict[str, list[int]], tokens: TokenRecording) -> dict[str, list[int]]:
-        """Returns the tokens of the recording for the rows that sampled one."""
-        lengths = {rid: self._length(rid) for rid in token_ids}
-        return {rid: [tokens(rid, length - self._num_prompt_tokens[rid])] for rid, length in lengths.items()}
+    def _recorded_tokens(
+        self, token_ids: dict[str, list[int]], tokens: TokenRecording, drafts: dict[str, list[int]]
+    ) -> dict[str, list[int]]:
+        """Returns the tokens of the recording for the rows that sampled one, and adds accepted draft tokens to them."""
+        starts = {rid: self._length(rid) - self._num_prompt_tokens[rid] for rid in token_ids}
+        recorded = {rid: [tokens(rid, start)] for rid, start in starts.items()}
+        for request_id, draft in drafts.items():
+            sampled = recorded[request_id]
+            for token in draft:
+                if token != sampled[-1]:
+                    break
+                sampled.append(tokens(request_id, starts[request_id] + len(sampled)))
+            self._births[request_id] -= len(sampled) - 1
+            self._births_sum -= len(sampled) - 1
+        return recorded

@@ -80,6 +80,8 @@ class SimConfig:
             kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
             kv_windows=list(self.windows),
             step_time=None if limits.step_time is None else asdict(limits.step_time),
+            speculative_config=None if limits.speculative_config is None else asdict(limits.speculative_config),
+            row_time=None if limits.row_time is None else limits.row_time.to_list(),
         )
 
 

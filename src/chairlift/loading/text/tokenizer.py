@@ -66,6 +66,10 @@ class Tokenizer:
                 "(resize_token_embeddings of transformers)"
             )
 
+    def has_vocabulary_of(self, other: Tokenizer) -> bool:
+        """Whether both tokenizers have the same tokens with the same ids."""
+        return self.backend.get_vocab(with_added_tokens=True) == other.backend.get_vocab(with_added_tokens=True)
+
     def _role(self, role: str) -> int | None:
         return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
 

@@ -31,7 +31,10 @@ class RequestTimings(BaseModel):
 
 
 class SequenceView(BaseModel):
-    """The state of one answer to a request. `wait_reason` is null if it is not waiting."""
+    """The state of one answer to a request. `wait_reason` is null if it is not waiting.
+
+    Draft tokens are those of speculative decoding that were verified.
+    """
 
     id: str
     state: str
@@ -44,6 +47,8 @@ class SequenceView(BaseModel):
     num_blocks: int
     num_preemptions: int
     num_recomputed_tokens: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
     wait_reason: str | None
     steps_waited: dict[str, int]
     timings: RequestTimings
@@ -131,6 +136,8 @@ def _view(observer: EngineObserver, request: TrackedRequest) -> SequenceView:
         num_blocks=request.num_blocks if request.state == "running" else 0,
         num_preemptions=request.num_preemptions,
         num_recomputed_tokens=request.recompute_tokens,
+        num_draft_tokens=request.draft_tokens,
+        num_accepted_draft_tokens=request.accepted_draft_tokens,
         wait_reason=waits[-1][-1].reason if request.state == "waiting" and waits[-1] else None,
         steps_waited=dict(+steps_waited),
         timings=_timings(request, now),

@@ -1,0 +1,1 @@
+"""Speculative decoding: which draft tokens a step verifies."""

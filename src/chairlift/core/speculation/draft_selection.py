@@ -1,0 +1,170 @@
+"""DraftSelection: adds draft tokens to a planned step, as many as are expected to raise the rate of output tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from chairlift.config import SchedulerConfig
+from chairlift.core.running_batch import StepPlan
+from chairlift.core.speculation.acceptance import AcceptanceEstimates
+from chairlift.core.speculation.draft_counts import MIN_SPEEDUP, DraftCost, choose_counts
+from chairlift.core.speculation.prompt_lookup import PromptLookup, Proposal
+from chairlift.request import Request
+from chairlift.speculative_config import SpeculativeConfig
+
+MAX_LAG: Final = 32
+"""A draft model that lacks K and V of more tokens of a request computes them before it proposes tokens."""
+
+MAX_READ: Final = 128
+"""The maximum number of such tokens that a draft model computes in a step."""
+
+
+class _Candidate(NamedTuple):
+    """A request that may have draft tokens.
+
+    Attributes:
+        limit: the maximum number of draft tokens.
+        token_ids: the proposed tokens; None if the draft model of the executor proposes them.
+        probability: the estimated probability that a draft token is accepted if the ones before it are.
+    """
+
+    request: Request
+    limit: int
+    token_ids: list[int] | None
+    probability: float
+
+
+class DraftSelection:
+    """Chooses the draft tokens that a step verifies (see `choose_counts`).
+
+    A draft token needs no memory of its own: it is written to a slot that its request already holds. It never delays or
+    preempts another request, because it uses what the planned step leaves of the token budget.
+
+    The probability of acceptance is estimated from recent proposals. Those of a prompt lookup are made even if they are
+    not verified: the sampled token is compared to the first draft token in any case.
+
+    Args:
+        config: the configuration of a scheduler that has a `speculative_config`.
+    """
+
+    def __init__(self, config: SchedulerConfig, speculative_config: SpeculativeConfig) -> None:
+        self._config = speculative_config
+        self._has_model = speculative_config.model is not None
+        self._max_tokens = config.max_num_batched_tokens
+        self._max_logit_rows = config.max_logit_rows
+        self._cost = DraftCost(config.row_time, config.draft_row_time)
+        self._lookups: dict[str, PromptLookup] = {}
+        self._proposals: dict[str, Proposal] = {}
+        self._num_read: dict[str, int] = {}
+        self._estimates = AcceptanceEstimates()
+
+    def extend(self, plan: StepPlan) -> None:
+        """Add draft tokens to the step."""
+        self._proposals.clear()
+        output = plan.output
+        for new in output.new_requests:
+            self._num_read[new.request_id] = 0
+        num_rows = sum(output.num_scheduled_tokens.values()) + sum(output.num_padding_tokens.values())
+        num_sampled = len(plan.sampling)
+        room = min(self._max_tokens - num_rows, self._max_logit_rows - num_sampled)
+        if room <= 0 or not num_sampled or self._cost.speedup(num_rows, num_sampled) < MIN_SPEEDUP:
+            return
+        candidates = [c for c in (self._candidate(request, plan) for request in plan.sampling) if c is not None]
+        counts = choose_counts(
+            [candidate.probability for candidate in candidates],
+            [candidate.limit for candidate in candidates],
+            num_rows,
+            num_sampled,
+            room,
+            self._cost,
+        )
+        for candidate, count in zip(candidates, counts, strict=True):
+            if count:
+                self._add(candidate, count, plan)
+            elif self._has_model:
+                self._estimates.fade(candidate.request.request_id)
+
+    def record(self, request: Request, new_token_ids: Sequence[int], num_drafts: int) -> None:
+        """Learn from the tokens that were sampled for a request.
+
+        Args:
+            num_drafts: the number of draft tokens that the step has verified.
+        """
+        request_id, num_new = request.request_id, len(new_token_ids)
+        if self._has_model:
+            if num_drafts:
+                self._num_read[request_id] = len(request.token_ids) - num_new - 1 + min(num_drafts, num_new)
+                self._estimates.record(request_id, 1, num_new - 1, min(num_new, num_drafts))
+            return
+        proposal = self._proposals.pop(request_id, None)
+        if proposal is None:
+            return
+        num_compared = min(max(num_drafts, 1), len(proposal.token_ids), num_new)
+        num_equal = 0
+        while num_equal < num_compared and proposal.token_ids[num_equal] == new_token_ids[num_equal]:
+            num_equal += 1
+        self._estimates.record(request_id, proposal.match_length, num_equal, min(num_equal + 1, max(num_drafts, 1)))
+
+    def forget(self, request_id: str) -> None:
+        """Drop all that is kept for a request that has finished."""
+        self._lookups.pop(request_id, None)
+        self._proposals.pop(request_id, None)
+        self._num_read.pop(request_id, None)
+        self._estimates.forget(request_id)
+
+    def _candidate(self, request: Request, plan: StepPlan) -> _Candidate | None:
+        """A request that computes exactly its last known token, if tokens can be proposed for it."""
+        num_tokens = len(request.token_ids)
+        limit = min(
+            self._config.num_speculative_tokens,
+            request.num_slots - num_tokens,
+            request.end_total_tokens - num_tokens - 1,
+        )
+        if limit <= 0 or plan.output.num_scheduled_tokens[request.request_id] != 1:
+            return None
+        if self._has_model:
+            if self._read(request, plan):
+                return None
+            return _Candidate(request, limit, None, self._estimates.probability(request.request_id, 1))
+        proposal = self._propose(request, limit)
+        tokens = [] if proposal is None else _until_stop(proposal.token_ids, request.stop_token_ids)
+        if proposal is None or not tokens:
+            return None
+        self._proposals[request.request_id] = Proposal(tokens, proposal.match_length)
+        probability = self._estimates.probability(request.request_id, proposal.match_length)
+        return _Candidate(request, len(tokens), tokens, probability)
+
+    def _propose(self, request: Request, max_tokens: int) -> Proposal | None:
+        lookup = self._lookups.get(request.request_id)
+        if lookup is None:
+            lookup = PromptLookup(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
+            self._lookups[request.request_id] = lookup
+        return lookup.propose(request.token_ids, max_tokens)
+
+    def _read(self, request: Request, plan: StepPlan) -> bool:
+        """Let the draft model read the next tokens of a request if it lags behind, one request at a time."""
+        request_id = request.request_id
+        num_read = self._num_read[request_id]
+        lag = len(request.token_ids) - num_read
+        if lag <= MAX_LAG:
+            return False
+        if not plan.output.num_draft_reads:
+            count = min(lag - 1, MAX_READ)
+            plan.output.num_draft_reads[request_id] = count
+            self._num_read[request_id] = num_read + count
+        return True
+
+    @staticmethod
+    def _add(candidate: _Candidate, count: int, plan: StepPlan) -> None:
+        output, request_id = plan.output, candidate.request.request_id
+        output.num_scheduled_tokens[request_id] += count
+        if candidate.token_ids is None:
+            output.num_draft_tokens[request_id] = count
+        else:
+            output.draft_token_ids[request_id] = candidate.token_ids[:count]
+
+
+def _until_stop(tokens: list[int], stop_token_ids: frozenset[int]) -> list[int]:
+    """The tokens before the first stop token, because no token is sampled after one."""
+    return next((tokens[:index] for index, token in enumerate(tokens) if token in stop_token_ids), tokens)

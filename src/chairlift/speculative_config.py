@@ -1,0 +1,72 @@
+"""The configuration of speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from chairlift.errors import ConfigError
+
+METHODS: Final = ("ngram", "draft_model")
+DEFAULT_TOKENS: Final = {"ngram": 12, "draft_model": 4}
+DEFAULT_LOOKUP_MIN: Final = 2
+DEFAULT_LOOKUP_MAX: Final = 16
+MAX_SPECULATIVE_TOKENS: Final = 64
+MAX_LOOKUP: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How draft tokens are proposed, with vLLM's field names.
+
+    Attributes:
+        method: "ngram" (prompt lookup) proposes the tokens that followed an earlier occurrence of the last tokens;
+            "draft_model" proposes the tokens of a smaller model. "" selects it if `model` is set, otherwise "ngram".
+        num_speculative_tokens: maximum number of draft tokens of a request in a step; fewer are verified if they would
+            not pay. 0 selects the default of the method.
+        prompt_lookup_min: the number of last tokens that an earlier occurrence must have in common.
+        prompt_lookup_max: the number of tokens that are compared to choose among several occurrences.
+        model: the draft model, as `EngineConfig.model`. Its tokenizer must be that of the model.
+        quantization: the format to which the matrices of the draft model are quantized; None keeps that of the file.
+
+    Raises:
+        ConfigError: a value is invalid.
+    """
+
+    method: str = ""
+    num_speculative_tokens: int = 0
+    prompt_lookup_min: int = DEFAULT_LOOKUP_MIN
+    prompt_lookup_max: int = DEFAULT_LOOKUP_MAX
+    model: str | None = None
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.method:
+            object.__setattr__(self, "method", "ngram" if self.model is None else "draft_model")
+        if self.method not in METHODS:
+            raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}; got {self.method!r}")
+        if self.method == "draft_model" and (not isinstance(self.model, str) or not self.model):
+            raise ConfigError(f"speculative_config: method=draft_model needs model, a draft model; got {self.model!r}")
+        if self.method == "ngram":
+            for name in ("model", "quantization"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"speculative_config: {name} needs method=draft_model: remove one of them")
+        if self.num_speculative_tokens == 0:
+            object.__setattr__(self, "num_speculative_tokens", DEFAULT_TOKENS[self.method])
+        self._check_range("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)
+        self._check_range("prompt_lookup_min", 1, MAX_LOOKUP)
+        self._check_range("prompt_lookup_max", self.prompt_lookup_min, MAX_LOOKUP)
+
+    def _check_range(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigError(f"speculative_config: {name} must be an integer from {low} to {high}, got {value!r}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
+        """The configuration with these fields. Raises ConfigError if a field is unknown or a value is invalid."""
+        known = [field.name for field in fields(cls)]
+        if unknown := [name for name in values if name not in known]:
+            raise ConfigError(f"speculative_config may have {', '.join(known)}; got {', '.join(map(str, unknown))}")
+        return cls(**values)

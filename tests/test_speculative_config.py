@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
+from chairlift.speculative_config import SpeculativeConfig
+
+
+def test_the_method_follows_from_the_model() -> None:
+    lookup, draft = SpeculativeConfig(), SpeculativeConfig(model="small")
+    assert (lookup.method, lookup.num_speculative_tokens) == ("ngram", 12)
+    assert (draft.method, draft.num_speculative_tokens) == ("draft_model", 4)
+
+
+def test_an_engine_takes_the_fields_as_a_mapping() -> None:
+    config = EngineConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    assert config.speculative == SpeculativeConfig(num_speculative_tokens=3)
+    limits = config.scheduler_config(100)
+    assert limits.speculative_config == config.speculative
+    assert limits.max_logit_rows == 64
+    few = EngineConfig(max_num_seqs=2, speculative_config={}).scheduler_config(100)
+    assert few.max_logit_rows == 13, "one request can have all of its draft tokens"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"method": "eagle"}, "method must be one of ngram, draft_model; got 'eagle'"),
+        ({"method": "draft_model"}, "method=draft_model needs model, a draft model; got None"),
+        ({"method": "ngram", "model": "small"}, "model needs method=draft_model: remove one of them"),
+        ({"quantization": "int8"}, "quantization needs method=draft_model: remove one of them"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens must be an integer from 1 to 64, got -1"),
+        ({"num_speculative_tokens": "5"}, "num_speculative_tokens must be an integer from 1 to 64, got '5'"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min must be an integer from 1 to 64, got 0"),
+        ({"prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_max must be an integer from 5 to 64, got 4"),
+        ({"tokens": 5}, "speculative_config may have method, .*; got tokens"),
+    ],
+)
+def test_wrong_values_are_rejected(values: dict[str, Any], message: str) -> None:
+    pattern = message if ".*" in message else re.escape(message)
+    with pytest.raises(ConfigError, match=pattern):
+        EngineConfig(speculative_config=values)
+
+
+def test_decoding_to_a_global_length_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="cannot be combined with static_run_to=global"):
+        EngineConfig(speculative_config={}, batching="static", static_run_to="global")
