@@ -195,6 +195,7 @@ def engine_config(
         max_num_batched_tokens=BUDGET,
         block_size=BLOCK_SIZE,
         num_kv_blocks=max(batch_sizes) * (longest // BLOCK_SIZE + 1),
+        disable_hybrid_kv_cache_manager=True,
         num_threads=threads,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,

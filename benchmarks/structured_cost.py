@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int)
     args = parser.parse_args()
     sizes = {"num_kv_blocks": 64 * args.batch_size, "max_num_seqs": args.batch_size, "max_num_batched_tokens": 512}
-    llm = LLM(args.model, **sizes, num_threads=args.num_threads)
+    llm = LLM(args.model, **sizes, disable_hybrid_kv_cache_manager=True, num_threads=args.num_threads)
     # The first grammar of an engine also converts its tokenizer.
     start = perf_counter()
     llm.engine.input_processor.prepare(SamplingParams(structured_outputs=StructuredOutputs(regex="first")))

@@ -38,11 +38,14 @@ def run_tool(python: Path, tool: str, *arguments: Path | str) -> None:
     run([python, "-m", f"benchmarks.peers.workers.{tool}", *arguments], ROOT)
 
 
-def window_perplexity(context: PeerContext, python: Path, tool: str, model: Path, text: Path) -> Perplexity:
+def window_perplexity(
+    context: PeerContext, python: Path, tool: str, model: Path, text: Path, *arguments: str
+) -> Perplexity:
     """Measure the perplexity as `chairlift bench perplexity` does, with the logits of the peer.
 
     Args:
-        tool: module of `benchmarks.peers.workers` whose arguments are the windows, the model and the output file.
+        tool: module of `benchmarks.peers.workers` whose arguments are the windows, the model, the output file and
+            `arguments`.
 
     Raises:
         ConfigError: the text cannot be read.
@@ -53,6 +56,6 @@ def window_perplexity(context: PeerContext, python: Path, tool: str, model: Path
     with tempfile.TemporaryDirectory() as temporary:
         given, out = Path(temporary) / "windows.json", Path(temporary) / "perplexity.json"
         given.write_text(json.dumps(windows), encoding="utf-8")
-        run_tool(python, tool, given, model, out)
+        run_tool(python, tool, given, model, out, *arguments)
         value = float(json.loads(out.read_text(encoding="utf-8")))
     return Perplexity(value, f"windows of {options.window} tokens, all but the first of each scored")

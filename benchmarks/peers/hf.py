@@ -56,7 +56,8 @@ def setting(context: PeerContext, python: Path, model: Path, batching: str, seat
 
 
 def perplexity(context: PeerContext, setting: EngineSetting, text: Path) -> Perplexity:
-    return window_perplexity(context, setting.python, "hf_perplexity", Path(setting.options["model"]), text)
+    model, dtype = Path(setting.options["model"]), setting.options["dtype"]
+    return window_perplexity(context, setting.python, "hf_perplexity", model, text, dtype)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class EngineStarted:
         weight_bytes: bytes of weights that each step reads from memory; 0 in a simulation. If the model has experts, a
             step with few tokens reads a part of them.
         kv_bytes_per_slot: bytes of K and V of one token in all layers; 0 in a simulation.
+        kv_bytes_per_block: bytes of a block, which has the slots of one group of layers; 0 in a simulation.
         kv_windows: the sliding window of each group of layers with block tables of its own; None for layers that attend
             to all tokens. A slot is the memory of one token in the layers of one group.
         step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
@@ -63,11 +64,18 @@ class EngineStarted:
     quantization: str | None = None
     weight_bytes: int = 0
     kv_bytes_per_slot: int = 0
+    kv_bytes_per_block: int = 0
     kv_windows: list[int | None] = field(default_factory=lambda: [None])
     step_time: Mapping[str, float] | None = None
     speculative_config: Mapping[str, Any] | None = None
     row_time: list[list[float]] | None = None
     schema_version: int = SCHEMA_VERSION
+
+    def num_blocks_of_all_layers(self, num_blocks: int) -> int:
+        """The number of blocks of all layers that take the memory of `num_blocks` blocks of one group."""
+        if not self.kv_bytes_per_block:
+            return num_blocks // len(self.kv_windows)
+        return num_blocks * self.kv_bytes_per_block // (self.kv_bytes_per_slot * self.block_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,8 @@ def test_greedy_tokens_are_those_of_transformers(
     answers, steps = engine_answers(folder, kernels=kernels, **SQUEEZES[squeeze])
     assert answers == reference_tokens(folder)
     if squeeze.startswith("preempted"):
-        assert sum(len(step.preempted) for step in steps) >= 3
+        has_windows = any(len(blocks) for step in steps for blocks in step.released_blocks.values())
+        assert sum(len(step.preempted) for step in steps) >= (3 if has_windows else 8)
     if squeeze == "chunked":
         chunked = [
             n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 and c

@@ -251,4 +251,5 @@ class RunningBatch:
     def _free_memory(self, request: Request, now: float) -> None:
         request.stop_holding(self.kv.num_written_slots(request), now)
         self.kv.free(request)
+        self._released.pop(request.request_id, None)
         self._removed.append(request.request_id)

@@ -265,7 +265,7 @@ def _read_windows(fields: ConfigFields, layers: int, default: int) -> Sequence[i
         return (*repeat_windows(layers, window, PATTERN)[:-1], None)
     windows = read_layer_windows(fields, types, layers, window)
     if windows[-1] is not None:
-        raise fields.error("layer_types", "must end with full_attention")
+        raise fields.error("layer_types", f"must end with full_attention, got {types[-1]!r}")
     return windows
 
 
@@ -275,7 +275,7 @@ def _read_layers(fields: ConfigFields, windows: Sequence[int | None]) -> list[La
     keys_are_values = fields.flag("attention_k_eq_v", False)
     inner = fields.integer("intermediate_size", 9216)
     shared_inner = inner * (2 if fields.flag("use_double_wide_mlp", False) else 1)
-    return [
+    found = [
         LayerSizes(
             head_dim,
             num_kv_heads,
@@ -287,6 +287,27 @@ def _read_layers(fields: ConfigFields, windows: Sequence[int | None]) -> list[La
             windows, sources, _read_heads(fields, windows, keys_are_values), strict=True
         )
     ]
+    check_shared_heads(fields, "num_kv_shared_layers", found)
+    return found
+
+
+def check_shared_heads(fields: ConfigFields, key: str, layers: Sequence[LayerSizes]) -> None:
+    """Check that each layer has the KV heads of the layer whose K and V it reads.
+
+    Args:
+        key: the field that makes layers share K and V, for messages.
+    """
+    for index, layer in enumerate(layers):
+        if layer.kv_source is None:
+            continue
+        source = layers[layer.kv_source]
+        heads, wanted = (layer.num_kv_heads, layer.head_dim), (source.num_kv_heads, source.head_dim)
+        if heads != wanted:
+            raise fields.error(
+                key,
+                f"makes layer {index} read the K and V of layer {layer.kv_source}, which has {wanted[0]} KV heads of "
+                f"{wanted[1]}, but layer {index} has {heads[0]} of {heads[1]}: use the configuration of the weights",
+            )
 
 
 def find_kv_sources(fields: ConfigFields, key: str, windows: Sequence[int | None], num_shared: int) -> list[int | None]:
@@ -299,7 +320,11 @@ def find_kv_sources(fields: ConfigFields, key: str, windows: Sequence[int | None
     first = len(windows) - num_shared
     last = {window: index for index, window in enumerate(windows[:first])}
     if missing := [index for index in range(first, len(windows)) if windows[index] not in last]:
-        raise fields.error(key, f"is {num_shared}, but no layer before has the type of layer {missing[0]}")
+        raise fields.error(
+            key,
+            f"is {num_shared}, but no layer before layer {first} has the type of layer {missing[0]}, so there are no K "
+            "and V for it: use the configuration of the weights",
+        )
     return [*([None] * first), *(last[window] for window in windows[first:])]
 
 
@@ -340,7 +365,10 @@ def _read_ropes(fields: ConfigFields, windows: Sequence[int | None], layers: Seq
 def _read_input_vocab_size(fields: ConfigFields, sizes: LlamaSizes, input_size: int) -> int:
     found = fields.integer("vocab_size_per_layer_input", 262_144)
     if input_size and found < sizes.vocab_size:
-        raise fields.error("vocab_size_per_layer_input", f"is {found}, but vocab_size is {sizes.vocab_size}")
+        raise fields.error(
+            "vocab_size_per_layer_input",
+            f"must be at least vocab_size={sizes.vocab_size}, got {found}: use the configuration of the weights",
+        )
     return found
 
 
@@ -408,6 +436,7 @@ def _read_gguf_layers(header: GGUFHeader, windows: Sequence[int | None]) -> list
         exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", num_kv_heads)
         has_values = not header.tensor_names or f"blk.{index}.attn_v.weight" in header.tensor_names
         found.append(LayerSizes(head_dims[window is None], num_kv_heads, inner, source, has_values))
+    check_shared_heads(fields, key, found)
     return found
 
 

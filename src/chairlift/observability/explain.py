@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
+from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_span
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
 from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
@@ -195,8 +196,11 @@ class Explainer:
         """The needed blocks in the last event of the request, or those of all its tokens without sharing."""
         if request.waiting_event is not None:
             return request.waiting_event.needed_blocks
-        block_size = 1 if self._tracker.started is None else self._tracker.started.block_size
-        return -(-(request.arrived.num_prompt_tokens + request.num_output_tokens) // block_size)
+        num_tokens, started = request.arrived.num_prompt_tokens + request.num_output_tokens, self._tracker.started
+        if started is None:
+            return num_tokens
+        groups = KVGroups(tuple(started.kv_windows), started.block_size, started.max_num_batched_tokens)
+        return sum(groups.most_blocks(num_tokens))
 
     def _seconds_until_admitted(
         self, holders: Sequence[BlockHolder], queue: Sequence[BlockUse], free_blocks: int, num_running: int

@@ -227,7 +227,7 @@ def _kv_cache_manager(started: EngineStarted, kv: str, num_blocks: int) -> KVCac
         windows, max_chunk = tuple(started.kv_windows), started.max_num_batched_tokens
         return make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_chunk))
     # A block of a reservation has the layers of all groups.
-    num_blocks = max(1, num_blocks // len(started.kv_windows))
+    num_blocks = max(1, started.num_blocks_of_all_layers(num_blocks))
     return make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena))
 
 

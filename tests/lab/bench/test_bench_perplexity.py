@@ -82,9 +82,9 @@ def transformers_nll(model: Path, windows: list[list[int]]) -> list[torch.Tensor
     return losses
 
 
-@pytest.mark.parametrize("num_batched", [512, 7])
-def test_likelihoods_are_those_of_transformers(tiny_model_dir: TinyModel, num_batched: int) -> None:
-    model = tiny_model_dir("llama")
+@pytest.mark.parametrize(("arch", "num_batched"), [("llama", 512), ("llama", 7), ("gemma3", 512)])
+def test_likelihoods_are_those_of_transformers(tiny_model_dir: TinyModel, arch: str, num_batched: int) -> None:
+    model = tiny_model_dir(arch)
     windows = torch.randint(3, 256, (3, 40), generator=torch.Generator().manual_seed(5)).tolist()
     windows[2] = windows[2][:2]
     engine = config(model, max_num_batched_tokens=num_batched, max_num_seqs=1, skip_tokenizer_init=True)

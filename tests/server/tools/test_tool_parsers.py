@@ -216,7 +216,7 @@ def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, exp
     ("text", "expected"),
     [
         ("<|channel>thought\nHm.\n<channel|>Yes.", ("Yes.", "Hm.")),
-        ("<|channel>thoughtful<channel|>Yes.", ("Yes.", "ful")),
+        ("<|channel>thoughtful<channel|>Yes.", ("Yes.", "thoughtful")),
         ("<|channel>thou<channel|>Yes.", ("Yes.", "thou")),
         ("<|channel>thought\n<channel|>Yes.", ("Yes.", "")),
         ("<|channel>thought\nthought<channel|>Yes.", ("Yes.", "thought")),

@@ -17,7 +17,8 @@ class MemoryDemand(NamedTuple):
     """What the admission of a request would take, in blocks.
 
     Attributes:
-        needed: blocks to take from the pool.
+        needed: blocks to take from the pool; in groups with a window also those that must be free for the rest of the
+            prompt.
         free: free blocks, including the `evictable` ones.
         largest: the largest allocation that is possible now; less than `free` only where blocks must be consecutive.
     """

@@ -232,6 +232,7 @@ def _started(
         quantization=loaded.choice.quantization,
         weight_bytes=_read_bytes(loaded),
         kv_bytes_per_slot=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
+        kv_bytes_per_block=plan.block_bytes,
         kv_windows=list(plan.windows),
         step_time=None if scheduler_config.step_time is None else asdict(scheduler_config.step_time),
         speculative_config=None if config.speculative is None else asdict(config.speculative),

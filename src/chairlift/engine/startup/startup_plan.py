@@ -100,17 +100,33 @@ def planned_pool(config: EngineConfig, context: int, num_blocks: int, windows: t
         config.largest_token_budget,
     )
     max_slots = pool.max_request_slots
+    if max_slots < 2:
+        groups = KVGroups(windows, config.block_size, config.largest_token_budget)
+        raise ConfigError(
+            f"the KV pool of {num_blocks} blocks x {config.block_size} slots is too small for one request, because "
+            f"each of {len(windows)} groups of layers needs blocks of its own: set num_kv_blocks to at least "
+            f"{sum(groups.most_blocks(2))}"
+        )
     if config.max_model_len is None:
         return replace(pool, max_model_len=min(context, max_slots))
     if config.max_model_len > context:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
     if config.max_model_len > max_slots:
         raise ConfigError(
-            f"max_model_len={config.max_model_len} exceeds the {max_slots} slots that the KV pool of "
-            f"{num_blocks} blocks x {config.block_size} can give to one request under kv={config.kv}: lower "
-            "max_model_len or enlarge the pool"
+            f"max_model_len={config.max_model_len} exceeds the {max_slots} tokens for which one request can have slots "
+            f"in the KV pool of {num_blocks} blocks x {config.block_size} under kv={config.kv}{_groups_note(windows)}: "
+            "lower max_model_len, or enlarge the pool"
         )
     return pool
+
+
+def _groups_note(windows: tuple[int | None, ...]) -> str:
+    if windows == FULL:
+        return ""
+    return (
+        f", because each of {len(windows)} groups of layers needs blocks of its own, and those with a window also "
+        "blocks for max_num_batched_tokens tokens"
+    )
 
 
 def planned_weights(

@@ -129,7 +129,9 @@ class Scorer:
 
     def __init__(self, config: EngineConfig, window: int) -> None:
         if config.num_kv_blocks is None and config.kv_cache_memory_bytes is None:
-            config = replace(config, num_kv_blocks=math.ceil((window + 1) / config.block_size))
+            # Without windows that release blocks, a pool of this size holds the window in all layers.
+            num_blocks = math.ceil((window + 1) / config.block_size)
+            config = replace(config, num_kv_blocks=num_blocks, disable_hybrid_kv_cache_manager=True)
         loaded = load_model(config)
         self._model = loaded.model
         self.engine = build_engine(config, loaded=loaded)

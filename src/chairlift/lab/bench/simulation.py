@@ -189,17 +189,21 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     Raises:
         ConfigError: max_model_len exceeds the limit of the pool.
     """
+    token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
+    sized = replace(config, max_num_batched_tokens=config.max_num_batched_tokens or token_budget)
     num_blocks, block_size = recorded.num_blocks, recorded.block_size
     has_groups = config.kv == "paged" and not config.disable_hybrid_kv_cache_manager
     windows = tuple(recorded.kv_windows) if has_groups else FULL
     if not has_groups:
-        num_blocks //= len(recorded.kv_windows)  # a block has the layers of all groups
+        num_blocks = recorded.num_blocks_of_all_layers(num_blocks)
     if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
-        pool = plan_pool(config, recorded.kv_bytes_per_slot // len(windows), recorded.max_model_len, 0, windows)
+        slot_bytes = recorded.kv_bytes_per_slot
+        if has_groups:
+            slot_bytes = recorded.kv_bytes_per_block // recorded.block_size or slot_bytes // len(windows)
+        pool = plan_pool(sized, slot_bytes, recorded.max_model_len, 0, windows)
         num_blocks, block_size = pool.num_blocks, pool.block_size
     context = config.max_model_len or recorded.max_model_len
-    max_model_len = planned_pool(replace(config, block_size=block_size), context, num_blocks, windows).max_model_len
-    token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
+    max_model_len = planned_pool(replace(sized, block_size=block_size), context, num_blocks, windows).max_model_len
     step_time = None if recorded.step_time is None else StepTime(**recorded.step_time)
     row_time = None
     if recorded.row_time is not None:

@@ -181,7 +181,8 @@ class ConversationPlanner:
     def _can_be_strict(self) -> bool:
         form = self._calls
         is_text = not any(map(self._engine.tokenizer.is_special, form.markers))
-        return len(form.openings) == 1 and form.closing is not None and is_text and not form.is_pythonic
+        is_json = not form.is_pythonic and not form.is_gemma
+        return len(form.openings) == 1 and form.closing is not None and is_text and is_json
 
     def _params(
         self, body: ChatCompletionRequest, tools: _ToolSelection, reasoning: Reasoning | None

@@ -145,5 +145,10 @@ class ReasoningParser(AnswerParser):
             return False
         self._may_open = False
         if self._label and self._held.startswith(self._label):
-            self._held, self._label = self._held[len(self._label) :].lstrip("\n"), ""
+            rest = self._held[len(self._label) :]
+            if self._form.closing.startswith(rest):
+                return False  # The text may go on with a line break, the closing tag or other text.
+            if rest.startswith(("\n", self._form.closing)):
+                self._held = rest.lstrip("\n")
+            self._label = ""
         return bool(self._held) and not (self._label and self._label.startswith(self._held))
