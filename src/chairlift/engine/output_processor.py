@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from chairlift.engine.detokenizer import IncrementalDetokenizer, StopStrings, TokenDecoder
@@ -150,6 +150,36 @@ def _error(output: EngineCoreOutput) -> ChairliftError:
 
 
 def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
+    """The new part of an answer. Stop strings are searched after each token, so the answer ends with the token that
+    completes one, however many tokens the output has."""
+    if len(output.new_token_ids) == 1 or not sequence.group.params.stop:
+        return _part(sequence, output)
+    parts = []
+    for single in _single_tokens(output):
+        parts.append(_part(sequence, single))
+        if parts[-1].finish_reason is not None:
+            break
+    logprobs = [entry for part in parts for entry in part.logprobs or ()]
+    return replace(
+        parts[-1],
+        text="".join(part.text for part in parts),
+        token_ids=[token for part in parts for token in part.token_ids],
+        logprobs=None if output.logprobs is None else logprobs,
+    )
+
+
+def _single_tokens(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
+    """An output for each token; only the last one ends the request."""
+    last = len(output.new_token_ids) - 1
+    for index, token in enumerate(output.new_token_ids):
+        logprobs = None if output.logprobs is None else output.logprobs[index : index + 1]
+        single = output._replace(new_token_ids=[token], logprobs=logprobs)
+        yield single if index == last else single._replace(finish_reason=None, stop_token_id=None)
+    if last < 0:
+        yield output
+
+
+def _part(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
     sequence.num_tokens += len(output.new_token_ids)
     if output.logprobs is not None:
         before = sequence.cumulative_logprob or 0.0
