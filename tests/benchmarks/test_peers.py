@@ -16,12 +16,12 @@ from benchmarks.peers import compare, convert, figures, llamacpp, openvino, repo
 from benchmarks.peers.environment import SetupError, environment
 from benchmarks.peers.records import EngineRun, Job, PeerRequest, RequestTiming, run_job
 from benchmarks.peers.stage import EngineSetting, RunFailedError, StageRunner
-from benchmarks.peers.workload import PeerWorkload
+from benchmarks.peers.workload import PeerWorkload, copying_requests
 from rich.console import Console
 
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.loading.resolve import ModelFiles
+from chairlift.loading.resolve import ModelFiles, load_tokenizer, resolve_model
 
 SMALL = PeerWorkload(
     workloads=("prompt", "burst", "single"),
@@ -254,7 +254,7 @@ def test_a_folder_is_not_converted_for_transformers() -> None:
 def test_openvino_reads_gguf_only_from_a_gguf_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino, "environment", lambda *_: Path("python"))
     monkeypatch.setattr(openvino, "ir_folder", lambda _, weights: Path(weights))
-    options = {"token_budget": 1, "cache_gb": 1, "seats": None, "peer_seats": 4}
+    options = {"token_budget": 1, "cache_gb": 1, "seats": None, "peer_seats": 4, "prompt_lookup": None}
     folder, file = (peer_context(Path(name), weights=None, **options) for name in ("folder", "m.gguf"))
     assert [setting.options["model"] for setting in openvino.settings(folder)] == ["int8", "fp16"]
     assert [setting.options["model"] for setting in openvino.settings(file)] == ["int8", "m.gguf"]
@@ -276,3 +276,17 @@ def test_vllm_computes_in_the_data_type_of_the_folder(
     dtype = json.loads((model / "config.json").read_text())["dtype"]
     assert given == [[("w8a8", dtype), ("float32", dtype)], [("w8a8", "float32"), ("float32", "float32")]]
     assert "env/lib/libiomp5.so" in settings[0][0].variables["LD_PRELOAD"]
+
+
+def test_copying_requests_repeat_a_text_of_the_prompt(smollm2_gguf: Path) -> None:
+    files = resolve_model(str(smollm2_gguf))
+    requests = copying_requests(files, 3)
+    tokenizer = load_tokenizer(files)
+    assert len({tuple(request.prompt_token_ids) for request in requests}) == 3
+    for request in requests:
+        prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        assert prompt.endswith("<|im_start|>assistant\n")
+        assert len(request.prompt_token_ids) > request.output_len > 40
+    workload = PeerWorkload(copying=requests)
+    assert workload.job({}, 100, 0).single == workload.job({}, 100, 1).single == list(requests)
+    assert workload.to_dict()["copying"] == 3

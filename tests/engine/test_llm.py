@@ -242,11 +242,11 @@ def test_the_default_max_model_len_fits_the_pool_and_is_logged(
     ("options", "match"),
     [
         ({"max_model_len": 300}, "exceeds the model's context of 256"),
-        ({"num_kv_blocks": 2, "max_model_len": 64}, "exceeds the 32 slots that the KV pool of 2 blocks x 16 can give"),
+        ({"num_kv_blocks": 2, "max_model_len": 64}, "exceeds the 32 tokens of one request that the KV pool of 2 blocks"),
         ({"kv": "maximal"}, "kv must be one of paged, exact, max, pow2, oracle"),
         ({"kv": "exact", "enable_prefix_caching": True}, "enable_prefix_caching needs kv=paged, got kv=exact"),
         ({"kv_arena": "first-fit"}, "kv_arena=first-fit needs a reservation policy"),
-        ({"kv": "max", "num_kv_blocks": 7, "max_model_len": 100}, "exceeds the 64 slots .* under kv=max"),
+        ({"kv": "max", "num_kv_blocks": 7, "max_model_len": 100}, "exceeds the 64 tokens .* under kv=max"),
         ({"kv_cache_memory_bytes": 1000}, "KV memory budget"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"device": "tpu"}, "device must be cpu or cuda"),

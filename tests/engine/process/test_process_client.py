@@ -266,7 +266,7 @@ def test_a_start_that_lacks_descriptors_or_processes_is_attempted_again(
 
 
 def test_errors_of_the_first_start_keep_their_type(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_model_len=99 exceeds the 4 slots"):
+    with pytest.raises(ConfigError, match="max_model_len=99 exceeds the 4 tokens"):
         started(tiny_config(tiny_model_dir("llama"), num_kv_blocks=1, max_model_len=99))
     with pytest.raises(ModelLoadError, match="no such file or folder"):
         started(tiny_config(tmp_path / "nothing"))

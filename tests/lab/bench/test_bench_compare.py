@@ -285,7 +285,7 @@ def test_errors_name_the_option(names: list[str], changes: dict[str, Any], probl
     [
         ({"max_num_seqs": 2}, {"static_batch_size": 4}, "static_batch_size=4 must be at most max_num_seqs=2"),
         ({"enable_prefix_caching": True}, {}, "enable_prefix_caching needs kv=paged"),
-        ({"num_kv_blocks": 12}, {}, "max_model_len=64 exceeds the 32 slots .*kv=max"),
+        ({"num_kv_blocks": 12}, {}, "max_model_len=64 exceeds the 32 tokens .*kv=max"),
         ({}, {"input_len": "fixed:60"}, r"\(60 prompt, .* does not fit"),
         ({}, {"max_tokens": 1}, "max_tokens must be at least output_len"),
     ],

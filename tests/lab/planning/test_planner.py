@@ -159,7 +159,7 @@ def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., 
         (25 * GIB, {}, "memory=25 GiB leaves nothing for K and V: the weights take 23.94 GiB and the activations"),
         (None, {}, "give memory, kv_cache_memory_bytes or num_kv_blocks"),
         (30 * GIB, {"num_kv_blocks": 5}, "give memory, kv_cache_memory_bytes or num_kv_blocks"),
-        (None, {"num_kv_blocks": 5, "max_model_len": 81}, "max_model_len=81 exceeds the 80 slots"),
+        (None, {"num_kv_blocks": 5, "max_model_len": 81}, "max_model_len=81 exceeds the 80 tokens"),
         (None, {"num_kv_blocks": 500, "max_model_len": 2049}, "exceeds the model's context of 2048"),
         (None, {"num_kv_blocks": 7}, "only 0 of 100000 pairs of fixed:100 prompt and fixed:60 output tokens fit"),
     ],
@@ -254,7 +254,7 @@ def test_a_policy_that_cannot_start_has_an_error() -> None:
     plan = opt_plan(num_kv_blocks=12, max_model_len=160)
     reasons = {each.fit.pool.name: each.fit.error for each in plan.policies}
     assert plan.fit.num_fit == 1
-    assert "max_model_len=160 exceeds the 128 slots" in str(reasons["max, buddy"])
+    assert "max_model_len=160 exceeds the 128 tokens" in str(reasons["max, buddy"])
     assert reasons["max, first-fit"] is None
 
 

@@ -67,7 +67,7 @@ class DraftSelection:
             self._num_read[new.request_id] = 0
         num_rows = sum(output.num_scheduled_tokens.values()) + sum(output.num_padding_tokens.values())
         num_sampled = len(plan.sampling)
-        room = min(self._max_tokens - num_rows, self._max_logit_rows - num_sampled)
+        room = min(self._max_tokens - num_rows, self._max_logit_rows - len(output.num_scheduled_tokens))
         if room <= 0 or not num_sampled or self._cost.speedup(num_rows, num_sampled) < MIN_SPEEDUP:
             return
         candidates = [c for c in (self._candidate(request, plan) for request in plan.sampling) if c is not None]

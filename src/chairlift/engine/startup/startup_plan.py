@@ -113,9 +113,9 @@ def planned_pool(config: EngineConfig, context: int, num_blocks: int, windows: t
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
     if config.max_model_len > max_slots:
         raise ConfigError(
-            f"max_model_len={config.max_model_len} exceeds the {max_slots} tokens for which one request can have slots "
-            f"in the KV pool of {num_blocks} blocks x {config.block_size} under kv={config.kv}{_groups_note(windows)}: "
-            "lower max_model_len, or enlarge the pool"
+            f"max_model_len={config.max_model_len} exceeds the {max_slots} tokens of one request that the KV pool of "
+            f"{num_blocks} blocks x {config.block_size} can hold under kv={config.kv}{_groups_note(windows)}: lower "
+            "max_model_len, or enlarge the pool"
         )
     return pool
 
