@@ -147,11 +147,12 @@ def predict(engine: Engine, probability: float, num_drafts: int) -> float:
     return expected * limits.row_time.seconds(1) / seconds
 
 
-def break_even(engine: Engine, num_drafts: int) -> float:
-    """The smallest probability, in steps of 0.01, at which the engine verifies draft tokens."""
+def break_even(engine: Engine, num_drafts: int) -> float | None:
+    """The smallest probability, in steps of 0.01, at which the engine verifies draft tokens; None if it never does."""
     limits = engine.facts.scheduler_config
     cost = DraftCost(limits.row_time, limits.draft_row_time)
-    return next(p / 100 for p in range(1, 101) if choose_counts([p / 100], [num_drafts], 1, 1, 64, cost) != [0])
+    probabilities = (percent / 100 for percent in range(1, 101))
+    return next((p for p in probabilities if choose_counts([p], [num_drafts], 1, 1, 64, cost) != [0]), None)
 
 
 def main() -> None:
@@ -167,8 +168,9 @@ def main() -> None:
     options = parser.parse_args()
     points, engine = measure(options)
     threshold = break_even(engine, options.draft_tokens)
+    begin = "never verifies draft tokens" if threshold is None else f"verifies draft tokens from p = {threshold:.2f} on"
     table = Table(
-        title=f"{options.draft_tokens} draft tokens; the engine verifies draft tokens from p = {threshold:.2f} on",
+        title=f"{options.draft_tokens} draft tokens; the engine {begin}",
         caption=machine_caption(machine_facts(), None),
     )
     for name in ("p", "predicted", "always", "limited", "steps with drafts"):

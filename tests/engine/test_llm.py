@@ -242,7 +242,10 @@ def test_the_default_max_model_len_fits_the_pool_and_is_logged(
     ("options", "match"),
     [
         ({"max_model_len": 300}, "exceeds the model's context of 256"),
-        ({"num_kv_blocks": 2, "max_model_len": 64}, "exceeds the 32 tokens of one request that the KV pool of 2 blocks"),
+        (
+            {"num_kv_blocks": 2, "max_model_len": 64},
+            "exceeds the 32 tokens of one request that the KV pool of 2 blocks",
+        ),
         ({"kv": "maximal"}, "kv must be one of paged, exact, max, pow2, oracle"),
         ({"kv": "exact", "enable_prefix_caching": True}, "enable_prefix_caching needs kv=paged, got kv=exact"),
         ({"kv_arena": "first-fit"}, "kv_arena=first-fit needs a reservation policy"),

@@ -243,3 +243,34 @@ def test_structured_cost(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pyte
     for name, row in record["rows"].items():
         assert row["step"] > 0
         assert all((row[column] > 0) == (name != "free") for column in ("compile", "again", "mask", "apply", "share"))
+
+
+def test_speculation(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=2048)
+    model = with_byte_tokenizer(folder, tmp_path / "model")
+    arguments = ["--model", str(model), "--workload", "prose", "--concurrency", "1,3", "--num-prompts", "3"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["speculation.py", *arguments, "--max-tokens", "12", "--rounds", "2"])
+        script("speculation").main()
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [result["concurrency"] for result in record["results"]] == [1, 3]
+    assert all(len(result["ratios"]) == 2 and result["ratio"] > 0 for result in record["results"])
+
+
+def test_copying_prompts() -> None:
+    prompts = script("copying_prompts").copying_prompts()
+    assert len({prompt.message for prompt in prompts}) == len(prompts) == 30
+    assert all(prompt.text in prompt.message for prompt in prompts)
+
+
+@needs_native
+def test_speculation_break_even(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(tiny_model_dir("llama"))
+    arguments = ["--model", model, "--draft-model", model, "--prompt-len", "20", "--output-len", "30"]
+    with pytest.MonkeyPatch.context() as patch:
+        few = ["--probabilities", "0,1", "--rounds", "1", "--draft-tokens", "2"]
+        patch.setattr(sys, "argv", ["speculation_break_even.py", *arguments, *few])
+        script("speculation_break_even").main()
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [point["probability"] for point in record["points"]] == [0.0, 1.0]
+    assert record["points"][0]["predicted"] < record["points"][1]["predicted"]
