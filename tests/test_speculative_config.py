@@ -37,6 +37,7 @@ def test_an_engine_takes_the_fields_as_a_mapping() -> None:
         ({"num_speculative_tokens": "5"}, "num_speculative_tokens must be an integer from 1 to 64, got '5'"),
         ({"prompt_lookup_min": 0}, "prompt_lookup_min must be an integer from 1 to 64, got 0"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_max must be an integer from 5 to 64, got 4"),
+        ({"model": "small", "prompt_lookup_min": 3}, "prompt_lookup_min and prompt_lookup_max need method=ngram"),
         ({"tokens": 5}, "speculative_config may have method, .*; got tokens"),
     ],
 )
@@ -49,3 +50,9 @@ def test_wrong_values_are_rejected(values: dict[str, Any], message: str) -> None
 def test_decoding_to_a_global_length_is_rejected() -> None:
     with pytest.raises(ConfigError, match="cannot be combined with static_run_to=global"):
         EngineConfig(speculative_config={}, batching="static", static_run_to="global")
+
+
+def test_blocks_of_one_slot_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="needs a block_size of at least 2 with kv=paged"):
+        EngineConfig(speculative_config={}, block_size=1)
+    EngineConfig(speculative_config={}, block_size=1, kv="exact")

@@ -227,6 +227,11 @@ class EngineConfig:
         self._check_kernels()
         if self.speculative_config is not None and not isinstance(self.speculative_config, SpeculativeConfig):
             object.__setattr__(self, "speculative_config", SpeculativeConfig.from_mapping(self.speculative_config))
+        if self.speculative_config is not None and self.kv == "paged" and self.block_size == 1:
+            raise ConfigError(
+                "speculative_config needs a block_size of at least 2 with kv=paged, because draft tokens are written "
+                "to the rest of a block; got 1"
+            )
         _one_of("batching", self.batching, BATCHINGS)
         for name in ("static_batch_size", "static_run_to"):
             if self.batching != "static" and getattr(self, name) is not None:

@@ -52,6 +52,11 @@ class SpeculativeConfig:
             for name in ("model", "quantization"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"speculative_config: {name} needs method=draft_model: remove one of them")
+        lookup = self.prompt_lookup_min, self.prompt_lookup_max
+        if self.method == "draft_model" and lookup != (DEFAULT_LOOKUP_MIN, DEFAULT_LOOKUP_MAX):
+            raise ConfigError(
+                "speculative_config: prompt_lookup_min and prompt_lookup_max need method=ngram: remove them, or model"
+            )
         if self.num_speculative_tokens == 0:
             object.__setattr__(self, "num_speculative_tokens", DEFAULT_TOKENS[self.method])
         self._check_range("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)

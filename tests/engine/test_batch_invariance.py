@@ -110,7 +110,7 @@ class Limits:
             "max_model_len": longest,
             "block_size": self.block_size,
             "num_kv_blocks": num_blocks + self.spare_blocks,
-            "speculative_config": {"method": "ngram"} if self.speculates else None,
+            "speculative_config": {"method": "ngram"} if self.speculates and self.block_size > 1 else None,
         }
 
     def apply(self) -> None:

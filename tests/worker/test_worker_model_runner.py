@@ -14,6 +14,8 @@ from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput, To
 from chairlift.sampling_params import SamplingParams
 from chairlift.worker import model_runner
 from chairlift.worker.model_runner import ModelRunner, PendingStep
+from chairlift.worker.request_rows import IntArray
+from chairlift.worker.sampler import SampledTokens
 
 VOCAB = 32
 MAX_SEQS = 4
@@ -51,14 +53,15 @@ class _Live:
     """A request of the random driver.
 
     `num_tokens` includes sampled tokens whose value is not read yet. `num_read` counts the tokens that the draft model
-    has read; None after its first proposal.
+    has read, without those that were rejected.
     """
 
     request: NewRequest
     num_tokens: int
     length: int
     num_computed: int = 0
-    num_read: int | None = 0
+    num_read: int = 0
+    num_proposed: int = 0
     blocks: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -149,7 +152,7 @@ class _RandomDriver:
         taken = self._take(live, count + num_drafts)
         if taken:
             output.new_block_ids[live.request.request_id] = [taken]
-        if self.has_draft_model and live.num_read is not None and live.num_read < len(live.request.token_ids) - 1:
+        if self.has_draft_model and live.num_read < len(live.request.token_ids) - 1 and self.rng.random() < 0.5:
             output.num_draft_reads[live.request.request_id] = 1
             live.num_read += 1
         self._advance(live, count, output)
@@ -162,7 +165,7 @@ class _RandomDriver:
         self.num_drafts += count
         if self.has_draft_model:
             output.num_draft_tokens[request_id] = count
-            live.num_read = None
+            live.num_read, live.num_proposed = len(live.request.token_ids) - 1, count
             return
         known = len(live.request.token_ids)
         right = _naive_tokens(self.model, live.request, known + count)[known:]
@@ -192,6 +195,8 @@ class _RandomDriver:
             self.num_accepted += len(tokens) - 1
             live.num_tokens += len(tokens) - 1
             live.num_computed += len(tokens) - 1
+            live.num_read += min(live.num_proposed, len(tokens)) if live.num_proposed else 0
+            live.num_proposed = 0
             live.logprobs += result.logprobs.get(request_id, [])
             if live.is_done and live in self.waiting:
                 self.waiting.remove(live)
@@ -252,6 +257,27 @@ def test_a_draft_model_with_equal_logits_is_always_right() -> None:
         driver = _RandomDriver(model, requests, 4, 0, rng, draft_model)
         driver.run()
         assert driver.num_accepted == driver.num_drafts
+
+
+def test_an_error_after_an_accepted_draft_is_reported_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    runner = _runner(model, 16)
+    request = new_request("a", [5, 6, 7], SamplingParams(temperature=0), blocks=[0])
+    right = _naive_tokens(model, request, 6)[3:]
+    calls: list[int] = []
+    sample = runner._sampler.sample
+
+    def failing(logits: torch.Tensor, rows: IntArray) -> SampledTokens:
+        calls.append(len(rows))
+        return replace(sample(logits, rows), errors={0: "the grammar cannot continue"} if len(calls) > 1 else {})
+
+    monkeypatch.setattr(runner._sampler, "sample", failing)
+    first = SchedulerOutput(0, {"a": 5}, [request], draft_token_ids={"a": right[:2]})
+    result = runner.result(runner.submit(first))
+    assert (result.token_ids, result.errors) == ({"a": right[:1]}, {})
+    result = runner.result(runner.submit(SchedulerOutput(1, {"a": 1})))
+    assert result.errors == {"a": "the grammar cannot continue"}
+    assert calls == [1, 1, 1]
 
 
 def _check_logprobs(model: FakeModel, live: _Live) -> None:

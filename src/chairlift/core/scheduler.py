@@ -263,6 +263,7 @@ class Scheduler:
         request_id = request.request_id
         tokens = request.append_sampled(result.token_ids[request_id])
         if self._drafts is not None:
+            result.token_ids[request_id] = tokens  # without those after a stop token, so that events do not count them
             self._drafts.record(request, tokens, plan.output.num_drafts(request_id))
             self._batch.accept_drafts(request, len(tokens) - 1, plan)
         logprobs = result.logprobs.get(request_id) if result.logprobs else None

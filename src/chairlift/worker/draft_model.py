@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,12 @@ class DraftModel:
 
     def read(self, num_tokens: Mapping[str, int]) -> None:
         """Compute K and V of the next tokens of requests; request id -> number of tokens, less than all known ones."""
-        self._forward(self._view(list(num_tokens)), num_tokens)
+        self._forward(self._view(), num_tokens)
 
     def propose(self, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
         """Propose tokens; request id -> number of tokens, at least 1."""
         request_ids = list(num_drafts)
-        view = self._view(request_ids)
+        view = self._view()
         batch_rows = self._rows.rows_of(request_ids).copy()
         num_known = self._rows.num_tokens[batch_rows]
         drafts: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
@@ -68,12 +68,15 @@ class DraftModel:
         self._rows.num_tokens[batch_rows] = num_known
         return drafts
 
-    def _view(self, request_ids: list[str]) -> RequestRows:
-        """The rows with the progress of this model, in which rejected tokens do not count."""
+    def discard_rejected(self, request_ids: Iterable[str]) -> None:
+        """Count K and V of rejected tokens as not computed, after the other model has verified a proposal."""
+        rows = self._rows.rows_of(list(request_ids))
+        self._num_computed[rows] = np.minimum(self._num_computed[rows], self._rows.num_computed_tokens[rows])
+
+    def _view(self) -> RequestRows:
+        """The rows with the progress of this model."""
         view = copy.copy(self._rows)
         view.num_computed_tokens = self._num_computed
-        rows = self._rows.rows_of(request_ids)
-        self._num_computed[rows] = np.minimum(self._num_computed[rows], self._rows.num_computed_tokens[rows])
         return view
 
     def _forward(self, view: RequestRows, num_tokens: Mapping[str, int]) -> torch.Tensor:

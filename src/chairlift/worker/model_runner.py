@@ -161,6 +161,8 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled - batch.num_drafts if drafts else batch.num_scheduled)
         request_ids, rounds = self._sample(batch, hidden, drafts)
+        if self._draft_model is not None and drafts:
+            self._draft_model.discard_rejected(drafts)
         return self._copy_to_host(PendingStep(output.step, request_ids, rounds, prompt_logprobs))
 
     def result(self, pending: PendingStep) -> ModelRunnerOutput:
@@ -259,13 +261,15 @@ class ModelRunner:
             ]
             if not index:
                 break
-            chosen = rows[index]
-            self._rows.advance(chosen, np.ones_like(chosen))
             logits_index = to_device(rounds.logit_rows(position, index), self._device)
-            tokens = self._sampler.sample(logits[logits_index], chosen)
-            # After an error, the next step samples the token again and reports it.
+            tokens = self._sampler.sample(logits[logits_index], rows[index])
+            # A row with an error stays as it is: the next step samples its token again and reports the error.
             valid = [at for at in range(len(index)) if at not in tokens.errors]
-            self._rows.append_sampled(chosen[valid], tokens.token_ids[valid])
+            if not valid:
+                break
+            chosen = rows[index][valid]
+            self._rows.advance(chosen, np.ones_like(chosen))
+            self._rows.append_sampled(chosen, tokens.token_ids[valid])
             sampled.append(SampledRound(index, tokens))
         return sampled
 

@@ -54,7 +54,14 @@ def test_a_draft_model_costs_time_for_each_position() -> None:
     assert choose_counts([0.6], [4], 1, 1, 8, free) == [4]
     assert choose_counts([0.6], [4], 1, 1, 8, cheap) == [3]
     assert choose_counts([0.6], [4], 1, 1, 8, dear) == [0]
-    assert dear.speedup(1, 1) < 1 < cheap.speedup(1, 1)
+    assert dear.best_speedup(1, 1, 8) < 1 < cheap.best_speedup(1, 1, 8)
+
+
+def test_several_draft_tokens_may_pay_where_one_does_not() -> None:
+    cost = DraftCost(RowTime({1: 10.0, 2: 20.0, 4: 20.0}))
+    assert cost.best_speedup(1, 1, 1) == 1.0
+    assert cost.best_speedup(1, 1, 3) == 2.0
+    assert choose_counts([0.99], [3], 1, 1, 3, cost) == [3]
 
 
 def test_the_room_is_shared_by_probability() -> None:

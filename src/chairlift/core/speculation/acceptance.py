@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 MEMORY: Final = 0.95
@@ -71,9 +72,11 @@ class AcceptanceEstimates:
         averages = self._by_request.get(request_id)
         return overall if averages is None else averages[index].value(overall)
 
-    def fade(self, request_id: str) -> None:
-        """Let older results count less, in a step without a proposal. After many such steps it is worth another try."""
-        for average in (*self._by_request.get(request_id, ()), *self._overall):
+    def fade(self, request_ids: Sequence[str]) -> None:
+        """Let older results of these requests, which have no proposal in a step, count less, and the average of all
+        requests if there are any of them. After many such steps another try is worth its cost."""
+        averages = [average for request_id in request_ids for average in self._by_request.get(request_id, ())]
+        for average in (*averages, *(self._overall if request_ids else ())):
             average.fade(FADING)
 
     def forget(self, request_id: str) -> None:

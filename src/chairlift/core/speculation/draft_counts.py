@@ -27,14 +27,17 @@ class DraftCost:
     verification: RowTime | None = None
     proposal: RowTime | None = None
 
-    def speedup(self, num_rows: int, num_sampled: int) -> float:
-        """The factor by which one more row, which yields an output token for certain, raises the rate of tokens."""
+    def best_speedup(self, num_rows: int, num_sampled: int, room: int) -> float:
+        """The largest factor by which up to `room` >= 1 draft tokens raise the rate of output tokens if all of them are
+        accepted."""
         if self.verification is None:
             return MIN_SPEEDUP
-        before, after = self.verification.seconds(num_rows), self.verification.seconds(num_rows + 1)
-        if self.proposal is not None:
-            after += self.proposal.seconds(1)
-        return (num_sampled + 1) / num_sampled * before / after
+        seconds, before = self.verification.seconds, self.verification.seconds(num_rows)
+        proposal = 0.0 if self.proposal is None else self.proposal.seconds(1)
+        return max(
+            (1 + count / num_sampled) * before / (seconds(num_rows + count) + proposal * -(-count // num_sampled))
+            for count in range(1, room + 1)
+        )
 
 
 def choose_counts(

@@ -13,7 +13,7 @@ from chairlift.core.speculation.prompt_lookup import PromptLookup, Proposal
 from chairlift.request import Request
 from chairlift.speculative_config import SpeculativeConfig
 
-MAX_LAG: Final = 32
+MAX_LAG: Final = 8
 """A draft model that lacks K and V of more tokens of a request computes them before it proposes tokens."""
 
 MAX_READ: Final = 128
@@ -68,7 +68,7 @@ class DraftSelection:
         num_rows = sum(output.num_scheduled_tokens.values()) + sum(output.num_padding_tokens.values())
         num_sampled = len(plan.sampling)
         room = min(self._max_tokens - num_rows, self._max_logit_rows - len(output.num_scheduled_tokens))
-        if room <= 0 or not num_sampled or self._cost.speedup(num_rows, num_sampled) < MIN_SPEEDUP:
+        if room <= 0 or not num_sampled or self._cost.best_speedup(num_rows, num_sampled, room) < MIN_SPEEDUP:
             return
         candidates = [c for c in (self._candidate(request, plan) for request in plan.sampling) if c is not None]
         counts = choose_counts(
@@ -82,8 +82,9 @@ class DraftSelection:
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
                 self._add(candidate, count, plan)
-            elif self._has_model:
-                self._estimates.fade(candidate.request.request_id)
+        if self._has_model:
+            unused = [c.request.request_id for c, count in zip(candidates, counts, strict=True) if not count]
+            self._estimates.fade(unused)
 
     def record(self, request: Request, new_token_ids: Sequence[int], num_drafts: int) -> None:
         """Learn from the tokens that were sampled for a request.

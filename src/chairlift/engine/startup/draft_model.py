@@ -32,8 +32,8 @@ def provide_draft_model(config: EngineConfig, loaded: LoadedModel, layout: KVLay
     draft = loaded.draft
     if draft is None or not draft.matches(_draft_config(config, speculative)):
         draft = load_model(_draft_config(config, speculative))
-        _check(draft, loaded, config.max_model_len or loaded.config.max_position_embeddings)
-        loaded.draft = draft
+    _check(draft, loaded, config.max_model_len or loaded.config.max_position_embeddings)
+    loaded.draft = draft
     return draft
 
 

@@ -37,6 +37,7 @@ from chairlift.models.parameter_memory import native_matrix_bytes, parameter_byt
 from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.step_time import RowTime, StepTime
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
+from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
 
 logger = logging.getLogger("chairlift")
@@ -107,8 +108,8 @@ def build_engine(
     layout = plan_layout(config, loaded.config)
     slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
     draft = provide_draft_model(config, loaded, layout)
-    if draft is not None:
-        slot_bytes += kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
+    draft_bytes = 0 if draft is None else kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
+    slot_bytes += draft_bytes
     plan = plan_pool(config, slot_bytes, context, default_memory_bytes(loaded.device), layout.windows)
     pool = planned_pool(config, context, plan.num_blocks, plan.windows)
     limits = RequestLimits(
@@ -143,7 +144,12 @@ def build_engine(
             logger.info("%s", describe_chunks(step_time, budget, limits.max_model_len))
         if row_time is not None:
             logger.info("%s", describe_rows("speculative decoding", row_time))
-        if draft_row_time is not None:
+        if draft is not None and draft_row_time is not None:
+            weights, kv_cache = parameter_bytes(draft.model), plan.num_slots * draft_bytes
+            logger.info(
+                f"draft model {draft.name}: weights {format_memory(weights)}; its K and V take "
+                f"{format_memory(kv_cache)} of the pool"
+            )
             logger.info("%s", describe_rows("draft model", draft_row_time))
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     on_add = None if listeners.recorder is None else listeners.recorder.on_add
@@ -232,7 +238,8 @@ def _started(
         quantization=loaded.choice.quantization,
         weight_bytes=_read_bytes(loaded),
         kv_bytes_per_slot=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
-        kv_bytes_per_block=plan.block_bytes,
+        kv_bytes_per_block=plan.block_size
+        * kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, loaded.kv_layout),
         kv_windows=list(plan.windows),
         step_time=None if scheduler_config.step_time is None else asdict(scheduler_config.step_time),
         speculative_config=None if config.speculative is None else asdict(config.speculative),

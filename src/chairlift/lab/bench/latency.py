@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
@@ -152,11 +153,15 @@ def measure_iteration(events: Sequence[Event]) -> Iteration:
             if num_new:
                 first_token.setdefault(request_id, step.time)
     prefilled, end = max(first_token.values()), steps[-1].time
-    num_decodes = sum(step.time > prefilled for step in steps)
+    num_decoded: Counter[str] = Counter()
+    for step in steps:
+        if step.time > prefilled:
+            num_decoded.update(dict(zip(step.request_ids, step.num_new, strict=True)))
+    num_tokens = max(num_decoded.values(), default=0)
     return Iteration(
         latency=end - start,
         prefill=prefilled - start,
-        decode_per_token=(end - prefilled) / num_decodes if num_decodes else None,
+        decode_per_token=(end - prefilled) / num_tokens if num_tokens else None,
     )
 
 
