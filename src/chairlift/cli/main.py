@@ -25,6 +25,7 @@ from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.web.page_options import PageOptions
 
 app = typer.Typer(
     name="chairlift",
@@ -100,13 +101,14 @@ def serve(
     access: AccessOptions,
     api: ApiOptions,
     observability: ObservabilityOptions,
+    pages: PageOptions,
 ) -> None:
     """Serve an OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages and more."""
     started = time.perf_counter()
     log_to_stderr()
     from chairlift.server.serve import run
 
-    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access, api, observability)
+    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access, api, observability, pages)
 
 
 app.command()(batch)

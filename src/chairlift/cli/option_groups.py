@@ -34,6 +34,12 @@ def option(name: str, kind: Any, default: Any = None, **about: Any) -> inspect.P
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the parameter is given by the user, and not by its default."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def parse_json_object(name: str, text: str, example: dict[str, Any]) -> dict[str, Any]:
     """Parse the value of an option. Raises ConfigError if it is not a JSON object."""
     try:

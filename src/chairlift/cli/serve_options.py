@@ -1,7 +1,8 @@
-"""The options of `chairlift serve` in addition to the engine's: limits, access, API and observability."""
+"""The options of `chairlift serve` in addition to the engine's: limits, access, pages, API and observability."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from chairlift.cli.option_groups import (
     with_options,
 )
 from chairlift.errors import ConfigError
+from chairlift.events import EngineStarted, Event
+from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.keys import load_keys
 from chairlift.server.access.server_limits import HELP, ServerLimits
@@ -26,6 +29,8 @@ from chairlift.server.telemetry.observability_options import HELP as OBSERVABILI
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.reasoning_parser import REASONING_FORMATS
+from chairlift.server.web.page_options import HELP as PAGE_HELP
+from chairlift.server.web.page_options import PageOptions, SimulatedRequest
 
 LIMITS = options_from_fields(ServerLimits, HELP, "Limits")
 
@@ -51,6 +56,7 @@ ACCESS = [
     ),
 ]
 
+PAGES = options_from_fields(PageOptions, PAGE_HELP, "Browsers")
 OBSERVABILITY = options_from_fields(ObservabilityOptions, OBSERVABILITY_HELP, "Observability")
 
 CORS_LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
@@ -93,7 +99,7 @@ API = option_group(
 def add_serve_options(command: Command) -> Command:
     """Add the options of a server to a command.
 
-    The command receives them as `limits`, `access`, `api` and `observability`.
+    The command receives them as `limits`, `access`, `api`, `observability` and `pages`.
     """
 
     def make(values: OptionValues) -> OptionValues:
@@ -102,10 +108,20 @@ def add_serve_options(command: Command) -> Command:
             "access": _access(values),
             "api": _api(values),
             "observability": ObservabilityOptions(**pop_options(values, OBSERVABILITY)),
+            "pages": PageOptions(**pop_options(values, PAGES), simulate_static=simulate_static_batching),
         }
 
-    options = [*LIMITS, *ACCESS, *CORS, *API, *OBSERVABILITY]
-    return with_options(command, options, make, "limits", "access", "api", "observability")
+    options = [*LIMITS, *ACCESS, *CORS, *PAGES, *API, *OBSERVABILITY]
+    return with_options(command, options, make, "limits", "access", "api", "observability", "pages")
+
+
+def simulate_static_batching(
+    engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest]
+) -> list[Event]:
+    """Simulate static batching for the live page. The simulator is imported at the first call."""
+    from chairlift.lab.bench.static_comparison import simulate_static_batching
+
+    return simulate_static_batching(engine, cost, requests)
 
 
 def add_api_options(command: Command) -> Command:

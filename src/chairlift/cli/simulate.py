@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from chairlift.cli.engine_options import add_options
-from chairlift.cli.option_groups import OptionValues, add_group
+from chairlift.cli.option_groups import OptionValues, add_group, is_given
 from chairlift.cli.workload_options import add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
@@ -41,15 +41,9 @@ MODES = {
 """The options that can be combined with each of these modes. The default mode takes all other options."""
 
 
-def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether the option is on the command line."""
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
-
-
 def _check_options(ctx: typer.Context) -> None:
     """Raise ConfigError if an option has no effect in the mode that the options select."""
-    given = {name for name in ctx.params if _is_given(ctx, name)}
+    given = {name for name in ctx.params if is_given(ctx, name)}
     mode = next((name for name in MODES if name in given), None)
     unused = given - MODES[mode] if mode is not None else given & {"num_threads"}
     if unused:
@@ -96,7 +90,7 @@ def simulate(
     if list_presets:
         _list_presets()
     elif preset is not None:
-        _run_preset(preset, load["seed"] if _is_given(ctx, "workload_seed") else None, load["num_prompts"])
+        _run_preset(preset, load["seed"] if is_given(ctx, "workload_seed") else None, load["num_prompts"])
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:

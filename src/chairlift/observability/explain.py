@@ -33,8 +33,10 @@ class Viewer:
 
     def display_id(self, request_id: str, tenant: str) -> str:
         """The id of a request, or an opaque id that is always the same for this request."""
-        if self.can_see(tenant):
-            return request_id
+        return request_id if self.can_see(tenant) else self.hidden_id(request_id)
+
+    def hidden_id(self, request_id: str) -> str:
+        """An opaque id, which is always the same for this request."""
         return "other-" + hashlib.blake2s(request_id.encode(), key=self.secret, digest_size=4).hexdigest()
 
 

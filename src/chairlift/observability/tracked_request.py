@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from chairlift.events import RequestArrived, RequestFinished, RequestWaiting
@@ -72,7 +72,8 @@ class TrackedRequest:
 
     Attributes:
         waits: in order; the first one is the queue time.
-        num_computed: number of tokens with K and V; num_blocks: number of held blocks, including shared ones.
+        num_computed: number of tokens with K and V.
+        block_ids: held blocks, including shared ones, in the order of their allocation.
         num_steps, step_seconds, step_tokens: number and seconds of the steps that contained the request, and the number
             of its own tokens in them.
         recompute_tokens: tokens that were computed again after preemptions.
@@ -86,7 +87,7 @@ class TrackedRequest:
     waits: list[Wait]
     state: RequestState = "waiting"
     num_computed: int = 0
-    num_blocks: int = 0
+    block_ids: list[int] = field(default_factory=list)
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -112,6 +113,11 @@ class TrackedRequest:
     @property
     def tenant(self) -> str:
         return self.arrived.tenant
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of held blocks, including shared ones."""
+        return len(self.block_ids)
 
     @property
     def max_output_tokens(self) -> int:
@@ -146,7 +152,8 @@ class TrackedRequest:
     def preempt(self, step: int, time: float) -> None:
         """Begin a new wait with the preemption in `step`."""
         self.recompute_until = max(self.recompute_until, self.num_computed)
-        self.num_computed = self.num_blocks = 0
+        self.num_computed = 0
+        self.block_ids = []
         self.num_preemptions += 1
         self.waits.append(Wait(time, step, step))
         self.state = "waiting"

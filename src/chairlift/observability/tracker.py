@@ -68,9 +68,17 @@ class RequestTracker:
         yield from self._ended.values()
         yield from self._unfinished.values()
 
+    def unfinished(self) -> list[TrackedRequest]:
+        """The requests that have not ended, in the order of arrival, parked siblings included."""
+        return list(self._unfinished.values())
+
     def waiting(self) -> list[TrackedRequest]:
         """The requests in the queue in the order of arrival, without parked siblings."""
         return [r for r in self._unfinished.values() if r.state == "waiting" and r.waits[-1].queued_step is not None]
+
+    def batch(self) -> list[TrackedRequest]:
+        """The requests that held blocks after the schedule of the last step, in the order of admission."""
+        return list(self._batch.values())
 
     def counts(self) -> dict[str, int]:
         """The numbers of unfinished requests with the states "waiting" and "running"."""
@@ -174,8 +182,7 @@ class RequestTracker:
         if self.timeline.next_step < event.step:
             self._leaving.append(request)
         else:
-            self._batch.pop(request.request_id, None)
-            self._store_spans(request)
+            self._leave_batch(request)
 
     def _retire(self, request: TrackedRequest) -> None:
         self._unfinished.pop(request.request_id, None)
@@ -221,10 +228,11 @@ class RequestTracker:
                 self._batch[request_id] = request
         for request_id, block_ids in step.new_blocks.items():
             if (request := self._batch.get(request_id)) is not None:
-                request.num_blocks += len(block_ids)
+                request.block_ids += block_ids
         for request_id, block_ids in step.released_blocks.items():
             if (request := self._batch.get(request_id)) is not None:
-                request.num_blocks -= len(block_ids)
+                released = set(block_ids)
+                request.block_ids = [block_id for block_id in request.block_ids if block_id not in released]
 
     def _request_of_step(self, request_id: str, step: Step) -> TrackedRequest | None:
         """The request with this id; None if the step names an earlier request with the same id."""
@@ -267,9 +275,13 @@ class RequestTracker:
             if request.finished is not None and step.step + 1 < request.finished.step:
                 remaining.append(request)
             else:
-                self._batch.pop(request.request_id, None)
-                self._store_spans(request)
+                self._leave_batch(request)
         self._leaving = remaining
+
+    def _leave_batch(self, request: TrackedRequest) -> None:
+        self._batch.pop(request.request_id, None)
+        request.block_ids = []
+        self._store_spans(request)
 
     def _prune_timeline(self) -> None:
         first = [w.first_step for r in self.requests() for w in r.waits if w.spans is None]

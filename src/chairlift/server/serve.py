@@ -20,6 +20,7 @@ from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.init_process import fork_if_process_1
 from chairlift.server.http.process_exit import EXIT_SECONDS, ProcessExit
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.web.page_options import PageOptions
 
 logger = logging.getLogger("chairlift")
 
@@ -39,6 +40,7 @@ def run(
     access: AccessOptions,
     api: ApiOptions,
     observability: ObservabilityOptions,
+    pages: PageOptions,
 ) -> None:
     """Run a server until a signal stops it. `DrainingServer` and `ProcessExit` describe how it stops.
 
@@ -91,6 +93,7 @@ def run(
         cors=access.cors,
         workers=PreparationWorkers(worker_setup),
         allowed_hosts=allowed_hosts,
+        pages=pages,
     )
     process_exit = ProcessExit(limits.drain_timeout)
     uvicorn_options = uvicorn_config(app, limits, tls, log_config=None, access_log=False, timeout_keep_alive=60)
@@ -118,7 +121,9 @@ def _server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
 
 def _log_ready(url: str, model_name: str, started: float) -> None:
     seconds = time.perf_counter() - started
-    logger.info("ready in %.1f s: %s/v1 answers as model %r", seconds, url, model_name)
+    logger.info(
+        "ready in %.1f s: %s/v1 answers as model %r; in a browser: %s/ and /chat", seconds, url, model_name, url
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -8,8 +8,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing
 from chairlift.server.http.error_responses import RejectedHttpRequestError
 
-PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics"})
-"""Paths for probes and monitoring, which need no key. Their responses contain nothing about single requests."""
+PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics", "/", "/chat"})
+"""Paths for probes and monitoring and the pages, which need no key. Their responses contain nothing about single
+requests; the scripts of the pages ask for a key."""
+
+PUBLIC_FILES = "/page/"
+"""The beginning of the paths of the pages' scripts and styles."""
 
 
 class KeyMiddleware:
@@ -33,7 +37,8 @@ class KeyMiddleware:
         if not self._keys:
             return ANONYMOUS
         found = None if secret is None else self._keys.find(secret)
-        return KeyInfo("", "", False) if found is None and path in PUBLIC_PATHS else found
+        is_public = path in PUBLIC_PATHS or path.startswith(PUBLIC_FILES)
+        return KeyInfo("", "", False) if found is None and is_public else found
 
 
 def _secret(headers: Headers) -> str | None:

@@ -35,6 +35,9 @@ from chairlift.server.preparation.preparation import Preparation, PreparationWor
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.engine_observer import EngineObserver
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.web.live_feed import LiveFeed
+from chairlift.server.web.page_options import PageOptions
+from chairlift.server.web.page_routes import data_router, file_router
 
 
 def create_app(
@@ -49,6 +52,7 @@ def create_app(
     cors: CorsOptions | None = None,
     workers: PreparationWorkers | None = None,
     allowed_hosts: AllowedHosts | None = None,
+    pages: PageOptions | None = None,
 ) -> FastAPI:
     """Create the application that serves the API over one engine. It closes the engine when it shuts down.
 
@@ -62,6 +66,7 @@ def create_app(
         cors: The origins whose pages may call the API from a browser. Default: none.
         workers: Processes that prepare large bodies. Without them all bodies are prepared on threads.
         allowed_hosts: The hosts that requests may name. Default: every host.
+        pages: The options of the live page. Default: `PageOptions()`.
 
     Returns:
         The application. `app.state.admission` counts the calls in progress and can drain the server.
@@ -73,6 +78,8 @@ def create_app(
     is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
     admission = AdmissionController(limits, keys, is_fair=is_fair)
     observer = EngineObserver(llm)
+    feed = LiveFeed(observer.tracker)
+    llm.events.add(feed)
     listeners = [] if observability is None else observability.listeners(observer)
     preparation = Preparation(admission.record_cpu_seconds, workers)
     admission.stop_preparation = preparation.stop
@@ -87,6 +94,7 @@ def create_app(
         yield
         await llm.aclose()
         preparation.close()
+        feed.close()
         for listener in listeners:
             listener.close()
 
@@ -104,7 +112,8 @@ def create_app(
     endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
     routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
     routers += [models.router(llm, name), engine.router(observer), requests.router(observer)]
-    routers.append(health.router(llm, admission))
+    routers += [health.router(llm, admission), file_router()]
+    routers.append(data_router(observer, feed, admission, name, pages or PageOptions()))
     for router in routers:
         app.include_router(router)
     app.state.paths = sorted({route.path for router in routers for route in router.routes if isinstance(route, Route)})

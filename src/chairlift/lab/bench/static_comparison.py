@@ -1,0 +1,69 @@
+"""Simulates static batching of the requests of a running engine, for a comparison on the live page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from chairlift.config import EngineConfig
+from chairlift.events import EngineStarted, Event, EventList
+from chairlift.lab.bench.simulation import sim_config_from_recording
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.simulator import simulate
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.observability.step_cost import CostLine
+from chairlift.server.web.page_options import SimulatedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCostModel:
+    """A cost model from the line that a running engine fits to its steps."""
+
+    line: CostLine
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.line.base + self.line.per_token * shape.num_tokens
+
+    def constants(self) -> list[tuple[str, str]]:
+        return [
+            ("base", f"{self.line.base * 1e3:.4g} ms per step"),
+            ("per token", f"{self.line.per_token * 1e6:.4g} us"),
+        ]
+
+
+def simulate_static_batching(
+    engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest]
+) -> list[Event]:
+    """Simulate requests with their real lengths in static batches of `max_num_seqs` requests.
+
+    Everything else is as in the running engine: its KV memory, its limits and its step cost. Every prompt is different,
+    so nothing is found in the prefix cache. Requests that exceed a limit of static batching are rejected.
+
+    Args:
+        engine: the configuration of the running engine.
+        cost: the cost of its steps.
+
+    Returns:
+        The events of the run. Times are on the clock of the arrival times.
+    """
+    config = EngineConfig(
+        batching="static",
+        max_num_seqs=engine.max_num_seqs,
+        static_batch_size=engine.max_num_seqs,
+        kv=engine.kv,
+        kv_arena=engine.kv_arena or "buddy",
+    )
+    sim = sim_config_from_recording(config, replace(engine, speculative_config=None))
+    ordered = sorted(requests, key=lambda request: request.arrival_time)
+    log, next_token, workload = EventList(), 0, []
+    for request in ordered:
+        prompt = range(next_token, next_token + request.num_prompt_tokens)
+        next_token = prompt.stop
+        workload.append(
+            WorkloadRequest(request.request_id, request.arrival_time, list(prompt), request.num_output_tokens)
+        )
+    simulate(workload, sim, LinearCostModel(cost), log)
+    first = log.events[0]
+    assert isinstance(first, EngineStarted)
+    log.events[0] = replace(first, time=ordered[0].arrival_time, model=engine.model)
+    return log.events

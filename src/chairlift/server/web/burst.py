@@ -1,0 +1,106 @@
+"""Bursts of synthetic requests, which the live page sends to show how the engine schedules them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import uuid
+from contextlib import suppress
+
+from chairlift.engine.async_llm import AsyncLLM, Generation
+from chairlift.errors import ChairliftError, RequestError
+from chairlift.sampling_params import SamplingParams
+from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.access.keys import KeyInfo
+from chairlift.server.web.page_bodies import BurstBody, BurstRequest, BurstView
+
+logger = logging.getLogger("chairlift")
+
+
+class BurstSender:
+    """Sends bursts of synthetic requests to the engine, and discards their outputs."""
+
+    def __init__(self, llm: AsyncLLM, admission: AdmissionController) -> None:
+        self._llm = llm
+        self._admission = admission
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def send(self, body: BurstBody, key: KeyInfo) -> BurstView:
+        """Start the requests of a burst. They count as one call of the key, and as its tokens.
+
+        Raises:
+            RequestError: the longest request does not fit in `max_model_len`, or a limit of the queue is exceeded.
+            OverloadedError: as `AdmissionController.admit`.
+        """
+        facts = self._llm.engine.facts
+        longest, limit = body.max_prompt_tokens + body.max_output_tokens, facts.scheduler_config.max_model_len
+        if longest > limit:
+            raise RequestError(
+                f"max_prompt_tokens={body.max_prompt_tokens} and max_output_tokens={body.max_output_tokens} are "
+                f"{longest} tokens together, and max_model_len={limit}: reduce one of them",
+                "max_prompt_tokens",
+            )
+        lengths = _draw_lengths(body)
+        prompts = await asyncio.to_thread(_make_prompts, lengths, body.seed, facts.model_config.vocab_size)
+        permit = self._admission.admit(key, prompts, SamplingParams(max_tokens=1))
+        burst_id = f"burst-{uuid.uuid4().hex[:12]}"
+        requests, generations = [], []
+        try:
+            for index, (prompt, (_, num_output_tokens)) in enumerate(zip(prompts, lengths, strict=True)):
+                request = BurstRequest(
+                    id=f"{burst_id}-{index}", num_prompt_tokens=len(prompt), num_output_tokens=num_output_tokens
+                )
+                generations.append(self._start(request, prompt, permit))
+                requests.append(request)
+        except BaseException:
+            _abort(generations, permit)
+            raise
+        task = asyncio.create_task(_collect(generations, permit))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return BurstView(requests=requests)
+
+    def _start(self, request: BurstRequest, prompt: list[int], permit: Permit) -> Generation:
+        return self._llm.start(
+            None,
+            prompt,
+            SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False),
+            request_id=request.id,
+            tenant=permit.tenant,
+            cache_salt=permit.cache_salt,
+            on_output=permit.track_prompt(len(prompt)).record_output,
+        )
+
+
+def _draw_lengths(body: BurstBody) -> list[tuple[int, int]]:
+    """The numbers of prompt and output tokens of each request, uniform between their bounds."""
+    draw = random.Random(body.seed)
+    return [
+        (
+            draw.randint(body.min_prompt_tokens, body.max_prompt_tokens),
+            draw.randint(body.min_output_tokens, body.max_output_tokens),
+        )
+        for _ in range(body.num_requests)
+    ]
+
+
+def _make_prompts(lengths: list[tuple[int, int]], seed: int, vocab_size: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [draw.choices(range(vocab_size), k=num_prompt_tokens) for num_prompt_tokens, _ in lengths]
+
+
+async def _collect(generations: list[Generation], permit: Permit) -> None:
+    """Read the outputs until all requests have ended."""
+    try:
+        for generation in generations:
+            with suppress(ChairliftError):  # the event log and the page show it
+                await generation.collect()
+    finally:
+        _abort(generations, permit)
+
+
+def _abort(generations: list[Generation], permit: Permit) -> None:
+    for generation in generations:
+        generation.abort()
+    permit.close()

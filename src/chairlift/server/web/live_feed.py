@@ -1,0 +1,155 @@
+"""LiveFeed: the events of an engine as frames of JSON for live pages, and those of the last minutes."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from chairlift.events import Event
+from chairlift.observability.explain import Viewer
+from chairlift.observability.tracked_request import TrackedRequest
+from chairlift.observability.tracker import RequestTracker
+from chairlift.server.web.redaction import Redactor
+
+HISTORY_SECONDS: Final = 600.0
+PART_SECONDS: Final = 15.0
+MAX_PART_BYTES: Final = 1 << 20
+MAX_HISTORY_BYTES: Final = 16 << 20
+"""Maximum size of the compressed history. On a busy server, ten minutes take about 3 MiB."""
+
+MAX_RECENT_EVENTS: Final = 1024
+"""A page that is more events behind than this gets a snapshot instead of them."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def encode_event(event: Event) -> bytes:
+    """The JSON of an event, as `events.to_json` writes it."""
+    fields = _encode(event)
+    return b'{"type":"%b",%b' % (event.type.encode(), fields[1:])
+
+
+class HistoryPart(NamedTuple):
+    """Events from a snapshot until `end` (seconds of the engine's clock): JSON, separated by commas, compressed."""
+
+    end: float
+    compressed: Future[bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.compressed.result()) if self.compressed.done() else 0
+
+
+class Entry(NamedTuple):
+    """An event and its JSON."""
+
+    event: Event
+    encoded: bytes
+
+
+class LiveFeed:
+    """An event sink that encodes each event once for all pages, and keeps the events of the last ten minutes.
+
+    It must be added to the `EventHub` after the tracker, whose state is that of a new page. The history consists of
+    parts that begin with the state of the engine, so that the oldest one can be removed. They are compressed on a
+    thread.
+
+    Args:
+        tracker: the requests of the engine.
+    """
+
+    def __init__(self, tracker: RequestTracker) -> None:
+        self._tracker = tracker
+        self._recent: deque[Entry] = deque()
+        self._first_index = 0
+        self._part: list[bytes] = []
+        self._part_bytes = 0
+        self._part_start = 0.0
+        self._history: deque[HistoryPart] = deque()
+        self._compressor = ThreadPoolExecutor(1, "chairlift-history")
+
+    def close(self) -> None:
+        """Stop the thread that compresses the history."""
+        self._compressor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def next_index(self) -> int:
+        """The index of the next event. A reader that has read all events continues with it."""
+        return self._first_index + len(self._recent)
+
+    def emit(self, event: Event) -> None:
+        entry = Entry(event, encode_event(event))
+        self._recent.append(entry)
+        if len(self._recent) > MAX_RECENT_EVENTS:
+            self._recent.popleft()
+            self._first_index += 1
+        self._part.append(entry.encoded)
+        self._part_bytes += len(entry.encoded)
+        if self._part_bytes >= MAX_PART_BYTES or event.time - self._part_start >= PART_SECONDS:
+            self._end_part(event.time)
+
+    def _end_part(self, now: float) -> None:
+        """Compress the current part, begin the next one with the state of the engine, and remove the oldest parts."""
+        content = b",".join(self._part)
+        self._history.append(HistoryPart(now, self._compressor.submit(zlib.compress, content, 1)))
+        self._part, self._part_start = self.opening(now), now
+        self._part_bytes = sum(map(len, self._part))
+        num_bytes = sum(part.num_bytes for part in self._history)
+        while num_bytes > MAX_HISTORY_BYTES or self._history[0].end < now - HISTORY_SECONDS:
+            num_bytes -= self._history.popleft().num_bytes
+
+    def history(self) -> Iterator[bytes]:
+        """The events of the last minutes as JSON, separated by commas: parts that begin with a snapshot, in order."""
+        for part in tuple(self._history):
+            yield zlib.decompress(part.compressed.result())
+        if self._part:
+            yield b",".join(self._part)
+
+    def events_since(self, index: int, redactor: Redactor) -> list[bytes] | None:
+        """The JSON of the events from `index` on, as the viewer of the redactor may see them; None if the first of them
+        is no longer kept."""
+        if index < self._first_index:
+            return None
+        entries = islice(self._recent, index - self._first_index, None)
+        if redactor.viewer.is_admin:
+            return [entry.encoded for entry in entries]
+        visible = (redactor.redact(entry.event) for entry in entries)
+        return [encode_event(event) for event in visible if event is not None]
+
+    def opening(self, now: float, redactor: Redactor | None = None) -> list[bytes]:
+        """The configuration of the engine and a snapshot of its unfinished requests; empty before its first event.
+
+        Args:
+            redactor: redacts the requests for a viewer; None for an admin.
+        """
+        started, step = self._tracker.started, self._tracker.last_step
+        if started is None:
+            return []
+        redactor = redactor or Redactor(Viewer(), self._tracker)
+        running = (request for request in self._tracker.batch() if request.state == "running")
+        queued = (request for request in self._tracker.unfinished() if request.state == "waiting")
+        requests = [_request_snapshot(request, redactor) for request in (*running, *queued)]
+        snapshot = {"type": "snapshot", "time": now, "step": -1 if step is None else step.step, "requests": requests}
+        return [encode_event(started), _encode(snapshot)]
+
+
+def _request_snapshot(request: TrackedRequest, redactor: Redactor) -> dict[str, Any]:
+    waiting = request.waiting_event
+    return {
+        "arrived": redactor.redact(request.arrived),
+        "state": request.state,
+        "num_computed": request.num_computed,
+        "num_output_tokens": request.num_output_tokens,
+        "num_cached_tokens": request.num_cached_tokens,
+        "num_preemptions": request.num_preemptions,
+        "first_scheduled_time": request.first_scheduled,
+        "first_token_time": request.first_token,
+        "block_ids": request.block_ids,
+        "waiting": None if waiting is None or request.state != "waiting" else redactor.redact(waiting),
+    }

@@ -1,0 +1,129 @@
+"""The request and response bodies of the live page."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Final, Literal, Self, TypeVar
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.exceptions import HTTPException
+
+from chairlift.errors import RequestError
+from chairlift.server.api.protocol.base import RequestBody
+from chairlift.server.http.body_limits import check_depth
+
+MAX_BURST_REQUESTS: Final = 1024
+MAX_SIMULATED_REQUESTS: Final = 1000
+MAX_SIMULATED_TOKENS: Final = 1_000_000
+MAX_DEPTH: Final = 8
+
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Body = TypeVar("Body", bound=RequestBody)
+
+
+class SimulationView(BaseModel):
+    """Whether the page can simulate static batching, and otherwise why not."""
+
+    available: bool
+    message: str | None
+
+
+class PageView(BaseModel):
+    """What the live page can show and do with the key of the call.
+
+    `recorded_log` is the name of a recorded event log that the page shows instead of an engine.
+    """
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    object: Literal["page"] = "page"
+    version: str
+    models: list[str]
+    is_admin: bool
+    key: str
+    control: bool
+    simulation: SimulationView
+    recorded_log: str | None = None
+    history_seconds: float
+
+
+class BurstBody(RequestBody):
+    """A burst of synthetic requests with lengths between the bounds, drawn with `seed`."""
+
+    num_requests: Annotated[int, Field(ge=1, le=MAX_BURST_REQUESTS)] = 32
+    min_prompt_tokens: Count = 16
+    max_prompt_tokens: Count = 256
+    min_output_tokens: Count = 16
+    max_output_tokens: Count = 256
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        for kind in ("prompt", "output"):
+            low, high = getattr(self, f"min_{kind}_tokens"), getattr(self, f"max_{kind}_tokens")
+            if low > high:
+                raise ValueError(f"min_{kind}_tokens={low} must be at most max_{kind}_tokens={high}")
+        return self
+
+
+class BurstRequest(BaseModel):
+    """A request of a burst with its lengths in tokens."""
+
+    id: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+class BurstView(BaseModel):
+    object: Literal["page.burst"] = "page.burst"
+    requests: list[BurstRequest]
+
+
+class SimulatedRequestBody(RequestBody):
+    """A request with the lengths that it had. `arrival_time` is in seconds of the engine's clock."""
+
+    request_id: Annotated[str, Field(min_length=1, max_length=256)]
+    arrival_time: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    num_prompt_tokens: Count
+    num_output_tokens: Count
+
+
+class SimulationBody(RequestBody):
+    requests: Annotated[list[SimulatedRequestBody], Field(min_length=1, max_length=MAX_SIMULATED_REQUESTS)]
+
+    @model_validator(mode="after")
+    def _check_requests(self) -> Self:
+        num_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in self.requests)
+        if num_tokens > MAX_SIMULATED_TOKENS:
+            raise ValueError(f"the requests have {num_tokens} tokens, at most {MAX_SIMULATED_TOKENS} can be simulated")
+        if len({each.request_id for each in self.requests}) < len(self.requests):
+            raise ValueError("two requests have the same request_id")
+        return self
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """Parse and validate the body of a call.
+
+    Only JSON with its media type is accepted, because a page of another site can send other types without permission.
+
+    Raises:
+        HTTPException: the media type is another one.
+        RequestError: the body is not JSON, or is nested too deep.
+        RequestValidationError: the body is not valid.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HTTPException(415, f"Content-Type must be application/json, got {media_type!r:.80}")
+    content = await request.body()
+    check_depth(content, MAX_DEPTH)
+    try:
+        body = json.loads(content)
+    except ValueError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        raise RequestValidationError(located, body=body) from None

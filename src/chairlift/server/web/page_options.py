@@ -1,0 +1,44 @@
+"""The options of the live page, and the interface of the simulation that it can show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from chairlift.events import EngineStarted, Event
+from chairlift.observability.step_cost import CostLine
+
+NO_SIMULATION: Final = "this server has no simulator: start it with `chairlift serve`"
+
+
+class SimulatedRequest(Protocol):
+    """A request to simulate. `arrival_time` is in seconds of the engine's clock."""
+
+    request_id: str
+    arrival_time: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+class StaticBatchingSimulation(Protocol):
+    """Simulates static batching of requests on an engine with the limits and the step cost of the running one."""
+
+    def __call__(self, engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest]) -> list[Event]:
+        """The events of the simulated run, with times on the clock of the arrival times."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """The options of the live page. `HELP` describes each of them.
+
+    Attributes:
+        simulate_static: None if the live page cannot compare with static batching.
+    """
+
+    page_control: bool = False
+    simulate_static: StaticBatchingSimulation | None = None
+
+
+HELP = {"page_control": "Allow the live page to send bursts of synthetic requests."}

@@ -1,0 +1,154 @@
+"""The routes of the live page and of the chat page: their files, the stream of events, bursts and simulations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+
+import chairlift
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.api.stream_chunks import to_named_event
+from chairlift.server.http.streaming import EventStream
+from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.web.burst import BurstSender
+from chairlift.server.web.live_feed import HISTORY_SECONDS, LiveFeed, encode_event
+from chairlift.server.web.page_bodies import BurstBody, BurstView, PageView, SimulationBody, SimulationView, read_body
+from chairlift.server.web.page_options import NO_SIMULATION, PageOptions
+from chairlift.server.web.redaction import Redactor
+
+STATIC: Final = Path(__file__).parent / "static"
+FRAME_SECONDS: Final = 0.2
+IDLE_FRAME_SECONDS: Final = 1.0
+MAX_READERS: Final = 32
+
+PAGES: Final = {"/": "index.html", "/chat": "chat.html"}
+
+PAGE_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""No script, style or connection of another origin is allowed, and no script in the page itself, so that text of a
+model or of a log can never be executed."""
+
+
+class PageFiles(StaticFiles):
+    """The scripts and styles of the pages."""
+
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        response = super().file_response(*arguments, **options)
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+
+def file_router() -> APIRouter:
+    """The routes of the pages' files, which need no key and contain no data."""
+    routes = APIRouter(include_in_schema=False)
+    for path, name in PAGES.items():
+        routes.add_api_route(path, _page_endpoint(name), methods=["GET"])
+    routes.mount("/page", PageFiles(directory=STATIC))
+    return routes
+
+
+def _page_endpoint(name: str) -> Any:
+    async def get_page() -> FileResponse:
+        return FileResponse(STATIC / name, headers=PAGE_HEADERS)
+
+    return get_page
+
+
+def data_router(
+    observer: EngineObserver, feed: LiveFeed, admission: AdmissionController, model_name: str, options: PageOptions
+) -> APIRouter:
+    """The routes of the live page's data. Requests of other keys have opaque ids, unless the key is an admin's."""
+    routes = APIRouter(include_in_schema=False)
+    sender = BurstSender(observer.llm, admission)
+    simulating = asyncio.Lock()
+    num_readers = 0
+
+    @routes.get("/v1/page")
+    async def get_page(request: Request) -> PageView:
+        """What the page can show and do with this key."""
+        key = request.state.key
+        available = options.simulate_static is not None
+        return PageView(
+            version=chairlift.__version__,
+            models=[model_name],
+            is_admin=key.is_admin,
+            key=key.name,
+            control=options.page_control,
+            simulation=SimulationView(available=available, message=None if available else NO_SIMULATION),
+            history_seconds=HISTORY_SECONDS,
+        )
+
+    @routes.get("/v1/page/events")
+    async def stream_events(request: Request) -> Response:
+        """Stream the events of the last ten minutes, and then frames of new events."""
+        nonlocal num_readers
+        if num_readers >= MAX_READERS:
+            raise HTTPException(503, f"the live page is open {MAX_READERS} times, which is the maximum: close one")
+        num_readers += 1
+
+        def close() -> None:
+            nonlocal num_readers
+            num_readers -= 1
+
+        redactor = Redactor(observer.viewer(request), observer.tracker)
+        return EventStream(page_stream(observer, feed, redactor), on_close=close)
+
+    @routes.post("/v1/page/burst", status_code=202)
+    async def send_burst(request: Request) -> BurstView:
+        """Send a burst of synthetic requests."""
+        if not options.page_control:
+            raise HTTPException(403, "this server does not accept bursts: start it with --page-control")
+        return await sender.send(await read_body(request, BurstBody), request.state.key)
+
+    @routes.post("/v1/page/simulation")
+    async def simulate(request: Request) -> Response:
+        """Simulate static batching of requests. This counts towards the requests per minute of the key."""
+        admission.admit_query(request.state.key)
+        body = await read_body(request, SimulationBody)
+        engine, cost = observer.tracker.started, observer.tracker.cost.line()
+        if options.simulate_static is None:
+            raise HTTPException(403, NO_SIMULATION)
+        if engine is None or cost is None:
+            raise HTTPException(409, "too few steps to know their cost: send requests first, then try again")
+        async with simulating:
+            events = await asyncio.to_thread(options.simulate_static, engine, cost, body.requests)
+        content = b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, events))
+        return Response(content, media_type="application/json")
+
+    return routes
+
+
+async def page_stream(observer: EngineObserver, feed: LiveFeed, redactor: Redactor) -> AsyncIterator[bytes]:
+    """Yield the history for an admin, and then frames of new events; see docs/guide/live-page.md for their form."""
+    if redactor.viewer.is_admin:
+        for part in feed.history():
+            yield to_named_event("history", b'{"events":[%b]}' % part)
+            await asyncio.sleep(0)
+    index: int | None = None
+    last_frame = -IDLE_FRAME_SECONDS
+    while True:
+        now = observer.now()
+        events = None if index is None else feed.events_since(index, redactor)
+        if events is None:
+            if index is not None:
+                dropped = {"num_events": feed.next_index - index}
+                yield to_named_event("dropped", json.dumps(dropped).encode())
+            events = feed.opening(now, redactor)
+        index = feed.next_index
+        if events or now - last_frame >= IDLE_FRAME_SECONDS:
+            last_frame = now
+            yield to_named_event("frame", b'{"time":%f,"events":[%b]}' % (now, b",".join(events)))
+        await asyncio.sleep(FRAME_SECONDS)
