@@ -27,6 +27,7 @@ from chairlift.server.http.drain import DrainingServer
 from chairlift.server.http.protocol import uvicorn_config
 from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.web.page_options import PageOptions
 from plain_http import NO_TLS
 
 MODEL = "smollm2-135m-instruct"
@@ -103,6 +104,7 @@ def run_server(
     tls: ssl.SSLContext | None = None,
     workers: PreparationWorkers | None = None,
     allowed_hosts: AllowedHosts | None = None,
+    pages: PageOptions | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
@@ -116,6 +118,7 @@ def run_server(
         cors=cors,
         workers=workers,
         allowed_hosts=allowed_hosts,
+        pages=pages,
     )
     server = DrainingServer(uvicorn_config(app, limits, tls, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

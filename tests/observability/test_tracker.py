@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -103,11 +104,21 @@ def test_spans_add_up_in_any_load(data: st.DataObject) -> None:
     engine = TrackedEngine(**options)
     for _ in range(data.draw(st.integers(3, 30))):
         act(engine, data, forced=options["kv"] in ("pow2", "oracle"), priority=options["scheduling_policy"] != "fcfs")
+        if not options["steps_ahead"]:
+            check_block_ids(engine)
     engine.to_end()
     check_waits(engine.tracker, engine.log)
     assert not engine.tracker.holders()
     assert not engine.tracker._unfinished
     assert not engine.tracker._leaving
+
+
+def check_block_ids(engine: TrackedEngine) -> None:
+    """Check that the tracked blocks of running requests are those of their block tables."""
+    for request_id, request in engine.core.scheduler.unfinished.items():
+        tracked = engine.tracker.get(request_id)
+        if tracked is not None and tracked.state == "running":
+            assert sorted(tracked.block_ids) == sorted(chain.from_iterable(engine.manager.block_tables(request)))
 
 
 ENGINES = st.fixed_dictionaries(

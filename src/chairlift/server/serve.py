@@ -121,9 +121,8 @@ def _server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
 
 def _log_ready(url: str, model_name: str, started: float) -> None:
     seconds = time.perf_counter() - started
-    logger.info(
-        "ready in %.1f s: %s/v1 answers as model %r; in a browser: %s/ and /chat", seconds, url, model_name, url
-    )
+    logger.info("for browsers: the live page %s/ and the chat page %s/chat", url, url)
+    logger.info("ready in %.1f s: %s/v1 answers as model %r", seconds, url, model_name)
 
 
 def _listen(host: str, port: int) -> socket.socket:

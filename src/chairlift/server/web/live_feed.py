@@ -6,7 +6,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -89,8 +89,11 @@ class LiveFeed:
         if len(self._recent) > MAX_RECENT_EVENTS:
             self._recent.popleft()
             self._first_index += 1
-        self._part.append(entry.encoded)
-        self._part_bytes += len(entry.encoded)
+        if self._part:
+            self._part.append(entry.encoded)
+            self._part_bytes += len(entry.encoded)
+        else:
+            self._begin_part(event.time)
         if self._part_bytes >= MAX_PART_BYTES or event.time - self._part_start >= PART_SECONDS:
             self._end_part(event.time)
 
@@ -98,18 +101,23 @@ class LiveFeed:
         """Compress the current part, begin the next one with the state of the engine, and remove the oldest parts."""
         content = b",".join(self._part)
         self._history.append(HistoryPart(now, self._compressor.submit(zlib.compress, content, 1)))
-        self._part, self._part_start = self.opening(now), now
-        self._part_bytes = sum(map(len, self._part))
+        self._begin_part(now)
         num_bytes = sum(part.num_bytes for part in self._history)
         while num_bytes > MAX_HISTORY_BYTES or self._history[0].end < now - HISTORY_SECONDS:
             num_bytes -= self._history.popleft().num_bytes
 
+    def _begin_part(self, now: float) -> None:
+        self._part, self._part_start = self.opening(now), now
+        self._part_bytes = sum(map(len, self._part))
+
     def history(self) -> Iterator[bytes]:
-        """The events of the last minutes as JSON, separated by commas: parts that begin with a snapshot, in order."""
-        for part in tuple(self._history):
-            yield zlib.decompress(part.compressed.result())
-        if self._part:
-            yield b",".join(self._part)
+        """The events so far as JSON, separated by commas: parts that begin with a snapshot, in order.
+
+        Later events are not included, even if the iteration takes long: they begin with the current `next_index`.
+        """
+        parts, last = tuple(self._history), b",".join(self._part)
+        earlier = (zlib.decompress(part.compressed.result()) for part in parts)
+        return chain(earlier, [last] if last else [])
 
     def events_since(self, index: int, redactor: Redactor) -> list[bytes] | None:
         """The JSON of the events from `index` on, as the viewer of the redactor may see them; None if the first of them

@@ -133,11 +133,12 @@ def data_router(
 
 async def page_stream(observer: EngineObserver, feed: LiveFeed, redactor: Redactor) -> AsyncIterator[bytes]:
     """Yield the history for an admin, and then frames of new events; see docs/guide/live-page.md for their form."""
+    index: int | None = None
     if redactor.viewer.is_admin:
-        for part in feed.history():
+        parts, index = feed.history(), feed.next_index
+        for part in parts:
             yield to_named_event("history", b'{"events":[%b]}' % part)
             await asyncio.sleep(0)
-    index: int | None = None
     last_frame = -IDLE_FRAME_SECONDS
     while True:
         now = observer.now()

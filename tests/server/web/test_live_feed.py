@@ -1,0 +1,144 @@
+"""Tests the frames and the history of events that live pages read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from chairlift.events import Event, to_json
+from chairlift.observability.explain import Viewer
+from chairlift.server.web import live_feed
+from chairlift.server.web.live_feed import LiveFeed, encode_event
+from chairlift.server.web.redaction import Redactor
+from tracked_engine import TrackedEngine
+
+ADMIN = Viewer()
+TENANT = Viewer("alpha", is_admin=False)
+
+
+def feed_of(engine: TrackedEngine) -> LiveFeed:
+    """A feed that receives the later events of the engine, each after the tracker."""
+    feed = LiveFeed(engine.tracker)
+    events = engine.log.events
+    append = events.append
+
+    class FedEvents(list[Event]):
+        def append(self, event: Event) -> None:
+            append(event)
+            super().append(event)
+            feed.emit(event)
+
+    engine.log.events = FedEvents()
+    return feed
+
+
+def crowd(engine: TrackedEngine) -> None:
+    for number in range(6):
+        engine.add([number, 5, 6], 9, tenant="alpha" if number % 2 else "beta-secret")
+        engine.steps(1)
+
+
+def decode(parts: list[bytes]) -> list[dict[str, Any]]:
+    return json.loads(b"[" + b",".join(parts) + b"]")
+
+
+def test_the_json_of_an_event_is_that_of_the_event_log() -> None:
+    engine = TrackedEngine(num_blocks=8, max_num_seqs=3, scheduling_policy="fair")
+    events = engine.log.events
+    crowd(engine)
+    engine.to_end()
+    assert len(events) > 20
+    for event in events:
+        assert json.loads(encode_event(event)) == json.loads(to_json(event))
+
+
+def test_the_history_has_every_event_once_and_each_part_begins_with_a_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_feed, "MAX_PART_BYTES", 3000)
+    engine = TrackedEngine(num_blocks=8, max_num_seqs=3)
+    feed = feed_of(engine)
+    first = engine.add([1, 2, 3], 4)
+    crowd(engine)
+    engine.to_end()
+    parts = [decode([part]) for part in feed.history()]
+    assert len(parts) > 3
+    for part in parts:
+        assert [event["type"] for event in part[:2]] == ["engine_started", "snapshot"]
+    # The first part begins with the state after the first event, which is in its snapshot.
+    assert [request["arrived"]["request_id"] for request in parts[0][1]["requests"]] == [first]
+    recorded = [event for part in parts for event in part[2:]]
+    assert recorded == [json.loads(to_json(event)) for event in engine.log.events][1:]
+    steps = [event["step"] for event in recorded if event["type"] == "step"]
+    assert steps == list(range(steps[0], steps[-1] + 1))
+    assert len({event["request_id"] for event in recorded if event["type"] == "request_finished"}) == 7
+
+
+def test_old_parts_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "PART_SECONDS", 0.5)
+    monkeypatch.setattr(live_feed, "HISTORY_SECONDS", 2.0)
+    engine = TrackedEngine(max_num_seqs=3)
+    feed = feed_of(engine)
+    for _ in range(8):
+        crowd(engine)
+        engine.to_end()
+    times = [event["time"] for part in feed.history() for event in decode([part])[1:]]
+    assert engine.clock.now() > 4
+    assert engine.clock.now() - 3 < min(times)
+
+
+def test_a_snapshot_has_the_progress_and_the_blocks_of_unfinished_requests() -> None:
+    engine = TrackedEngine(max_num_seqs=2, block_size=2)
+    feed = feed_of(engine)
+    crowd(engine)
+    started, snapshot = decode(feed.opening(engine.clock.now()))
+    assert started["type"] == "engine_started"
+    assert [request["state"] for request in snapshot["requests"]] == ["running"] * 2 + ["waiting"] * 4
+    for shown in snapshot["requests"][:2]:
+        request = engine.core.scheduler.unfinished[shown["arrived"]["request_id"]]
+        assert shown["block_ids"] == engine.manager.block_tables(request)[0]
+        assert shown["num_output_tokens"] == request.num_output_tokens > 0
+        assert shown["first_token_time"] > shown["first_scheduled_time"]
+    assert snapshot["requests"][2]["waiting"]["reason"] == "seats"
+
+
+def test_a_slow_reader_is_told_that_it_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "MAX_RECENT_EVENTS", 5)
+    engine = TrackedEngine()
+    feed = feed_of(engine)
+    redactor = Redactor(ADMIN, engine.tracker)
+    index = feed.next_index
+    engine.add([1], 2)
+    assert [event["type"] for event in decode(feed.events_since(index, redactor) or [])] == ["request_arrived"]
+    engine.to_end()
+    crowd(engine)
+    assert feed.events_since(index, redactor) is None
+    assert feed.events_since(feed.next_index, redactor) == []
+
+
+def test_a_key_sees_the_requests_of_other_keys_by_opaque_ids_only() -> None:
+    engine = TrackedEngine(num_blocks=6, max_num_seqs=3, scheduling_policy="fair")
+    feed = feed_of(engine)
+    redactor = Redactor(TENANT, engine.tracker)
+    crowd(engine)
+    hidden = {r.request_id for r in engine.tracker.requests() if r.tenant != "alpha"}
+    assert len(hidden) == 3
+    engine.to_end()
+    shown = decode([*feed.opening(engine.clock.now(), redactor), *(feed.events_since(0, redactor) or [])])
+    strings = set(_strings(shown))
+    assert not strings & hidden
+    assert "beta-secret" not in strings
+    assert strings >= {"r2", "r4", "r6", "alpha"}
+    arrived = [event["request_id"] for event in shown if event["type"] == "request_arrived"]
+    finished = [event["request_id"] for event in shown if event["type"] == "request_finished"]
+    assert sorted(arrived) == sorted(finished)  # The opaque id of a request is the same in all events.
+    assert sum(request_id.startswith("other-") for request_id in arrived) == 3
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for part in parts for text in _strings(part)]

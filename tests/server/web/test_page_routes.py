@@ -1,0 +1,232 @@
+"""Tests the pages and the data of the live page on a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.cli.serve_options import simulate_static_batching
+from chairlift.server.access.keys import KeyRing, key_record, parse_key
+from chairlift.server.web.page_options import PageOptions
+from running_server import RunningServer, completion_body, run_server, wait_for
+
+ADMIN, OWN, OTHER = "sk-admin-admin-admin", "sk-own-own-own-own-own", "sk-other-other-other-other"
+KEYS = KeyRing(
+    [
+        parse_key(key_record(secret, name=name, admin=name == "admin"), name)
+        for name, secret in (("admin", ADMIN), ("own", OWN), ("other", OTHER))
+    ]
+)
+
+
+def tiny_llm(tiny_model_dir: Callable[..., Path]) -> AsyncLLM:
+    return AsyncLLM(
+        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=4
+    )
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """A server with keys, and without bursts or a simulator."""
+    with run_server(tiny_llm(tiny_model_dir), "tiny", keys=KEYS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def open_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """A server without keys, and with bursts and the simulator."""
+    pages = PageOptions(page_control=True, simulate_static=simulate_static_batching)
+    with run_server(tiny_llm(tiny_model_dir), "tiny", pages=pages) as running:
+        yield running
+
+
+def get(server: RunningServer, path: str, key: str | None = None) -> httpx.Response:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return httpx.get(f"{server.url}{path}", headers=headers, timeout=20)
+
+
+def read_stream(server: RunningServer, key: str, until: Callable[[list[Any]], bool]) -> list[Any]:
+    """The messages of the live page's stream as (type, data), until the condition holds."""
+    messages: list[Any] = []
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.stream("GET", f"{server.url}/v1/page/events", headers=headers, timeout=20) as response:
+        assert response.status_code == 200
+        kind = ""
+        for line in response.iter_lines():
+            if line.startswith("event: "):
+                kind = line[7:]
+            elif line.startswith("data: "):
+                messages.append((kind, json.loads(line[6:])))
+                if until(messages):
+                    break
+    return messages
+
+
+def event_ids(messages: list[Any], kind: str) -> list[str]:
+    return [e["request_id"] for _, data in messages for e in data.get("events", []) if e["type"] == kind]
+
+
+@pytest.mark.parametrize("path", ["/", "/chat", "/page/index.html"])
+def test_pages_need_no_key_and_allow_no_foreign_or_inline_script(guarded: RunningServer, path: str) -> None:
+    answer = get(guarded, path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+
+
+def test_no_file_outside_of_the_pages_is_served(guarded: RunningServer) -> None:
+    for path in ("/page/../page_routes.py", "/page/%2e%2e/page_routes.py", "/page/..%2fpage_routes.py"):
+        assert get(guarded, path).status_code in (401, 404)
+
+
+def test_the_data_of_the_page_needs_a_key(guarded: RunningServer) -> None:
+    for path in ("/v1/page", "/v1/page/events"):
+        assert get(guarded, path).status_code == 401
+    own, admin = get(guarded, "/v1/page", OWN).json(), get(guarded, "/v1/page", ADMIN).json()
+    assert (own["key"], own["is_admin"], admin["is_admin"]) == ("own", False, True)
+    assert own["models"] == ["tiny"]
+    assert (own["control"], own["simulation"]["available"]) == (False, False)
+    assert "chairlift serve" in own["simulation"]["message"]
+
+
+def test_a_key_sees_its_own_requests_and_an_admin_all(guarded: RunningServer) -> None:
+    def finished_twice(messages: list[Any]) -> bool:
+        if not started:
+            started.append(True)
+            for key, name in ((OWN, "mine"), (OTHER, "theirs")):
+                body = completion_body(3, request_id=name)
+                assert guarded.post("/v1/completions", body, key).status_code == 200
+        return len(event_ids(messages, "request_finished")) >= 2
+
+    started: list[bool] = []
+    own = json.dumps(read_stream(guarded, OWN, finished_twice))
+    assert "mine" in own
+    assert "theirs" not in own
+    assert '"tenant": "other"' not in own
+    started.clear()
+    assert "theirs" in json.dumps(read_stream(guarded, ADMIN, finished_twice))
+
+
+def test_an_admin_gets_the_history_first_and_another_key_a_snapshot(guarded: RunningServer) -> None:
+    assert guarded.post("/v1/completions", completion_body(3, request_id="before"), OWN).status_code == 200
+    messages = read_stream(guarded, ADMIN, lambda messages: messages[-1][0] == "frame")
+    assert [kind for kind, _ in messages[:-1]] == ["history"] * (len(messages) - 1)
+    assert any("before" in request_id for request_id in event_ids(messages, "request_finished"))
+    assert messages[-1][1]["time"] > 0
+    ((kind, first_frame),) = read_stream(guarded, OWN, lambda messages: messages[-1][0] == "frame")
+    assert kind == "frame"
+    assert [event["type"] for event in first_frame["events"]] == ["engine_started", "snapshot"]
+
+
+def test_the_number_of_readers_is_limited_and_a_closed_page_is_not_counted(
+    guarded: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chairlift.server.web.page_routes.MAX_READERS", 1)
+    headers = {"Authorization": f"Bearer {OWN}"}
+
+    def can_open() -> bool:
+        with httpx.stream("GET", f"{guarded.url}/v1/page/events", headers=headers) as response:
+            return response.status_code == 200
+
+    wait_for(can_open)
+    with httpx.stream("GET", f"{guarded.url}/v1/page/events", headers=headers) as first:
+        lines = first.iter_lines()
+        assert next(lines)
+        refused = get(guarded, "/v1/page/events", OWN)
+        assert refused.status_code == 503
+        assert "close one" in refused.json()["error"]["message"]
+    wait_for(can_open)
+
+
+def test_a_burst_needs_page_control(guarded: RunningServer) -> None:
+    answer = guarded.post("/v1/page/burst", {}, ADMIN)
+    assert answer.status_code == 403
+    assert "--page-control" in answer.json()["error"]["message"]
+
+
+def test_a_burst_is_served_and_its_static_batching_simulated(open_server: RunningServer) -> None:
+    bounds = {"min_prompt_tokens": 3, "max_prompt_tokens": 30, "min_output_tokens": 2, "max_output_tokens": 20}
+    answer = open_server.post("/v1/page/burst", {"num_requests": 12, "seed": 3, **bounds})
+    assert answer.status_code == 202
+    burst = answer.json()["requests"]
+    assert len(burst) == 12
+    assert all(3 <= r["num_prompt_tokens"] <= 30 and 2 <= r["num_output_tokens"] <= 20 for r in burst)
+    wait_for(lambda: not open_server.llm.num_unfinished)
+    for request in burst:
+        (sequence,) = get(open_server, f"/v1/requests/{request['id']}").json()["sequences"]
+        assert sequence["state"] == "finished"
+        assert sequence["num_prompt_tokens"] == request["num_prompt_tokens"]
+        assert sequence["num_output_tokens"] == request["num_output_tokens"]
+    assert open_server.admission.num_calls == 0
+
+    requests = [
+        {"request_id": r["id"], "arrival_time": 50.0} | {k: r[k] for k in ("num_prompt_tokens", "num_output_tokens")}
+        for r in burst
+    ]
+    simulated = open_server.post("/v1/page/simulation", {"requests": requests}).json()["events"]
+    assert simulated[0]["batching"] == "static"
+    assert simulated[0]["time"] == 50.0
+    steps = [event for event in simulated if event["type"] == "step"]
+    assert max(step["num_running"] for step in steps) == 4
+    assert sum(sum(step["num_new"]) for step in steps) == sum(r["num_output_tokens"] for r in burst)
+    assert sum(sum(step["num_padding"]) for step in steps) > 0
+    ended = [event for event in simulated if event["type"] == "request_finished"]
+    assert {event["request_id"] for event in ended} == {r["id"] for r in burst}
+
+
+def test_the_same_seed_gives_the_same_burst(open_server: RunningServer) -> None:
+    def lengths(seed: int) -> list[tuple[int, int]]:
+        body = {"num_requests": 3, "max_prompt_tokens": 40, "max_output_tokens": 20, "seed": seed}
+        requests = open_server.post("/v1/page/burst", body).json()["requests"]
+        return [(r["num_prompt_tokens"], r["num_output_tokens"]) for r in requests]
+
+    assert lengths(1) == lengths(1) != lengths(2)
+
+
+SIMULATED = {"request_id": "a", "arrival_time": 1.0, "num_prompt_tokens": 5, "num_output_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("burst", {"num_requests": 0}, "num_requests must be greater than or equal to 1, got 0"),
+        ("burst", {"requests": 3}, "requests is unknown"),
+        ("burst", {"min_output_tokens": 9, "max_output_tokens": 4}, "min_output_tokens=9 must be at most"),
+        ("burst", {"max_prompt_tokens": 4000}, "max_model_len="),
+        ("burst", [], "body must be an object"),
+        ("simulation", {"requests": []}, "requests must have at least 1 entry"),
+        ("simulation", {"requests": [SIMULATED, SIMULATED]}, "two requests have the same request_id"),
+        ("simulation", {"requests": [{**SIMULATED, "num_output_tokens": 1 << 20}]}, "at most 1000000 can be simulated"),
+        ("simulation", {"requests": [{**SIMULATED, "arrival_time": "x"}]}, "requests[0].arrival_time must be a number"),
+    ],
+)
+def test_wrong_bodies_are_rejected(open_server: RunningServer, path: str, body: object, message: str) -> None:
+    answer = open_server.post(f"/v1/page/{path}", body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_only_json_is_accepted_because_other_sites_can_send_other_types(open_server: RunningServer) -> None:
+    answer = httpx.post(f"{open_server.url}/v1/page/burst", content="{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+    nested = httpx.post(
+        f"{open_server.url}/v1/page/burst", content="[" * 9999, headers={"Content-Type": "application/json"}
+    )
+    assert nested.status_code == 400
+
+
+def test_a_simulation_needs_the_cost_of_steps(tiny_model_dir: Callable[..., Path]) -> None:
+    pages = PageOptions(simulate_static=simulate_static_batching)
+    with run_server(tiny_llm(tiny_model_dir), "tiny", pages=pages) as server:
+        answer = server.post("/v1/page/simulation", {"requests": [SIMULATED]})
+    assert answer.status_code == 409
+    assert "send requests first" in answer.json()["error"]["message"]
