@@ -18,7 +18,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve test fuzz fuzz-api fuzz-cost soak test-clients load-test test-wheel test-install test-without-compiler sanitize check format bench wheel release clean
+.PHONY: help venv native stub configure serve test fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,11 @@ test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a
 
 test-install: wheel ## Install dist/*.whl in an empty environment, without extras or a compiler, and ask its server.
 	.ci/empty-install build/installed/empty dist/*.whl
+
+test-pages: venv ## Test the pages in Chromium, which is installed if it is missing (ARGS=--screenshots also writes docs/images).
+	@$(PIP_INSTALL) $(EDITABLE) '.[pages]'
+	@.ci/find-chromium > /dev/null
+	$(BIN)/python -m pytest tests/pages $(ARGS)
 
 test-clients: venv ## Let simonw/llm and LangChain, unchanged, talk to a server.
 	tests/clients/with-clients "llm langchain-openai" tests/clients/check_llm.py

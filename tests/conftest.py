@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 torch.set_num_threads(1)
 
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the page tests, which need a browser, to `make test-pages`."""
+    is_chosen = any("pages" in argument for argument in config.args)
+    return True if collection_path.name == "pages" and not is_chosen else None
+
+
 TINY_COMMON: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 64,

@@ -1,0 +1,85 @@
+/** Calls of the server's API with the key of this page. */
+
+const KEY_NAME = "chairlift-api-key";
+
+/** An error response of the server, or a connection that failed (`status` 0). */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function apiKey() {
+  return sessionStorage.getItem(KEY_NAME) ?? "";
+}
+
+export function setApiKey(key) {
+  if (key) sessionStorage.setItem(KEY_NAME, key);
+  else sessionStorage.removeItem(KEY_NAME);
+}
+
+/**
+ * Send a request with the key. If the server answers 401, ask for a key and try again.
+ *
+ * @param {string} path
+ * @param {RequestInit} [options]
+ * @returns {Promise<Response>} a response with a status below 400
+ * @throws {ApiError}
+ */
+export async function request(path, options = {}) {
+  for (;;) {
+    const response = await send(path, options);
+    if (response.status === 401) {
+      await askForKey(apiKey() ? "The server does not know this API key." : "");
+      continue;
+    }
+    if (!response.ok) throw new ApiError(response.status, await errorMessage(response));
+    return response;
+  }
+}
+
+/** Send a body as JSON and return the JSON of the response. */
+export async function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  return (await request(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+}
+
+async function send(path, options) {
+  const headers = new Headers(options.headers);
+  if (apiKey()) headers.set("Authorization", `Bearer ${apiKey()}`);
+  try {
+    return await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The server cannot be reached.");
+  }
+}
+
+async function errorMessage(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `The server answered with status ${response.status}.`;
+  }
+}
+
+let pendingKey = null;
+
+/** Show the dialog for the key; several calls wait for the same dialog. */
+function askForKey(problem) {
+  pendingKey ??= new Promise((resolve) => {
+    const dialog = document.getElementById("key-dialog");
+    const form = dialog.querySelector("form");
+    dialog.querySelector("[data-problem]").textContent = problem;
+    form.onsubmit = () => {
+      setApiKey(form.elements.key.value.trim());
+      form.elements.key.value = "";
+      pendingKey = null;
+      resolve();
+    };
+    dialog.oncancel = (event) => event.preventDefault();
+    dialog.showModal();
+  });
+  return pendingKey;
+}

@@ -1,0 +1,43 @@
+/** Numbers and times as text. */
+
+const integers = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+export function formatCount(value) {
+  return integers.format(value);
+}
+
+export function formatPercent(share) {
+  const percent = 100 * share;
+  return `${percent > 0 && percent < 10 ? percent.toFixed(1) : percent.toFixed(0)} %`;
+}
+
+/** Seconds with a unit that fits: "12 ms", "3.4 s", "2 min 5 s". */
+export function formatSeconds(seconds) {
+  if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
+  if (seconds < 0.9995) return `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+}
+
+export function formatNumber(value, digits = 1) {
+  return value === null || value === undefined || Number.isNaN(value) ? "–" : value.toFixed(digits);
+}
+
+/** A long request id with its middle left out. */
+export function shortId(id) {
+  return id.length <= 24 ? id : `${id.slice(0, 13)}…${id.slice(-8)}`;
+}
+
+export function isForeign(id) {
+  return id.startsWith("other-");
+}
+
+export function percentile(values, share) {
+  if (!values.length) return null;
+  const sorted = values.slice().sort((a, b) => a - b);
+  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+}
+
+export function plural(count, noun) {
+  return `${formatCount(count)} ${noun}${count === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,200 @@
+/** The batch lanes: one row for each seat, one cell for each step. */
+
+import { color, FONT, prepare, showTooltip } from "./canvas.js";
+import { CELL_NAMES, DECODE, EMPTY, FINISHED, IDLE, PADDING, PREEMPTED, PREFILL } from "./engine_state.js";
+import { formatCount, formatSeconds, isForeign, shortId } from "./format.js";
+
+const COLUMN_WIDTH = 7;
+const AXIS_HEIGHT = 18;
+const LABEL_WIDTH = 26;
+const MAX_SEATS_SHOWN = 24;
+
+/** The variable with the colour of each kind of cell. */
+export const CELL_COLORS = {
+  [EMPTY]: "--cell-empty",
+  [PREFILL]: "--prefill",
+  [DECODE]: "--decode",
+  [FINISHED]: "--finished",
+  [PREEMPTED]: "--preempted",
+  [PADDING]: "--padding",
+  [IDLE]: "--cell-idle",
+};
+
+/**
+ * @typedef {object} LanesInput
+ * @property {import("./engine_state.js").Column[]} columns
+ * @property {number} numColumns the number of columns before the shown moment
+ * @property {number} numSeats
+ * @property {string|null} selected
+ * @property {[number, number]} [span] draw the columns between two times to scale, in place of equal widths
+ */
+
+export class LanesView {
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {HTMLElement} status receives the text of the cell that the keyboard has reached
+   * @param {(id: string|null) => void} onSelect
+   */
+  constructor(canvas, status, onSelect) {
+    this.canvas = canvas;
+    this.status = status;
+    this.onSelect = onSelect;
+    this.input = null;
+    this.cursor = null;
+    canvas.addEventListener("mousemove", (event) => this.#hover(event));
+    canvas.addEventListener("mouseleave", () => showTooltip([]));
+    canvas.addEventListener("click", (event) => this.#click(event));
+    canvas.addEventListener("keydown", (event) => this.#move(event));
+    canvas.addEventListener("blur", () => this.#setCursor(null));
+  }
+
+  /** @param {LanesInput} input */
+  draw(input) {
+    this.input = input;
+    const numRows = this.#numRows();
+    const rowHeight = Math.max(3, Math.min(16, Math.floor(300 / numRows)));
+    const { context, width, height } = prepare(this.canvas, numRows * rowHeight + AXIS_HEIGHT);
+    const places = this.#places(width);
+    Object.assign(this, { rowHeight, places, numRows });
+    context.fillStyle = color("--cell-empty");
+    context.fillRect(LABEL_WIDTH, 0, width - LABEL_WIDTH, numRows * rowHeight);
+    const gap = rowHeight > 5 ? 1 : 0;
+    for (const { column, x, width: columnWidth } of places) {
+      const cellWidth = Math.max(0.5, columnWidth - (columnWidth > 4 ? 1 : 0));
+      for (let lane = 0; lane < Math.min(numRows, column.kinds.length); lane++) {
+        const kind = column.kinds[lane];
+        if (kind === EMPTY) continue;
+        const id = column.ids[lane];
+        context.globalAlpha = input.selected === null || id === input.selected ? 1 : 0.28;
+        context.fillStyle = color(isForeign(id) && kind !== PREEMPTED ? "--foreign" : CELL_COLORS[kind]);
+        context.fillRect(x, lane * rowHeight, cellWidth, rowHeight - gap);
+      }
+    }
+    context.globalAlpha = 1;
+    this.#drawAxes(context, width, height);
+    if (this.cursor) this.#drawCursor(context);
+  }
+
+  #numRows() {
+    const { columns, numColumns, numSeats } = this.input;
+    if (numSeats <= MAX_SEATS_SHOWN) return Math.max(1, numSeats);
+    let used = 0;
+    for (let index = Math.max(0, numColumns - 400); index < numColumns; index++) {
+      const ids = columns[index].ids;
+      for (let lane = ids.length - 1; lane >= used; lane--) if (ids[lane] !== null) used = lane + 1;
+    }
+    return Math.min(numSeats, Math.max(MAX_SEATS_SHOWN, used + 1));
+  }
+
+  #places(width) {
+    const { columns, numColumns, span } = this.input;
+    const room = width - LABEL_WIDTH;
+    if (span) {
+      const scale = room / Math.max(1e-6, span[1] - span[0]);
+      const places = [];
+      for (let index = 0; index < numColumns; index++) {
+        const column = columns[index];
+        if (column.end < span[0] || column.start > span[1]) continue;
+        const start = Math.max(span[0], index ? Math.max(column.start, columns[index - 1].end) : column.start);
+        const x = LABEL_WIDTH + (start - span[0]) * scale;
+        places.push({ column, x, width: Math.max(0.7, (column.end - start) * scale) });
+      }
+      return places;
+    }
+    const count = Math.min(numColumns, Math.floor(room / COLUMN_WIDTH));
+    return columns.slice(numColumns - count, numColumns).map((column, index) => ({
+      column,
+      x: LABEL_WIDTH + index * COLUMN_WIDTH,
+      width: COLUMN_WIDTH,
+    }));
+  }
+
+  #drawAxes(context, width, height) {
+    context.font = FONT;
+    context.fillStyle = color("--muted");
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    const every = Math.ceil(14 / this.rowHeight);
+    for (let lane = 0; lane < this.numRows; lane += every) {
+      context.fillText(String(lane), LABEL_WIDTH - 5, (lane + 0.5) * this.rowHeight);
+    }
+    context.textBaseline = "alphabetic";
+    if (!this.places.length) return;
+    const first = this.places[0].column.start;
+    const origin = this.input.span ? this.input.span[0] : this.places.at(-1).column.end;
+    const digits = Math.abs(this.places.at(-1).column.end - first) < 2 ? 2 : 1;
+    let next = LABEL_WIDTH;
+    for (const { column, x } of this.places) {
+      if (x < next || x > width - 30) continue;
+      const seconds = column.end - origin;
+      const text = `${seconds < 0 ? "−" : ""}${Math.abs(seconds).toFixed(digits)} s`;
+      context.textAlign = "left";
+      context.fillText(text, x, height - 4);
+      context.fillRect(x, height - AXIS_HEIGHT + 1, 1, 4);
+      next = x + 90;
+    }
+  }
+
+  #drawCursor(context) {
+    const place = this.places[this.cursor.index];
+    if (!place) return;
+    context.strokeStyle = color("--text");
+    context.lineWidth = 2;
+    context.strokeRect(place.x - 1, this.cursor.lane * this.rowHeight - 1, place.width + 1, this.rowHeight + 1);
+  }
+
+  #cellAt(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const lane = Math.floor((event.clientY - box.top) / this.rowHeight);
+    if (!this.places || lane < 0 || lane >= this.numRows) return null;
+    const index = this.places.findIndex((place) => x >= place.x && x < place.x + place.width);
+    return index < 0 ? null : { index, lane };
+  }
+
+  #describe({ index, lane }) {
+    const { column } = this.places[index];
+    const id = column.ids[lane] ?? null;
+    const kind = CELL_NAMES[column.kinds[lane] ?? EMPTY];
+    const lines = [`step ${formatCount(column.step)}, ${formatSeconds(column.end - column.start)}, seat ${lane}`];
+    if (id === null) return [...lines, "empty"];
+    const tokens = column.tokens[lane];
+    const unit = tokens === 1 ? "token" : "tokens";
+    return [...lines, isForeign(id) ? `request of another key (${id})` : shortId(id), `${kind}, ${tokens} ${unit}`];
+  }
+
+  #hover(event) {
+    const cell = this.#cellAt(event);
+    showTooltip(cell ? this.#describe(cell) : [], event.clientX, event.clientY);
+  }
+
+  #click(event) {
+    const cell = this.#cellAt(event);
+    this.onSelect(cell ? (this.places[cell.index].column.ids[cell.lane] ?? null) : null);
+  }
+
+  #move(event) {
+    const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    if (!this.places?.length) return;
+    const last = this.places.length - 1;
+    const cursor = this.cursor ?? { index: last, lane: 0 };
+    if (event.key === "Enter" || event.key === " ") {
+      this.onSelect(this.places[Math.min(cursor.index, last)].column.ids[cursor.lane] ?? null);
+    } else if (event.key === "Escape") {
+      this.onSelect(null);
+    } else if (event.key in moves) {
+      const [dx, dy] = this.cursor ? moves[event.key] : [0, 0];
+      const index = Math.max(0, Math.min(last, cursor.index + dx));
+      this.#setCursor({ index, lane: Math.max(0, Math.min(this.numRows - 1, cursor.lane + dy)) });
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  #setCursor(cursor) {
+    this.cursor = cursor;
+    this.status.textContent = cursor ? this.#describe(cursor).join(", ") : "";
+    if (this.input) this.draw(this.input);
+  }
+}

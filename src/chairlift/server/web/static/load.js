@@ -1,0 +1,135 @@
+/** Sends a burst of synthetic requests, and compares its run with static batching of the same requests. */
+
+import { ApiError, post } from "./api.js";
+import { LanesView } from "./lanes.js";
+import { RunHistory } from "./run_history.js";
+import { formatSeconds, percentile, plural } from "./format.js";
+
+/** The parts of the page for bursts and for the comparison. */
+export class LoadPanel {
+  /**
+   * @param {object} view the answer of /v1/page
+   * @param {RunHistory} history
+   * @param {(id: string|null) => void} onSelect
+   */
+  constructor(view, history, onSelect) {
+    this.history = history;
+    this.onSelect = onSelect;
+    this.burst = null;
+    this.simulated = null;
+    this.isSimulating = false;
+    this.form = document.getElementById("burst-form");
+    this.status = document.getElementById("burst-status");
+    this.toggle = document.getElementById("compare-toggle");
+    this.panel = document.getElementById("compare");
+    const note = document.getElementById("burst-note");
+    this.form.querySelector("fieldset").disabled = !view.control;
+    note.textContent = view.control ? "" : controlNote(view);
+    this.toggle.disabled = !view.simulation.available || !view.control;
+    document.getElementById("compare-note").textContent = view.simulation.message ?? "";
+    const status = document.getElementById("lane-status");
+    this.real = new LanesView(document.getElementById("compare-real"), status, onSelect);
+    this.static = new LanesView(document.getElementById("compare-static"), status, onSelect);
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send();
+    });
+    this.toggle.addEventListener("change", () => this.update());
+  }
+
+  async #send() {
+    const body = {};
+    for (const input of this.form.querySelectorAll("input")) body[input.name] = Number(input.value);
+    this.status.textContent = "Sending …";
+    try {
+      const { requests } = await post("/v1/page/burst", body);
+      this.burst = { ids: new Set(requests.map((entry) => entry.id)), requests };
+      this.simulated = null;
+      this.status.textContent = `${plural(requests.length, "request")} sent.`;
+      this.onSelect(null);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.status.textContent = error.message;
+    }
+  }
+
+  /** Redraw the comparison, and simulate static batching once the burst has ended. */
+  update(selected = null) {
+    const isShown = this.toggle.checked && this.burst !== null;
+    this.panel.hidden = !isShown;
+    if (!isShown) return;
+    const own = this.#ownRequests();
+    const numEnded = own.filter((entry) => entry.end !== null).length;
+    const isComplete = numEnded === this.burst.requests.length;
+    if (isComplete && !this.simulated && !this.isSimulating) this.#simulate(own);
+    this.#draw(own, isComplete, numEnded, selected);
+  }
+
+  #ownRequests() {
+    const callId = (id) => id.replace(/~[^~]*$/, "");
+    return [...this.history.state.requests.values()].filter((entry) => this.burst.ids.has(callId(entry.id)));
+  }
+
+  async #simulate(own) {
+    this.isSimulating = true;
+    const requests = own.map((entry) => ({
+      request_id: entry.id,
+      arrival_time: entry.arrival,
+      num_prompt_tokens: entry.prompt,
+      num_output_tokens: Math.max(1, entry.output),
+    }));
+    try {
+      const { events } = await post("/v1/page/simulation", { requests });
+      const run = new RunHistory();
+      for (const event of events) run.add(event);
+      this.simulated = run;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.status.textContent = error.message;
+      this.toggle.checked = false;
+    }
+    this.isSimulating = false;
+    this.update();
+  }
+
+  #draw(own, isComplete, numEnded, selected) {
+    if (!own.length) return;
+    const start = Math.min(...own.map((entry) => entry.arrival));
+    const ends = own.map((entry) => entry.end ?? this.history.end);
+    const simulated = this.simulated ? [...this.simulated.state.requests.values()] : [];
+    const span = [start, Math.max(...ends, ...simulated.map((entry) => entry.end ?? start), start + 0.1)];
+    const numSeats = this.history.state.started.max_num_seqs;
+    const draw = (view, run) =>
+      view.draw({ columns: run.columns, numColumns: run.columns.length, numSeats, selected, span });
+    draw(this.real, this.history);
+    document.getElementById("compare-real-text").textContent = isComplete
+      ? summary(own, start)
+      : `${numEnded} of ${plural(this.burst.requests.length, "request")} finished`;
+    const text = document.getElementById("compare-static-text");
+    if (this.simulated) {
+      draw(this.static, this.simulated);
+      text.textContent = summary(simulated, start);
+    } else {
+      text.textContent = "simulated when the burst has finished";
+    }
+  }
+}
+
+function controlNote(view) {
+  if (view.recorded_log) return "A recorded log cannot be loaded with requests.";
+  return "This page is read-only. Start the server with --page-control to send bursts.";
+}
+
+function summary(requests, start) {
+  const finished = requests.filter((entry) => entry.end !== null && entry.state === "finished");
+  if (!finished.length) return "no request finished";
+  const latencies = finished.map((entry) => entry.end - entry.arrival);
+  const mean = latencies.reduce((sum, value) => sum + value, 0) / latencies.length;
+  const total = Math.max(...finished.map((entry) => entry.end)) - start;
+  const parts = [
+    `total ${formatSeconds(total)}`,
+    `mean latency ${formatSeconds(mean)}`,
+    `median ${formatSeconds(percentile(latencies, 0.5))}`,
+  ];
+  return parts.join(", ");
+}

@@ -1,0 +1,160 @@
+/** The KV memory map: one cell for each block. */
+
+import { color, ownerColor, prepare, showTooltip } from "./canvas.js";
+import { formatCount, formatPercent, isForeign, plural, shortId } from "./format.js";
+
+const MAX_HEIGHT = 240;
+const MAX_CELL = 16;
+
+/**
+ * A block with its owners.
+ *
+ * @typedef {object} Block
+ * @property {number} id
+ * @property {import("./engine_state.js").TrackedRequest[]} owners
+ * @property {number} position the index of the block in the table of its first owner
+ * @property {boolean} isCached
+ */
+
+export class MemoryMapView {
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {(id: string|null) => void} onSelect
+   */
+  constructor(canvas, onSelect) {
+    this.canvas = canvas;
+    this.onSelect = onSelect;
+    canvas.addEventListener("mousemove", (event) => this.#hover(event));
+    canvas.addEventListener("mouseleave", () => showTooltip([]));
+    canvas.addEventListener("click", (event) => this.onSelect(this.#blockAt(event)?.owners[0]?.id ?? null));
+  }
+
+  /**
+   * @param {import("./engine_state.js").EngineState} state
+   * @param {{ by: "owner"|"kind", scope: "used"|"all", selected: string|null }} options
+   */
+  draw(state, options) {
+    this.state = state;
+    const held = heldBlocks(state);
+    this.blocks = options.scope === "all" ? allBlocks(state, held) : usedBlocks(state, held);
+    const width = this.canvas.parentElement.clientWidth;
+    const count = Math.max(1, this.blocks.length);
+    const cell = Math.max(2, Math.min(MAX_CELL, Math.floor(Math.sqrt((width * MAX_HEIGHT) / count))));
+    const perRow = Math.max(1, Math.floor(width / cell));
+    Object.assign(this, { cell, perRow });
+    const { context } = prepare(this.canvas, Math.ceil(count / perRow) * cell);
+    const gap = cell > 4 ? 1 : 0;
+    this.blocks.forEach((block, index) => {
+      const x = (index % perRow) * cell;
+      const y = Math.floor(index / perRow) * cell;
+      const isDimmed = options.selected !== null && !block.owners.some((owner) => owner.id === options.selected);
+      context.globalAlpha = isDimmed && block.owners.length ? 0.28 : 1;
+      this.#drawBlock(context, block, x, y, cell - gap, options.by);
+    });
+    context.globalAlpha = 1;
+    this.canvas.setAttribute("aria-label", describe(state, held));
+    return held.size;
+  }
+
+  #drawBlock(context, block, x, y, size, by) {
+    const [owner] = block.owners;
+    if (!owner) {
+      context.fillStyle = color(block.isCached ? "--cached" : "--cell-empty");
+      context.fillRect(x, y, size, size);
+      return;
+    }
+    if (by === "owner") {
+      context.fillStyle = isForeign(owner.id) ? color("--foreign") : ownerColor(owner.order);
+      context.fillRect(x, y, size, size);
+    } else {
+      const { written, reserved } = slotShares(this.state.started, owner, block.position);
+      context.fillStyle = color("--internal");
+      context.fillRect(x, y, size, size);
+      context.fillStyle = color("--reserved");
+      context.fillRect(x, y + size * (1 - written - reserved), size, size * reserved);
+      context.fillStyle = color("--decode");
+      context.fillRect(x, y + size * (1 - written), size, size * written);
+    }
+    if (block.owners.length > 1) {
+      context.fillStyle = color("--text");
+      const mark = Math.max(1, size / 3);
+      context.fillRect(x + (size - mark) / 2, y + (size - mark) / 2, mark, mark);
+    }
+  }
+
+  #blockAt(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const column = Math.floor((event.clientX - box.left) / this.cell);
+    const row = Math.floor((event.clientY - box.top) / this.cell);
+    return column >= this.perRow ? undefined : this.blocks?.[row * this.perRow + column];
+  }
+
+  #hover(event) {
+    const block = this.#blockAt(event);
+    if (!block) {
+      showTooltip([]);
+      return;
+    }
+    const names = block.owners.slice(0, 4).map((owner) => shortId(owner.id));
+    const more = block.owners.length > 4 ? [`and ${block.owners.length - 4} more`] : [];
+    const kind = block.owners.length > 1 ? `shared by ${block.owners.length} requests` : "held by one request";
+    const text = block.owners.length ? kind : block.isCached ? "free, holds a cached prefix" : "free";
+    showTooltip([`block ${formatCount(block.id)}: ${text}`, ...names, ...more], event.clientX, event.clientY);
+  }
+}
+
+/** The blocks with owners, by id. */
+export function heldBlocks(state) {
+  /** @type {Map<number, Block>} */
+  const held = new Map();
+  for (const owner of state.running()) {
+    owner.blocks.forEach((id, position) => {
+      const block = held.get(id);
+      if (block) block.owners.push(owner);
+      else held.set(id, { id, owners: [owner], position, isCached: false });
+    });
+  }
+  return held;
+}
+
+/** The held blocks request by request, and then the cached ones. */
+function usedBlocks(state, held) {
+  const used = [...held.values()];
+  for (let id = 0; id <= state.maxBlock; id++) {
+    if (state.cached[id] && !held.has(id)) used.push(freeBlock(id, true));
+  }
+  return used;
+}
+
+function allBlocks(state, held) {
+  const blocks = [];
+  for (let id = 0; id < (state.started?.num_blocks ?? 0); id++) {
+    blocks.push(held.get(id) ?? freeBlock(id, state.cached[id] === 1));
+  }
+  return blocks;
+}
+
+function freeBlock(id, isCached) {
+  return { id, owners: [], position: 0, isCached };
+}
+
+/**
+ * The shares of a block's slots that have K and V (token states), and that will be written if the request reaches its
+ * maximum length (reserved). The rest is internal fragmentation.
+ */
+export function slotShares(started, owner, position) {
+  if (started.kv_windows.length > 1) return { written: 1, reserved: 0 };
+  const first = position * started.block_size;
+  const share = (numSlots) => Math.max(0, Math.min(1, (numSlots - first) / started.block_size));
+  const written = share(owner.computed);
+  const last = owner.prompt + (owner.outputLen ?? owner.maxTokens) - 1;
+  return { written, reserved: Math.max(0, share(last) - written) };
+}
+
+function describe(state, held) {
+  if (!state.started) return "No engine yet.";
+  const total = state.started.num_blocks;
+  const shared = [...held.values()].filter((block) => block.owners.length > 1).length;
+  const share = formatPercent(held.size / total);
+  return `${plural(held.size, "block")} of ${formatCount(total)} in use (${share}), ${formatCount(shared)} of them shared.`;
+}

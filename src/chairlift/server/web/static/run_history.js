@@ -1,0 +1,173 @@
+/** The events of a run with keyframes, so that the state at any time of it can be computed. */
+
+import { EngineState } from "./engine_state.js";
+
+const KEYFRAME_EVENTS = 400;
+const BUCKET_SECONDS = 1;
+
+/**
+ * What happened in one second.
+ *
+ * @typedef {object} Bucket
+ * @property {number} time start of the second
+ * @property {number} tokens output tokens
+ * @property {number[]} ttft seconds to the first token of requests
+ * @property {number} gaps sum of the seconds between tokens; @property {number} numGaps
+ * @property {number} running the largest batch
+ * @property {number} waiting the longest queue
+ * @property {number} held the largest share of held blocks
+ */
+
+export class RunHistory {
+  /** @param {number} seconds older events are removed; Infinity keeps all */
+  constructor(seconds = Infinity) {
+    this.seconds = seconds;
+    this.state = new EngineState();
+    this.events = [];
+    this.removed = 0;
+    this.keyframes = [];
+    /** @type {import("./engine_state.js").Column[]} */
+    this.columns = [];
+    /** @type {Bucket[]} */
+    this.buckets = [];
+    this.ids = new Map();
+  }
+
+  get start() {
+    return this.columns.length ? this.columns[0].start : this.state.time;
+  }
+
+  get end() {
+    return this.state.time;
+  }
+
+  /** @param {object} event */
+  add(event) {
+    if (event.type === "step") this.#shareIds(event);
+    if (this.events.length % KEYFRAME_EVENTS === 0) this.keyframes.push(this.#keyframe());
+    this.events.push(event);
+    const column = this.state.apply(event);
+    if (column) {
+      this.columns.push(column);
+      this.#addToBucket(event);
+    }
+  }
+
+  #keyframe() {
+    return { index: this.removed + this.events.length, time: this.state.time, state: this.state.copy() };
+  }
+
+  /** Use one string for all occurrences of an id, because JSON creates a new one for each. */
+  #shareIds(step) {
+    for (const [index, id] of step.request_ids.entries()) {
+      const known = this.ids.get(id);
+      if (known === undefined) this.ids.set(id, id);
+      else step.request_ids[index] = known;
+    }
+    if (this.ids.size > 20_000) this.ids.clear();
+  }
+
+  #addToBucket(step) {
+    const time = Math.floor(step.time / BUCKET_SECONDS) * BUCKET_SECONDS;
+    let bucket = this.buckets.at(-1);
+    if (!bucket || bucket.time !== time) {
+      bucket = { time, tokens: 0, ttft: [], gaps: 0, numGaps: 0, running: 0, waiting: 0, held: 0 };
+      this.buckets.push(bucket);
+    }
+    step.request_ids.forEach((id, index) => {
+      const numNew = step.num_new[index];
+      const request = numNew ? this.state.requests.get(id) : undefined;
+      bucket.tokens += numNew;
+      if (!request) return;
+      if (request.firstToken === step.time) bucket.ttft.push(step.time - request.arrival);
+      else if (request.previousToken != null) {
+        bucket.gaps += step.time - request.previousToken;
+        bucket.numGaps += numNew;
+      }
+    });
+    bucket.running = Math.max(bucket.running, step.num_running);
+    bucket.waiting = Math.max(bucket.waiting, step.num_waiting);
+    bucket.held = Math.max(bucket.held, 1 - step.free_blocks / this.state.started.num_blocks);
+  }
+
+  /** Remove what is older than `seconds`. */
+  trim() {
+    const first = this.end - this.seconds;
+    if (!(this.keyframes.length > 2 && this.keyframes[1].time < first)) return;
+    while (this.keyframes.length > 2 && this.keyframes[1].time < first) this.keyframes.shift();
+    const count = this.keyframes[0].index - this.removed;
+    this.events.splice(0, count);
+    this.removed += count;
+    this.columns = this.columns.filter((column) => column.end >= first);
+    this.buckets = this.buckets.filter((bucket) => bucket.time >= first);
+  }
+
+  /**
+   * The state at a time.
+   *
+   * @param {number} time seconds of the engine's clock
+   * @returns {EngineState}
+   */
+  stateAt(time) {
+    if (time >= this.end || !this.keyframes.length) return this.state;
+    let keyframe = this.keyframes[0];
+    for (const candidate of this.keyframes) if (candidate.time <= time) keyframe = candidate;
+    const state = keyframe.state.copy();
+    for (let index = keyframe.index - this.removed; index < this.events.length; index++) {
+      const event = this.events[index];
+      if ((event.time ?? 0) > time) break;
+      state.apply(event);
+    }
+    return state;
+  }
+
+  /** The number of columns up to a time. */
+  numColumnsAt(time) {
+    return upperBound(this.columns, time, (column) => column.end);
+  }
+
+  /** The buckets of the seconds up to a time. */
+  bucketsUntil(time, seconds) {
+    const end = upperBound(this.buckets, time, (bucket) => bucket.time);
+    const start = upperBound(this.buckets, time - seconds, (bucket) => bucket.time);
+    return this.buckets.slice(start, end);
+  }
+}
+
+/** The number of entries whose key is at most `limit`, in a list that is sorted by the key. */
+function upperBound(list, limit, key) {
+  let low = 0;
+  let high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (key(list[middle]) <= limit) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/**
+ * The events of a log in the form of JSON lines.
+ *
+ * @param {string} text
+ * @returns {object[]}
+ * @throws {Error} with the number of the first line that is not an event
+ */
+export function parseLog(text) {
+  const events = [];
+  for (const [index, line] of text.split("\n").entries()) {
+    if (!line.trim()) continue;
+    let event = null;
+    try {
+      event = JSON.parse(line);
+    } catch {
+      // reported below
+    }
+    if (typeof event?.type !== "string") throw new Error(`Line ${index + 1} is not an event of an event log.`);
+    events.push(event);
+  }
+  if (events[0]?.type !== "engine_started") {
+    throw new Error("The file is not an event log: its first event must be engine_started.");
+  }
+  return events;
+}

@@ -1,0 +1,220 @@
+"""Tests the chat page in Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from conftest import SECRETS  # type: ignore[attr-defined]
+from running_server import MODEL, RunningServer, wait_for
+
+
+@pytest.fixture
+def chat(page: Page, server: RunningServer) -> Page:
+    page.goto(f"{server.url}/chat")
+    expect(page.locator("#model")).to_have_value(MODEL)
+    return page
+
+
+def send(page: Page, text: str) -> None:
+    page.fill("#input", text)
+    page.keyboard.press("Enter")
+
+
+def finish(page: Page) -> str:
+    """Wait for the end of the answer, and return its text."""
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator(".timing").last).to_contain_text("queue")
+    return page.locator(".message.assistant .content").last.inner_text()
+
+
+def set_parameters(page: Page, **values: str) -> None:
+    for name, value in values.items():
+        page.fill(f"#settings [name={name}]", value)
+
+
+def test_an_answer_streams_with_its_timing_and_a_link_to_its_lane(
+    chat: Page, server: RunningServer, check_page: Callable[[str], None]
+) -> None:
+    set_parameters(chat, temperature="0", max_tokens="120")
+    send(chat, "What is the capital of France?")
+    assert "Paris" in finish(chat)
+    send(chat, "Write a Python function that adds two numbers.")
+    assert "def " in finish(chat)
+    timing = chat.locator(".timing").last
+    expect(timing).to_contain_text(
+        re.compile(r"queue .*prefill .* \d+ of \d+ prompt tokens cached, \d+ tokens in .* tokens/s")
+    )
+    chat.evaluate("document.getElementById('log').scrollTop = 0")
+    check_page("chat")
+    timing.get_by_role("link", name="its lane").click()
+    expect(chat.locator("#facts")).to_contain_text("finished")
+
+
+def test_stop_keeps_the_part_that_was_received_and_ends_the_request(chat: Page, server: RunningServer) -> None:
+    set_parameters(chat, max_tokens="2000")
+    send(chat, "Count from 1 to 1000.")
+    expect(chat.locator(".message.assistant .content").last).to_contain_text(re.compile(r"\w"))
+    chat.get_by_role("button", name="Stop").click()
+    expect(chat.locator("#send")).to_be_visible()
+    wait_for(lambda: not server.llm.num_unfinished)
+    assert chat.locator(".message.assistant .content").last.inner_text()
+    assert chat.locator("#log .problem").all_inner_texts() == ["", ""]
+
+
+def test_regenerate_edit_and_the_history_after_a_reload(chat: Page, server: RunningServer) -> None:
+    set_parameters(chat, temperature="0", max_tokens="8", system="You answer in one word.")
+    send(chat, "Say hello.")
+    first = finish(chat)
+    chat.get_by_role("button", name="Regenerate").click()
+    assert finish(chat) == first
+    assert chat.locator(".message").count() == 2
+    chat.reload()
+    assert chat.locator(".message .content").all_inner_texts() == ["Say hello.", first]
+    expect(chat.locator("#settings [name=system]")).to_have_value("You answer in one word.")
+    chat.get_by_role("button", name="Edit").click()
+    expect(chat.locator("#input")).to_have_value("Say hello.")
+    assert chat.locator(".message").count() == 0
+    send(chat, "Say goodbye.")
+    finish(chat)
+    chat.get_by_role("button", name="New conversation").click()
+    expect(chat.locator("#conversations button")).to_have_count(2)
+    expect(chat.locator("#log")).to_contain_text("Send a message to begin.")
+    chat.get_by_role("button", name="Say goodbye.").click()
+    chat.once("dialog", lambda dialog: dialog.accept())
+    chat.get_by_role("button", name="Delete this conversation").click()
+    expect(chat.locator("#conversations button")).to_have_count(1)
+
+
+def test_an_error_is_shown_at_the_answer_and_can_be_tried_again(chat: Page) -> None:
+    chat.expected_problems.append("400")  # type: ignore[attr-defined]
+    set_parameters(chat, max_tokens="999999")
+    send(chat, "Hello")
+    expect(chat.locator("#log .problem").last).to_contain_text("max_tokens")
+    set_parameters(chat, max_tokens="4")
+    chat.get_by_role("button", name="Try again").click()
+    assert finish(chat)
+    assert chat.locator(".message").count() == 2
+
+
+def test_a_key_is_asked_for(page: Page, guarded: RunningServer) -> None:
+    page.expected_problems.append("401")  # type: ignore[attr-defined]
+    page.goto(f"{guarded.url}/chat")
+    page.get_by_role("textbox", name="Key").fill(SECRETS["own"])
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator("#model")).to_have_value("tiny")
+
+
+# -- text of the model ----------------------------------------------------------------------------------------------
+
+HOSTILE = """<script>window.wasExecuted = 1</script>
+
+<img src="x" onerror="window.wasExecuted = 2"> <svg onload="window.wasExecuted = 3"></svg>
+
+[a](javascript:window.wasExecuted=4) [b](data:text/html,<script>1</script>) [c](JaVaScRiPt:alert(1)) <javascript:x>
+![d](javascript:window.wasExecuted=5) [e]( javascript:alert(1)) [f](//attacker.example) [g](vbscript:x)
+
+| <img src=x onerror=window.wasExecuted=6> |
+|---|
+| <b onclick="window.wasExecuted=7">cell</b> |
+
+- <iframe src="javascript:window.wasExecuted=8"></iframe>
+
+```html
+<script>window.wasExecuted = 9</script>
+```
+"""
+
+
+def answer_with(page: Page, text: str) -> None:
+    """Let the server answer with a text, in small chunks."""
+
+    def respond(route: Route) -> None:
+        parts = [text[start : start + 7] for start in range(0, len(text), 7)]
+        chunks = [{"id": "chatcmpl-x", "choices": [{"index": 0, "delta": {"content": part}}]} for part in parts]
+        body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    page.expected_problems.append("404")  # type: ignore[attr-defined]
+    page.route("**/v1/chat/completions", respond)
+
+
+def test_html_and_scripts_in_an_answer_are_only_text(chat: Page) -> None:
+    answer_with(chat, HOSTILE)
+    send(chat, HOSTILE)
+    expect(chat.locator(".message.assistant .content").last).to_contain_text("window.wasExecuted = 9")
+    expect(chat.locator("#send")).to_be_visible()
+    chat.wait_for_timeout(300)
+    assert chat.evaluate("window.wasExecuted") is None
+    for name in ("script", "img", "svg", "iframe", "b", "[onclick]", "[onerror]"):
+        assert chat.locator(f"#log {name}").count() == 0, name
+    assert chat.locator("#log .content a").count() == 0
+    chat.reload()
+    expect(chat.locator(".message.user .content")).to_contain_text("<script>")
+    assert chat.evaluate("window.wasExecuted") is None
+
+
+def render(page: Page, text: str) -> Any:
+    """The nodes of a text as nested lists: a name and children, or a string."""
+    return page.evaluate(
+        """async text => {
+          const {renderMarkdown} = await import("/page/markdown.js");
+          const view = node => node.nodeType === 3 ? node.textContent
+            : [node.nodeName.toLowerCase(), ...[...node.childNodes].map(view)];
+          return [...renderMarkdown(text).childNodes].map(view);
+        }""",
+        text,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("a *b* **c**", [["p", "a ", ["em", "b"], " ", ["strong", "c"]]]),
+        ("`a*b*` ~~c~~", [["p", ["code", "a*b*"], " ", ["del", "c"]]]),
+        ("# One\ntext", [["h3", "One"], ["p", "text"]]),
+        ("- a\n  - b\n- c", [["ul", ["li", "a", ["ul", ["li", "b"]]], ["li", "c"]]]),
+        ("- a\n\n1. b\n2. c", [["ul", ["li", "a"]], ["ol", ["li", "b"], ["li", "c"]]]),
+        ("> a\n> b", [["blockquote", ["p", "a", ["br"], "b"]]]),
+        ("snake_case_name 2 * 3 * 4", [["p", "snake_case_name 2 * 3 * 4"]]),
+        ("[a](https://x.example/)", [["p", ["a", "a"]]]),
+        ("![a](https://x.example/i.png)", [["p", ["a", "a"]]]),
+        ("a\n---\nb", [["p", "a"], ["hr"], ["p", "b"]]),
+        (r"\*a\*", [["p", "*", "a", "*"]]),
+        ("**open", [["p", "**open"]]),
+        ("", []),
+    ],
+)
+def test_markdown(chat: Page, text: str, nodes: list[Any]) -> None:
+    assert render(chat, text) == nodes
+
+
+def test_code_and_tables(chat: Page) -> None:
+    (code,) = render(chat, "```py\na = 1\n\nb = 2\n```")
+    assert code[-1] == ["pre", ["code", "a = 1\n\nb = 2"]]
+    (table,) = render(chat, "| a | b |\n|---|:-:|\n| 1 | *2* |")
+    _, head, body = table[1]
+    assert head == ["thead", ["tr", ["th", "a"], ["th", "b"]]]
+    assert body == ["tbody", ["tr", ["td", "1"], ["td", ["em", "2"]]]]
+
+
+def test_long_texts_take_linear_time(chat: Page) -> None:
+    """No pattern makes a text of 40,000 characters take more than a second; quadratic ones would take minutes."""
+    patterns = ["[", "*a ", "**a", "`", "``a", "<", "_a ", "[a](", "> ", "- ", "~~a", "1. ", "\\\\", "![", "[a](b"]
+    slow = chat.evaluate(
+        """async patterns => {
+          const {renderMarkdown} = await import("/page/markdown.js");
+          return patterns.filter(pattern => {
+            const start = performance.now();
+            renderMarkdown(pattern.repeat(40000 / pattern.length));
+            return performance.now() - start > 1000;
+          });
+        }""",
+        [*patterns, "|a"],
+    )
+    assert slow == []

@@ -1,0 +1,310 @@
+"""Tests the live page in Chromium, on servers under load."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from chairlift.events import to_json
+from chairlift.observability.tracker import RequestTracker
+from conftest import SECRETS  # type: ignore[attr-defined]
+from running_server import RunningServer, completion_body, wait_for
+from tracked_engine import TrackedEngine
+
+BURST = {"num_requests": "20", "max_prompt_tokens": "60", "max_output_tokens": "60"}
+
+
+def open_page(page: Page, server: RunningServer, path: str = "/") -> None:
+    page.goto(f"{server.url}{path}")
+
+
+def send_burst(page: Page, **fields: str) -> None:
+    for name, value in {**BURST, **fields}.items():
+        page.fill(f"input[name={name}]", value)
+    page.get_by_role("button", name="Send the burst").click()
+    expect(page.locator("#burst-status")).to_contain_text("sent")
+
+
+def number(page: Page, selector: str) -> float:
+    found = re.match(r"[\d,.]+", page.inner_text(selector))
+    return float(found[0].replace(",", "")) if found else 0.0
+
+
+def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, server: RunningServer) -> None:
+    open_page(page, server)
+    expect(page.locator("#status")).to_have_text("Live")
+    send_burst(page)
+    expect(page.locator("#figure-running")).to_have_text("8 / 8")
+    expect(page.locator("#queue")).to_contain_text("all 8 seats are taken")
+    expect(page.locator("#map-note")).to_contain_text(re.compile(r"[1-9]\d* blocks of 1,000 in use"))
+    page.locator("details summary").click()
+    expect(page.locator("#batch tr")).to_have_count(8)
+    page.locator("#batch button").nth(3).click()
+    expect(page.locator("#facts")).to_contain_text("KV memory")
+    wait_for(lambda: not server.llm.num_unfinished)
+    expect(page.locator("#figure-running")).to_have_text("0 / 8")
+    expect(page.locator("#facts")).to_contain_text("finished (length)")
+    assert _num_colors(page, "#lanes") >= 4
+    assert number(page, "#value-ttft") > 0
+
+
+def test_the_page_is_accessible_and_fits_on_a_phone(
+    page: Page, server: RunningServer, check_page: Callable[[str], None]
+) -> None:
+    open_page(page, server)
+    send_burst(page, num_requests="24", max_prompt_tokens="100", max_output_tokens="120")
+    page.wait_for_timeout(2500)
+    page.get_by_role("button", name="Pause").click()
+    check_page("live")
+    wait_for(lambda: not server.llm.num_unfinished)
+
+
+def _num_colors(page: Page, selector: str) -> int:
+    """The number of colours that cover more than a few pixels of a canvas."""
+    count: int = page.evaluate(
+        """selector => {
+          const canvas = document.querySelector(selector);
+          const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          const counts = new Map();
+          for (let i = 0; i < data.length; i += 4) {
+            const key = (data[i] << 16) | (data[i + 1] << 8) | data[i + 2];
+            counts.set(key, (counts.get(key) ?? 0) + 1);
+          }
+          return [...counts.values()].filter(count => count > 20).length;
+        }""",
+        selector,
+    )
+    return count
+
+
+def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: RunningServer) -> None:
+    open_page(page, server)
+    send_burst(page, num_requests="8", min_output_tokens="200", max_output_tokens="200")
+    wait_for(lambda: not server.llm.num_unfinished)
+    expect(page.locator("#figure-running")).to_have_text("0 / 8")
+    page.locator("#lanes").scroll_into_view_if_needed()
+    box = page.locator("#lanes").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 60, box["y"] + 8)
+    expect(page.locator("#tooltip")).to_contain_text(re.compile(r"step [\d,]+.*seat 0"))
+    page.mouse.click(box["x"] + 60, box["y"] + 8)
+    selected = page.inner_text("#selected-id")
+    assert re.fullmatch(r"burst-[0-9a-f]+-\d+~\d+", selected)
+    assert page.evaluate("decodeURIComponent(location.hash)") == f"#request={selected}"
+    page.keyboard.press("Escape")
+    expect(page.locator("#nothing-selected")).to_be_visible()
+    page.locator("#lanes").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#lane-status")).to_contain_text("seat 0")
+    open_page(page, server, f"/#request={selected.partition('~')[0]}")
+    page.reload()
+    expect(page.locator("#selected-id")).to_have_text(selected)
+
+
+def test_the_explanation_of_a_waiting_request_has_its_reason(page: Page, server: RunningServer) -> None:
+    open_page(page, server)
+    send_burst(page, num_requests="24")
+    page.locator("#queue button").last.click()
+    expect(page.locator("#explanation")).to_contain_text("seats")
+    expect(page.locator("#facts")).to_contain_text("Waits because")
+    wait_for(lambda: not server.llm.num_unfinished)
+
+
+def test_a_pause_and_a_replay_show_earlier_states(page: Page, server: RunningServer) -> None:
+    open_page(page, server)
+    send_burst(page)
+    expect(page.locator("#figure-running")).to_have_text("8 / 8")
+    page.get_by_role("button", name="Pause").click()
+    wait_for(lambda: not server.llm.num_unfinished)
+    page.wait_for_timeout(500)
+    expect(page.locator("#figure-running")).to_have_text("8 / 8")
+    page.locator("#speed").select_option("16")
+    page.get_by_role("button", name="Play").click()
+    expect(page.locator("#figure-running")).to_have_text("0 / 8")
+    page.locator("#scrubber").fill("999")
+    expect(page.locator("#time")).to_contain_text("−")
+    page.get_by_role("button", name="Go to now").click()
+    expect(page.locator("#time")).to_have_text("now")
+
+
+def test_static_batching_of_the_same_burst_is_shown_beside_it(page: Page, server: RunningServer) -> None:
+    open_page(page, server)
+    send_burst(page)
+    page.get_by_label("Compare with static batching").check()
+    expect(page.locator("#compare-static-text")).to_contain_text("total")
+    expect(page.locator("#compare-real-text")).to_contain_text("mean latency")
+    assert _num_colors(page, "#compare-static") >= 3
+
+
+def test_an_earlier_page_is_not_needed_for_the_history(page: Page, server: RunningServer) -> None:
+    body = completion_body(4, request_id="before-the-page")
+    assert server.post("/v1/completions", body).status_code == 200
+    open_page(page, server)
+    page.goto(f"{server.url}/#request=cmpl-before-the-page")
+    page.reload()
+    expect(page.locator("#facts")).to_contain_text("finished (length)")
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+def enter_key(page: Page, name: str) -> None:
+    page.get_by_role("textbox", name="Key").fill(SECRETS.get(name, name))
+    page.get_by_role("button", name="Continue").click()
+
+
+def test_a_page_asks_for_a_key_and_shows_only_its_requests(page: Page, guarded: RunningServer) -> None:
+    page.expected_problems.append("401")  # type: ignore[attr-defined]
+    open_page(page, guarded)
+    enter_key(page, "wrong")
+    expect(page.locator("[data-problem]")).to_contain_text("does not know this API key")
+    enter_key(page, "own")
+    expect(page.locator("#status")).to_have_text("Live")
+    expect(page.locator("#burst-note")).to_contain_text("--page-control")
+    expect(page.locator("#compare-note")).to_contain_text("simulator")
+    for name in ("own", "other"):
+        body = completion_body(3, request_id=f"of-{name}")
+        assert guarded.post("/v1/completions", body, SECRETS[name]).status_code == 200
+    expect(page.locator("#value-throughput")).not_to_have_text("–")
+    page.goto(f"{guarded.url}/#request=cmpl-of-own")
+    expect(page.locator("#facts")).to_contain_text("finished")
+    received = page.evaluate(
+        """async () => {
+          const {request} = await import("/page/api.js");
+          const reader = (await request("/v1/page/events")).body.getReader();
+          return new TextDecoder().decode((await reader.read()).value);
+        }"""
+    )
+    assert "of-other" not in page.content() + received
+    assert page.evaluate("sessionStorage.length") == 1
+    assert page.evaluate("localStorage.length") == 0
+
+
+# -- recorded logs --------------------------------------------------------------------------------------------------
+
+HOSTILE = '<img src=x onerror="window.wasExecuted=true"><script>window.wasExecuted=true</script>'
+
+
+def recorded_log(tmp_path: Path, name: str = "r1") -> Path:
+    engine = TrackedEngine(num_blocks=20, block_size=2, max_num_seqs=2)
+    for number in range(5):
+        engine.add([number, 3, 4], 6)
+    engine.to_end()
+    lines = "".join(f"{to_json(event)}\n" for event in engine.log.events)
+    started = to_json(engine.tracker.started)  # type: ignore[arg-type]
+    path = tmp_path / "run.jsonl"
+    path.write_text(f"{started}\n{lines}".replace('"r1"', json.dumps(name)))
+    return path
+
+
+def test_a_recorded_log_opens_in_the_page(page: Page, server: RunningServer, tmp_path: Path) -> None:
+    open_page(page, server)
+    page.set_input_files("#log-file", recorded_log(tmp_path))
+    expect(page.locator("#status")).to_have_text("Log: run.jsonl")
+    expect(page.locator("#model")).to_have_text("fake")
+    page.locator("#scrubber").fill("300")
+    expect(page.locator("#figure-running")).to_have_text("2 / 2")
+    expect(page.locator("#queue")).to_contain_text("all 2 seats are taken")
+    page.get_by_role("button", name="Back to the engine").click()
+    expect(page.locator("#status")).to_have_text("Live")
+
+
+def test_a_dropped_file_is_opened_and_a_wrong_one_is_explained(
+    page: Page, server: RunningServer, tmp_path: Path
+) -> None:
+    def drop(name: str, text: str) -> None:
+        page.evaluate(
+            """([name, text]) => {
+              const data = new DataTransfer();
+              data.items.add(new File([text], name));
+              document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}));
+            }""",
+            [name, text],
+        )
+
+    open_page(page, server)
+    drop("notes.txt", "hello\n")
+    expect(page.locator("#notice")).to_contain_text("notes.txt: Line 1 is not an event of an event log.")
+    drop("run.jsonl", recorded_log(tmp_path).read_text())
+    expect(page.locator("#status")).to_have_text("Log: run.jsonl")
+
+
+def test_hostile_ids_are_shown_as_text(page: Page, server: RunningServer, tmp_path: Path) -> None:
+    open_page(page, server)
+    page.set_input_files("#log-file", recorded_log(tmp_path, HOSTILE))
+    expect(page.locator("#status")).to_have_text("Log: run.jsonl")
+    page.locator("#scrubber").fill("100")
+    page.locator("details summary").click()
+    page.locator("#batch button").first.click()
+    expect(page.locator("#selected-id")).to_have_text(HOSTILE)
+    assert page.evaluate("window.wasExecuted") is None
+    assert page.locator("img").count() == 0
+
+
+# -- the state that is computed in the browser -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 9, "block_size": 2, "max_num_seqs": 3},
+        {"num_blocks": 12, "block_size": 2, "max_num_seqs": 3, "steps_ahead": 1},
+        {"num_blocks": 16, "block_size": 2, "kv": "exact", "arena": "first-fit", "enable_prefix_caching": False},
+        {"num_blocks": 40, "block_size": 2, "batching": "static"},
+    ],
+    ids=["preemptions", "steps-ahead", "reservations", "static"],
+)
+def test_the_browser_computes_the_same_state_as_the_server(
+    page: Page, server: RunningServer, options: dict[str, Any]
+) -> None:
+    engine = TrackedEngine(**options)
+    started = engine.tracker.started
+    assert started is not None
+    for number in range(9):
+        engine.add([number % 2, number % 3, *range(number % 4)], 3 + number % 5)
+        engine.steps(2)
+    engine.to_end()
+    tracker, expected = RequestTracker(), []
+    tracker.emit(started)
+    for event in engine.log.events:
+        tracker.emit(event)
+        if event.type == "step":
+            running = {r.request_id: [r.num_computed, r.num_output_tokens, [*r.block_ids]] for r in tracker.batch()}
+            waiting = sorted(r.request_id for r in tracker.unfinished() if r.state == "waiting")
+            expected.append([running, waiting])
+    assert len(expected) > 10
+    open_page(page, server)
+    log = [json.loads(to_json(event)) for event in (started, *engine.log.events)]
+    computed, replayed = page.evaluate(
+        """async log => {
+          const {RunHistory} = await import("/page/run_history.js");
+          const view = state => [
+            Object.fromEntries(state.running().map(r => [r.id, [r.computed, r.output, r.blocks.slice()]])),
+            state.waiting().map(r => r.id).sort(),
+          ];
+          const run = new RunHistory();
+          const seen = [];
+          const times = [];
+          for (const event of log) {
+            run.add(event);
+            if (event.type === "step") { seen.push(view(run.state)); times.push(run.end); }
+          }
+          return [seen, times.map(time => view(run.stateAt(time)))];
+        }""",
+        log,
+    )
+    assert computed == expected
+    # A request that arrives later may have waited elsewhere before, so that its arrival is earlier than the step.
+    running_at = {event.time: view[0] for event, view in zip(_steps(engine), expected, strict=True)}
+    assert [view[0] for view in replayed] == [running_at[event.time] for event in _steps(engine)]
+
+
+def _steps(engine: TrackedEngine) -> list[Any]:
+    return [event for event in engine.log.events if event.type == "step"]
