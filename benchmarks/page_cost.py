@@ -99,23 +99,42 @@ def main() -> None:
     print_report(arguments, measure(arguments))
 
 
+def format_spread(values: list[float]) -> str:
+    """The median and the range."""
+    return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
 def print_report(arguments: argparse.Namespace, runs: dict[int, list[CostRun]]) -> None:
     """Print a row for each number of readers, and with `--json` a line of JSON."""
     base = runs[arguments.readers[0]]
-    table = Table("readers", "output tokens/s", "ratio", "CPU µs per output token (range)", "ratio")
+    table = Table(
+        "readers", "output tokens/s", "ratio", "CPU µs per token (range)", "ratio", "HTTP process: µs (range)"
+    )
     records = []
     for count, own in runs.items():
         costs = [cpu_us(run) for run in own]
         speed_ratio = median(run.tokens_per_s / other.tokens_per_s for run, other in zip(own, base, strict=True))
         cpu_ratio = median(cpu_us(run) / cpu_us(other) for run, other in zip(own, base, strict=True))
         speed = median(run.tokens_per_s for run in own)
-        spread = f"{median(costs):.0f} ({min(costs):.0f} to {max(costs):.0f})"
-        table.add_row(str(count), f"{speed:.1f}", f"{speed_ratio:.3f}", spread, f"{cpu_ratio:.3f}")
-        records.append({"readers": count, "cpu_us_per_output_token": costs, "cpu_ratio": cpu_ratio})
-        records[-1] |= {"output_tokens_per_s": [run.tokens_per_s for run in own], "throughput_ratio": speed_ratio}
+        http = [run.cpu_us("HTTP") for run in own]
+        speeds, ratio = (f"{speed:.1f}", f"{speed_ratio:.3f}"), f"{cpu_ratio:.3f}"
+        table.add_row(str(count), *speeds, format_spread(costs), ratio, format_spread(http))
+        records.append(
+            {
+                "readers": count,
+                "cpu_us_per_output_token": costs,
+                "http_cpu_us_per_output_token": http,
+                "cpu_ratio": cpu_ratio,
+                "output_tokens_per_s": [run.tokens_per_s for run in own],
+                "throughput_ratio": speed_ratio,
+            }
+        )
     machine = host_facts()
     console = Console(width=120)
-    console.print(machine)
+    console.print(
+        f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "
+        f"python {machine.python}, {machine.system}"
+    )
     console.print(
         f"{arguments.streams} streams of {arguments.input_len} prompt and {arguments.output_len} output tokens, "
         f"{arguments.repeats} rounds, seeds 100 to {100 * arguments.repeats + max(arguments.readers)}"

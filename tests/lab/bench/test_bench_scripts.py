@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -188,6 +189,24 @@ def test_http_cost(
     record = json.loads(capsys.readouterr().out.splitlines()[-1])["http_cost"]
     assert 0 < record["chunks_per_output_token"] <= 1.5
     assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in record["ttft_seconds"].values())
+
+
+def test_page_cost(
+    tiny_model_dir: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page_cost = script("page_cost")
+    folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
+    sizes = ["--streams", "2", "--input-len", "8", "--output-len", "40", "--repeats", "1", "--num-threads", "1"]
+    monkeypatch.setattr("benchmarks.http_cost.VOCABULARY", range(3, 200))
+    monkeypatch.setattr(sys, "argv", ["page_cost.py", str(folder), *sizes, "--readers", "0", "2", "--json"])
+    page_cost.main()
+    output = capsys.readouterr().out
+    assert f"python {platform.python_version()}" in output
+    none, two = json.loads(output.splitlines()[-1])["page_cost"]["rounds"]
+    assert (none["readers"], two["readers"]) == (0, 2)
+    assert none["cpu_ratio"] == none["throughput_ratio"] == 1
+    assert len(two["output_tokens_per_s"]) == 1
+    assert min(two["cpu_us_per_output_token"]) > 0
 
 
 def test_concurrency(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
