@@ -12,18 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+import yaml
 
+from chairlift.cli.main import app
 from chairlift.events import EngineStarted
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.observability.tracker import RequestTracker
+from chairlift.server.access.authentication import PUBLIC_PATHS
+from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.telemetry.engine_observer import ENGINE_GAUGES
 from chairlift.server.telemetry.observability_options import ACCESS_LOG_FORMATS
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd" / "chairlift.service"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "chairlift.json").read_text(encoding="utf-8"))
-
-
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 GAUGES = {name: (text, lambda: 0.0) for name, (text, _) in ENGINE_GAUGES.items()}
 
 
@@ -79,6 +85,67 @@ def test_queries_have_balanced_brackets() -> None:
             assert query.count(opening) == query.count(closing), query
 
 
+def serve_parameters() -> dict[str, Any]:
+    """Return the options of `chairlift serve` by their names on the command line."""
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    return {name: parameter for parameter in serve.params for name in parameter.opts}
+
+
+def dockerfile_list(instruction: str) -> list[str]:
+    """Return the JSON list of an instruction of the Dockerfile."""
+    found = re.search(rf"^{instruction} .*?(\[.*\])$", DOCKERFILE, re.MULTILINE)
+    assert found, instruction
+    words: list[str] = json.loads(found[1])
+    return words
+
+
+def test_image_starts_the_server_and_checks_its_health() -> None:
+    command, *arguments = dockerfile_list("CMD")
+    assert command == "serve"
+    assert {word for word in arguments if word.startswith("--")} <= set(serve_parameters())
+    checked = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", dockerfile_list("HEALTHCHECK")[-1])
+    assert checked
+    assert int(checked[1]) == serve_parameters()["--port"].default
+    assert checked[2] in PUBLIC_PATHS
+    assert f"EXPOSE {checked[1]}\n" in DOCKERFILE
+
+
+def test_image_copies_files_that_the_context_has() -> None:
+    sources = [name for line in re.findall(r"^COPY ([^-].*) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()]
+    assert "src" in sources
+    permitted = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert permitted == set(sources)
+    assert all((ROOT / source).exists() for source in sources)
+
+
+def test_compose_refers_to_files_and_variables_that_exist() -> None:
+    server = SERVICES["chairlift"]
+    assert (DEPLOY / server["build"]["context"] / server["build"]["dockerfile"]).is_file()
+    assert set(server["environment"]) <= {parameter.envvar for parameter in serve_parameters().values()}
+    mounted = [volume for service in SERVICES.values() for volume in service["volumes"] if volume.startswith("./")]
+    assert len(mounted) == 3
+    assert all((DEPLOY / volume.partition(":")[0]).exists() for volume in mounted)
+    (volume,) = server["volumes"]
+    assert f"VOLUME {volume.partition(':')[2]}\n" in DOCKERFILE
+
+
+def test_compose_gives_the_server_time_to_drain() -> None:
+    assert int(SERVICES["chairlift"]["stop_grace_period"].removesuffix("s")) >= ServerLimits().drain_timeout + 5
+
+
+def test_prometheus_and_grafana_find_their_sources() -> None:
+    scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    targets = [target for job in scraped for group in job["static_configs"] for target in group["targets"]]
+    assert targets == [f"chairlift:{serve_parameters()['--port'].default}"]
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["type"] == DASHBOARD["templating"]["list"][0]["query"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "chairlift.yml").read_text())["providers"]
+    assert any(f":{provider['options']['path']}/" in volume for volume in SERVICES["grafana"]["volumes"])
+    assert {"chairlift", "prometheus"} <= set(SERVICES)
+
+
 def test_unit_starts_an_existing_command() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes=("#",))
     unit.optionxform = str  # type: ignore[assignment, method-assign]
@@ -90,6 +157,7 @@ def test_unit_starts_an_existing_command() -> None:
     assert int(service["TimeoutStopSec"]) > 60, "longer than --drain-timeout"
     assert service["OOMPolicy"] == "continue", "the server starts a killed engine again itself"
     assert command[command.index("--access-log-format") + 1] in ACCESS_LOG_FORMATS
+    assert "--access-log-format" in serve_parameters()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
