@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -29,6 +30,16 @@ def send_burst(page: Page, **fields: str) -> None:
         page.fill(f"input[name={name}]", value)
     page.get_by_role("button", name="Send the burst").click()
     expect(page.locator("#burst-status")).to_contain_text("sent")
+
+
+def shown_step(page: Page) -> int:
+    """The newest shown step, which the keyboard reaches first."""
+    page.locator("#lanes").focus()
+    page.keyboard.press("ArrowRight")
+    found = re.match(r"step ([\d,]+)", page.inner_text("#lane-status"))
+    assert found is not None
+    page.locator("#lanes").blur()
+    return int(found[1].replace(",", ""))
 
 
 def number(page: Page, selector: str) -> float:
@@ -91,9 +102,10 @@ def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: R
     page.locator("#lanes").scroll_into_view_if_needed()
     box = page.locator("#lanes").bounding_box()
     assert box is not None
-    page.mouse.move(box["x"] + 60, box["y"] + 8)
-    expect(page.locator("#tooltip")).to_contain_text(re.compile(r"step [\d,]+.*seat 0"))
-    page.mouse.click(box["x"] + 60, box["y"] + 8)
+    x, y = box["x"] + box["width"] - 500, box["y"] + 8
+    page.mouse.move(x, y)
+    expect(page.locator("#tooltip")).to_contain_text(re.compile(r"step [\d,]+.*before the last one.*seat 0"))
+    page.mouse.click(x, y)
     selected = page.inner_text("#selected-id")
     assert re.fullmatch(r"burst-[0-9a-f]+-\d+~\d+", selected)
     assert page.evaluate("decodeURIComponent(location.hash)") == f"#request={selected}"
@@ -103,6 +115,7 @@ def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: R
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#lane-status")).to_contain_text("seat 0")
+    expect(page.locator("#tooltip")).to_contain_text("seat 0")
     open_page(page, server, f"/#request={selected.partition('~')[0]}")
     page.reload()
     expect(page.locator("#selected-id")).to_have_text(selected)
@@ -110,10 +123,13 @@ def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: R
 
 def test_the_explanation_of_a_waiting_request_has_its_reason(page: Page, server: RunningServer) -> None:
     open_page(page, server)
-    send_burst(page, num_requests="24")
-    page.locator("#queue button").last.click()
-    expect(page.locator("#explanation")).to_contain_text("seats")
+    send_burst(page, num_requests="40", min_output_tokens="60")
+    button = page.locator("#queue button").last.element_handle()
+    page.wait_for_timeout(300)
+    assert button.evaluate("button => button.isConnected"), "a click between two frames would be lost"
+    button.click()
     expect(page.locator("#facts")).to_contain_text("Waits because")
+    expect(page.locator("#explanation")).to_contain_text("seats")
     wait_for(lambda: not server.llm.num_unfinished)
 
 
@@ -129,7 +145,14 @@ def test_a_pause_and_a_replay_show_earlier_states(page: Page, server: RunningSer
     page.get_by_role("button", name="Play").click()
     expect(page.locator("#figure-running")).to_have_text("0 / 8")
     page.locator("#scrubber").fill("999")
+    expect(page.locator("#status")).to_have_text("Paused")
     expect(page.locator("#time")).to_contain_text("−")
+    steps = [shown_step(page)]
+    for name in ("Previous step", "Previous step", "Next step"):
+        page.get_by_role("button", name=name).click()
+        page.wait_for_timeout(50)
+        steps.append(shown_step(page))
+    assert steps == [steps[0], steps[0] - 1, steps[0] - 2, steps[0] - 1]
     page.get_by_role("button", name="Go to now").click()
     expect(page.locator("#time")).to_have_text("now")
 
@@ -150,6 +173,14 @@ def test_an_earlier_page_is_not_needed_for_the_history(page: Page, server: Runni
     page.goto(f"{server.url}/#request=cmpl-before-the-page")
     page.reload()
     expect(page.locator("#facts")).to_contain_text("finished (length)")
+
+
+def test_a_request_that_the_page_does_not_know_is_looked_up(page: Page, server: RunningServer) -> None:
+    page.expected_problems.append("404")  # type: ignore[attr-defined]
+    open_page(page, server, "/#request=unknown")
+    expect(page.locator("#selected-id")).to_have_text("unknown")
+    expect(page.locator("#facts")).to_contain_text("not known at the shown time")
+    expect(page.locator("#explanation")).to_contain_text("unknown")
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------
@@ -216,6 +247,18 @@ def test_a_recorded_log_opens_in_the_page(page: Page, server: RunningServer, tmp
     expect(page.locator("#status")).to_have_text("Live")
 
 
+def test_the_page_of_a_recorded_log_has_no_engine_to_return_to(
+    page: Page, server: RunningServer, tmp_path: Path
+) -> None:
+    view = {**httpx.get(f"{server.url}/v1/page").json(), "recorded_log": "run.jsonl", "control": False}
+    page.route("**/v1/page", lambda route: route.fulfill(json=view))
+    page.route("**/v1/page/log", lambda route: route.fulfill(path=recorded_log(tmp_path)))
+    open_page(page, server)
+    expect(page.locator("#status")).to_have_text("Log: run.jsonl")
+    expect(page.locator("#burst-note")).to_contain_text("recorded log")
+    expect(page.locator("#to-live")).to_be_hidden()
+
+
 def test_a_dropped_file_is_opened_and_a_wrong_one_is_explained(
     page: Page, server: RunningServer, tmp_path: Path
 ) -> None:
@@ -232,6 +275,8 @@ def test_a_dropped_file_is_opened_and_a_wrong_one_is_explained(
     open_page(page, server)
     drop("notes.txt", "hello\n")
     expect(page.locator("#notice")).to_contain_text("notes.txt: Line 1 is not an event of an event log.")
+    drop("short.jsonl", recorded_log(tmp_path).read_text().replace('"new_blocks"', '"blocks"'))
+    expect(page.locator("#notice")).to_contain_text("(step) does not have the fields")
     drop("run.jsonl", recorded_log(tmp_path).read_text())
     expect(page.locator("#status")).to_have_text("Log: run.jsonl")
 
@@ -304,6 +349,80 @@ def test_the_browser_computes_the_same_state_as_the_server(
     # A request that arrives later may have waited elsewhere before, so that its arrival is earlier than the step.
     running_at = {event.time: view[0] for event, view in zip(_steps(engine), expected, strict=True)}
     assert [view[0] for view in replayed] == [running_at[event.time] for event in _steps(engine)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 9, "block_size": 4, "max_num_seqs": 3},
+        {"num_blocks": 30, "block_size": 4, "kv": "exact", "arena": "first-fit", "enable_prefix_caching": False},
+        {"num_blocks": 60, "block_size": 4, "batching": "static"},
+    ],
+    ids=["preemptions", "reservations", "static"],
+)
+def test_the_blocks_of_the_map_add_up_to_the_slots_that_the_engine_counts(
+    page: Page, server: RunningServer, options: dict[str, Any]
+) -> None:
+    engine = TrackedEngine(**options)
+    for number in range(9):
+        engine.add([number % 2, number % 3, *range(number)], 3 + number % 5)
+        engine.steps(2)
+    engine.to_end()
+    started = engine.tracker.started
+    assert started is not None
+    open_page(page, server)
+    kinds = page.evaluate(
+        """async log => {
+          const {EngineState} = await import("/page/engine_state.js");
+          const {heldBlocks, slotShares} = await import("/page/memory_map.js");
+          const state = new EngineState();
+          const kinds = [];
+          for (const event of log) {
+            // Blocks are counted after the schedule of a step, and therefore before its last members leave the lanes.
+            const isStep = event.type === "step";
+            state.apply(isStep ? {...event, finished: []} : event);
+            if (!isStep || event.finished.length || state.leaving.length) continue;
+            const total = {token_states: 0, reserved: 0, internal: 0};
+            for (const block of heldBlocks(state).values()) {
+              const owner = block.owners.find(entry => !entry.isDone) ?? block.owners[0];
+              const {written, reserved} = slotShares(state.started, owner, block.position);
+              const slots = [written, reserved, 1 - written - reserved].map(x => Math.round(x * state.started.block_size));
+              [total.token_states, total.reserved, total.internal] = slots.map((n, i) => n + Object.values(total)[i]);
+            }
+            kinds.push([total, {token_states: event.token_states, reserved: event.reserved, internal: event.internal}]);
+          }
+          return kinds;
+        }""",
+        [json.loads(to_json(event)) for event in (started, *engine.log.events)],
+    )
+    assert len(kinds) > 5
+    assert any(counted["reserved"] for _, counted in kinds)
+    assert [shown for shown, _ in kinds] == [counted for _, counted in kinds]
+
+
+def test_a_snapshot_corrects_what_a_slow_page_has_missed(page: Page, server: RunningServer) -> None:
+    engine = TrackedEngine(num_blocks=20, block_size=2, max_num_seqs=2)
+    for number in range(3):
+        engine.add([number, 3, 4], 6)
+    engine.steps(3)
+    started = engine.tracker.started
+    assert started is not None
+    open_page(page, server)
+    shown = page.evaluate(
+        """async log => {
+          const {EngineState} = await import("/page/engine_state.js");
+          const state = new EngineState();
+          for (const event of log) state.apply(event);
+          const [first, second] = state.running();
+          const entry = {arrived: {request_id: second.id}, state: "waiting", num_computed: 0, num_output_tokens: 1,
+            num_cached_tokens: 0, num_preemptions: 1, first_scheduled_time: 1, first_token_time: 1, block_ids: [],
+            waiting: null};
+          state.apply({type: "snapshot", time: state.time, step: 9, requests: [entry]});
+          return [state.running().length, state.waiting().map(r => r.id), first.state, state.lanes, second.id];
+        }""",
+        [json.loads(to_json(event)) for event in (started, *engine.log.events)],
+    )
+    assert shown == [0, [shown[4]], "finished", [None, None], shown[4]]
 
 
 def _steps(engine: TrackedEngine) -> list[Any]:

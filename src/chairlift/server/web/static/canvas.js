@@ -35,6 +35,22 @@ export function ownerColor(order) {
   return color(`--owner-${order % 8}`);
 }
 
+const DESCRIPTION_MILLISECONDS = 4000;
+const nextDescriptions = new Map();
+
+/** Set the text alternative of a canvas, at most once in some seconds, because a screen reader may read each change. */
+export function describeCanvas(canvas, text) {
+  const isRecent = nextDescriptions.has(canvas);
+  nextDescriptions.set(canvas, text);
+  if (isRecent) return;
+  canvas.setAttribute("aria-label", text);
+  setTimeout(() => {
+    const next = nextDescriptions.get(canvas);
+    nextDescriptions.delete(canvas);
+    if (next !== text) describeCanvas(canvas, next);
+  }, DESCRIPTION_MILLISECONDS);
+}
+
 export const FONT = "11px system-ui, sans-serif";
 
 const tooltip = document.getElementById("tooltip");

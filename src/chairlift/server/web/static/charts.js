@@ -1,6 +1,6 @@
 /** Lines over the last minutes. */
 
-import { color, FONT, prepare } from "./canvas.js";
+import { color, describeCanvas, FONT, prepare } from "./canvas.js";
 import { formatCount, formatNumber, formatPercent, formatSeconds, percentile } from "./format.js";
 
 const HEIGHT = 84;
@@ -18,11 +18,11 @@ const IDLE_SECONDS = 2.5;
 
 /** @type {Chart[]} */
 export const CHARTS = [
-  { key: "throughput", values: (b) => [b.tokens], colors: ["--decode"], format: formatCount, idle: 0 },
-  { key: "ttft", values: (b) => [percentile(b.ttft, 0.5)], colors: ["--prefill"], format: formatSeconds },
-  { key: "itl", values: (b) => [b.numGaps ? b.gaps / b.numGaps : null], colors: ["--decode"], format: formatSeconds },
-  { key: "batch", values: (b) => [b.running, b.waiting], colors: ["--decode", "--preempted"], format: formatCount, idle: 0 },
-  { key: "memory", values: (b) => [b.held], colors: ["--reserved"], format: formatPercent, idle: 0 },
+  { key: "throughput", values: (b) => [b.tokens], colors: ["--accent"], format: formatCount, idle: 0 },
+  { key: "ttft", values: (b) => [percentile(b.ttft, 0.5)], colors: ["--accent"], format: formatSeconds },
+  { key: "itl", values: (b) => [b.numGaps ? b.gaps / b.numGaps : null], colors: ["--accent"], format: formatSeconds },
+  { key: "batch", values: (b) => [b.running, b.waiting], colors: ["--accent", "--preempted"], format: formatCount, idle: 0 },
+  { key: "memory", values: (b) => [b.held], colors: ["--accent"], format: formatPercent, idle: 0 },
 ];
 
 /**
@@ -42,7 +42,7 @@ export function drawCharts(buckets, end, seconds) {
     document.getElementById(`value-${chart.key}`).textContent = texts.join(" / ");
     drawChart(canvas, chart, lines, known, end, seconds);
     const range = known.length ? `from ${chart.format(Math.min(...known))} to ${chart.format(Math.max(...known))}` : "";
-    canvas.setAttribute("aria-label", `Last value ${texts.join(" and ")}; ${range || "no values"}.`);
+    describeCanvas(canvas, `Last value ${texts.join(" and ")}; ${range || "no values"}.`);
   }
 }
 

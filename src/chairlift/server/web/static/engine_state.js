@@ -11,7 +11,7 @@ export const IDLE = 6;
 /** The names of the kinds of cells, by their number. */
 export const CELL_NAMES = ["empty", "prefill", "decode", "last step", "preempted", "padding", "not in this step"];
 
-const MAX_ENDED = 300;
+const MAX_ENDED = 2000;
 
 /**
  * @typedef {object} TrackedRequest
@@ -19,7 +19,13 @@ const MAX_ENDED = 300;
  * @property {string} state "waiting", "running", "finished" or "rejected"
  * @property {number|null} lane the seat, while it is in the batch
  * @property {number[]} blocks
+ * @property {boolean} isDone whether it only waits for the end of its static batch
  */
+
+/** Whether a request has ended and left its lane. No later event changes it. */
+function isOver(request) {
+  return request.lane === null && (request.state === "finished" || request.state === "rejected");
+}
 
 /**
  * One step of the batch, with one cell for each lane.
@@ -47,13 +53,16 @@ export class EngineState {
     this.maxBlock = -1;
     this.head = null;
     this.order = 0;
+    this.numEnded = 0;
   }
 
   /** A copy that later events of this state do not change. */
   copy() {
     const copy = Object.assign(new EngineState(), this);
     copy.requests = new Map();
-    for (const [id, request] of this.requests) copy.requests.set(id, { ...request, blocks: request.blocks.slice() });
+    for (const [id, request] of this.requests) {
+      copy.requests.set(id, isOver(request) ? request : { ...request, blocks: request.blocks.slice() });
+    }
     copy.lanes = this.lanes.slice();
     copy.leaving = this.leaving.slice();
     copy.cached = this.cached.slice();
@@ -92,6 +101,7 @@ export class EngineState {
     this.started = event;
     if (isSame) return;
     this.requests.clear();
+    this.numEnded = 0;
     this.lanes = new Array(event.max_num_seqs).fill(null);
     this.leaving = [];
     this.cached = new Uint8Array(event.num_blocks);
@@ -107,6 +117,7 @@ export class EngineState {
       if (!known.has(request.id) && (request.state === "running" || request.state === "waiting")) {
         this.#leave(request);
         request.state = "finished";
+        this.#forgetOld();
       }
     }
     for (const entry of event.requests) {
@@ -121,6 +132,7 @@ export class EngineState {
         firstToken: entry.first_token_time,
         waitingEvent: entry.waiting,
       });
+      if (entry.state === "waiting") this.#leave(request);
       if (entry.state === "running") {
         this.#takeLane(request);
         request.blocks = [];
@@ -141,6 +153,7 @@ export class EngineState {
       maxTokens: event.max_tokens,
       outputLen: event.output_len,
       computed: 0,
+      isDone: false,
       recomputeUntil: 0,
       output: 0,
       cachedTokens: 0,
@@ -184,15 +197,15 @@ export class EngineState {
     this.#forgetOld();
   }
 
+  /** Remove the oldest requests that have ended, a tenth of them at a time. */
   #forgetOld() {
-    let excess = this.requests.size - MAX_ENDED - this.lanes.length;
-    if (excess <= MAX_ENDED / 10) return;
+    this.numEnded++;
+    if (this.numEnded <= 1.1 * MAX_ENDED) return;
     for (const [id, request] of this.requests) {
-      if (excess <= 0) break;
-      if (request.state !== "waiting" && request.state !== "running" && request.lane === null) {
-        this.requests.delete(id);
-        excess--;
-      }
+      if (this.numEnded <= MAX_ENDED) break;
+      if (!isOver(request)) continue;
+      this.requests.delete(id);
+      this.numEnded--;
     }
   }
 
@@ -259,12 +272,13 @@ export class EngineState {
 
   #addRow(id, index, step, column) {
     const request = this.requests.get(id);
-    if (!request) return;
+    if (!request || request.lane === null) return;
     const count = step.num_scheduled[index];
     const start = step.num_computed[index];
     const numNew = step.num_new[index];
     const drafts = step.num_draft[index] ?? 0;
     const rejected = drafts ? Math.max(0, drafts + 1 - numNew) : 0;
+    request.isDone = count === 0;
     request.computed = start + count - rejected;
     if (numNew && request.state !== "finished") request.output += numNew;
     if (numNew) {
@@ -272,7 +286,6 @@ export class EngineState {
       request.firstToken ??= step.time;
       request.lastToken = step.time;
     }
-    if (request.lane === null) return;
     const known = Math.max(request.prompt, request.recomputeUntil);
     column.kinds[request.lane] = count === 0 ? PADDING : start < known ? PREFILL : DECODE;
     column.tokens[request.lane] = count || (step.num_padding[index] ?? 0);

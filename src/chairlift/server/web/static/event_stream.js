@@ -3,6 +3,8 @@
 import { ApiError, request } from "./api.js";
 
 const MAX_DELAY = 10_000;
+/** The server sends at least about one frame a second. A longer silence is a connection that was lost unnoticed. */
+const MAX_SILENCE = 20_000;
 
 /**
  * @typedef {object} StreamListener
@@ -20,16 +22,27 @@ export async function readForever(path, listener) {
   let delay = 500;
   for (;;) {
     listener.state("connecting");
+    const abort = new AbortController();
+    let timer = 0;
+    const restartTimer = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => abort.abort(), MAX_SILENCE);
+    };
     try {
-      const response = await request(path);
+      const response = await request(path, { signal: abort.signal });
       listener.state("open");
       delay = 500;
-      await readMessages(response.body, listener.message);
+      restartTimer();
+      await readMessages(response.body, (kind, data) => {
+        restartTimer();
+        listener.message(kind, data);
+      });
       listener.state("lost", "The server closed the connection.");
     } catch (error) {
       const detail = error instanceof ApiError ? error.message : "The connection was lost.";
       listener.state("lost", detail);
     }
+    clearTimeout(timer);
     await new Promise((resolve) => setTimeout(resolve, delay));
     delay = Math.min(MAX_DELAY, 2 * delay);
   }

@@ -4,7 +4,7 @@ import { color, FONT, prepare, showTooltip } from "./canvas.js";
 import { CELL_NAMES, DECODE, EMPTY, FINISHED, IDLE, PADDING, PREEMPTED, PREFILL } from "./engine_state.js";
 import { formatCount, formatSeconds, isForeign, shortId } from "./format.js";
 
-const COLUMN_WIDTH = 7;
+const COLUMN_WIDTH = 5;
 const AXIS_HEIGHT = 18;
 const LABEL_WIDTH = 26;
 const MAX_SEATS_SHOWN = 24;
@@ -41,8 +41,9 @@ export class LanesView {
     this.onSelect = onSelect;
     this.input = null;
     this.cursor = null;
+    this.pointer = null;
     canvas.addEventListener("mousemove", (event) => this.#hover(event));
-    canvas.addEventListener("mouseleave", () => showTooltip([]));
+    canvas.addEventListener("mouseleave", () => this.#hover(null));
     canvas.addEventListener("click", (event) => this.#click(event));
     canvas.addEventListener("keydown", (event) => this.#move(event));
     canvas.addEventListener("blur", () => this.#setCursor(null));
@@ -73,6 +74,7 @@ export class LanesView {
     context.globalAlpha = 1;
     this.#drawAxes(context, width, height);
     if (this.cursor) this.#drawCursor(context);
+    else if (this.pointer) this.#hover(this.pointer);
   }
 
   #numRows() {
@@ -125,9 +127,10 @@ export class LanesView {
     const digits = Math.abs(this.places.at(-1).column.end - first) < 2 ? 2 : 1;
     let next = LABEL_WIDTH;
     for (const { column, x } of this.places) {
-      if (x < next || x > width - 30) continue;
+      if (x < next) continue;
       const seconds = column.end - origin;
       const text = `${seconds < 0 ? "−" : ""}${Math.abs(seconds).toFixed(digits)} s`;
+      if (x + context.measureText(text).width > width) break;
       context.textAlign = "left";
       context.fillText(text, x, height - 4);
       context.fillRect(x, height - AXIS_HEIGHT + 1, 1, 4);
@@ -140,7 +143,10 @@ export class LanesView {
     if (!place) return;
     context.strokeStyle = color("--text");
     context.lineWidth = 2;
-    context.strokeRect(place.x - 1, this.cursor.lane * this.rowHeight - 1, place.width + 1, this.rowHeight + 1);
+    const y = this.cursor.lane * this.rowHeight;
+    context.strokeRect(place.x - 1, y - 1, place.width + 1, this.rowHeight + 1);
+    const box = this.canvas.getBoundingClientRect();
+    showTooltip(this.#describe(this.cursor), box.left + place.x, box.top + y);
   }
 
   #cellAt(event) {
@@ -156,16 +162,20 @@ export class LanesView {
     const { column } = this.places[index];
     const id = column.ids[lane] ?? null;
     const kind = CELL_NAMES[column.kinds[lane] ?? EMPTY];
-    const lines = [`step ${formatCount(column.step)}, ${formatSeconds(column.end - column.start)}, seat ${lane}`];
+    const ago = this.places.at(-1).column.end - column.end;
+    const when = ago ? `, ${formatSeconds(ago)} before the last one` : "";
+    const lines = [`step ${formatCount(column.step)}, ${formatSeconds(column.end - column.start)}${when}`, `seat ${lane}`];
     if (id === null) return [...lines, "empty"];
     const tokens = column.tokens[lane];
     const unit = tokens === 1 ? "token" : "tokens";
     return [...lines, isForeign(id) ? `request of another key (${id})` : shortId(id), `${kind}, ${tokens} ${unit}`];
   }
 
+  /** Show the cell under the pointer; null if it has left. The lanes move below it while it rests. */
   #hover(event) {
-    const cell = this.#cellAt(event);
-    showTooltip(cell ? this.#describe(cell) : [], event.clientX, event.clientY);
+    this.pointer = event;
+    const cell = event && this.#cellAt(event);
+    showTooltip(cell ? this.#describe(cell) : [], event?.clientX, event?.clientY);
   }
 
   #click(event) {
@@ -195,6 +205,7 @@ export class LanesView {
   #setCursor(cursor) {
     this.cursor = cursor;
     this.status.textContent = cursor ? this.#describe(cursor).join(", ") : "";
+    if (!cursor) showTooltip([]);
     if (this.input) this.draw(this.input);
   }
 }

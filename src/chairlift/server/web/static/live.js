@@ -1,18 +1,19 @@
 /** The live page: connects the stream of events, the player and the views. */
 
 import { ApiError, request } from "./api.js";
+import { describeCanvas } from "./canvas.js";
 import { drawCharts } from "./charts.js";
 import { readForever } from "./event_stream.js";
-import { formatCount, formatPercent, formatSeconds, percentile, plural, shortId } from "./format.js";
+import { batchSentence, drawFigures, drawMapNote } from "./figures.js";
+import { formatCount, formatSeconds, isForeign, plural } from "./format.js";
 import { LanesView } from "./lanes.js";
 import { LoadPanel } from "./load.js";
 import { MemoryMapView } from "./memory_map.js";
 import { drawBatch, drawQueue, drawSelected, explain } from "./request_views.js";
-import { parseLog, RunHistory } from "./run_history.js";
+import { RunHistory, runOfLog } from "./run_history.js";
 
 const CHART_SECONDS = 120;
 const MAX_LOG_BYTES = 512 * 2 ** 20;
-const STATUS_MILLISECONDS = 4000;
 
 const element = (id) => document.getElementById(id);
 
@@ -22,8 +23,10 @@ const page = {
   /** Seconds of the engine's clock; null follows the newest event. */ time: null,
   speed: 0,
   selected: null,
+  /** The state of the selected request when it was explained. */ explained: null,
   wanted: new URLSearchParams(location.hash.slice(1)).get("request"),
   connection: "connecting",
+  /** Whether the server shows a recorded log in place of an engine. */ isRecorded: false,
   mapBy: "owner",
   mapScope: "used",
   isDirty: true,
@@ -43,8 +46,7 @@ function select(id) {
   page.wanted = null;
   history.replaceState(null, "", id === null ? location.pathname : `#request=${encodeURIComponent(id)}`);
   element("explanation").replaceChildren();
-  element("explain").disabled = id === null || !isLive() || id.startsWith("other-");
-  if (id !== null && !element("explain").disabled) showExplanation(id);
+  page.explained = null;
   redraw();
 }
 
@@ -56,8 +58,23 @@ async function showExplanation(id) {
   element("explanation").replaceChildren(...items);
 }
 
-/** Select the request that the URL names as soon as it is known. */
-function selectWanted() {
+/** Explain the selected request, and once more when its state changes. */
+function updateExplanation() {
+  const { selected } = page;
+  const canExplain = selected !== null && page.shown === page.live && page.connection === "open" && !isForeign(selected);
+  element("explain").disabled = !canExplain;
+  const current = page.live.state.requests.get(selected)?.state ?? "unknown";
+  if (!canExplain || page.explained === current) return;
+  page.explained = current;
+  showExplanation(selected);
+}
+
+/**
+ * Select the request that the URL names as soon as it is known.
+ *
+ * @param {boolean} isLast whether to select an unknown one, because all of the history was received
+ */
+function selectWanted(isLast) {
   if (page.wanted === null) return;
   for (const id of page.shown.state.requests.keys()) {
     if (id === page.wanted || id.startsWith(`${page.wanted}~`)) {
@@ -65,13 +82,13 @@ function selectWanted() {
       return;
     }
   }
+  if (!isLast) return;
+  const { wanted } = page;
+  select(wanted);
+  page.wanted = wanted;
 }
 
 // -- time -----------------------------------------------------------------------------------------------------------
-
-function isLive() {
-  return page.shown === page.live && page.time === null;
-}
 
 function setTime(time, speed = 0) {
   page.time = time;
@@ -102,6 +119,13 @@ element("pause").addEventListener("click", () => {
 element("speed").addEventListener("change", () => {
   if (page.speed) page.speed = Number(element("speed").value);
 });
+function showStep(offset) {
+  const { columns } = page.shown;
+  const index = page.shown.numColumnsAt(shownTime()) - 1 + offset;
+  if (columns.length) setTime(columns[Math.max(0, Math.min(columns.length - 1, index))].end);
+}
+element("step-back").addEventListener("click", () => showStep(-1));
+element("step-forward").addEventListener("click", () => showStep(1));
 element("to-live").addEventListener("click", () => {
   page.shown = page.live;
   showConnection();
@@ -119,19 +143,18 @@ function redraw() {
 }
 
 let lastFrame = performance.now();
-let lastStatus = 0;
 
 function frame(now) {
   advance(now - lastFrame);
   lastFrame = now;
   if (page.isDirty && !document.hidden) {
     page.isDirty = false;
-    draw(now);
+    draw();
   }
   requestAnimationFrame(frame);
 }
 
-function draw(now) {
+function draw() {
   const { shown, selected } = page;
   const time = shownTime();
   const state = page.time === null ? shown.state : shown.stateAt(time);
@@ -142,62 +165,17 @@ function draw(now) {
   drawCharts(shown.bucketsUntil(time, CHART_SECONDS), time, CHART_SECONDS);
   drawQueue(element("queue"), state, selected, select);
   drawBatch(element("batch"), state, selected, select);
-  drawFigures(state, time, numHeld);
+  drawFigures(shown, state, time, numHeld);
   drawMapNote(state, numHeld);
   drawPlayer(time);
   const entry = selected === null ? undefined : state.requests.get(selected);
   element("selected").hidden = selected === null;
   element("nothing-selected").hidden = selected !== null;
   if (selected !== null) element("selected-id").textContent = selected;
-  if (entry) drawSelected(element("facts"), entry, state);
+  if (selected !== null) drawSelected(element("facts"), entry, state);
+  updateExplanation();
   load?.update(selected);
-  if (now - lastStatus > STATUS_MILLISECONDS) {
-    lastStatus = now;
-    element("lanes").setAttribute("aria-label", `Batch lanes. ${batchSentence(state)}`);
-  }
-}
-
-function batchSentence(state) {
-  const running = state.running().length;
-  const waiting = state.waiting().length;
-  return `${plural(running, "request")} running, ${formatCount(waiting)} waiting.`;
-}
-
-function drawFigures(state, time, numHeld) {
-  const recent = page.shown.bucketsUntil(time, 10);
-  const seconds = recent.length ? Math.max(1, time - recent[0].time) : 1;
-  const isIdle = !state.running().length;
-  const tokens = recent.reduce((sum, bucket) => sum + bucket.tokens, 0);
-  const ttft = page.shown.bucketsUntil(time, 60).flatMap((bucket) => bucket.ttft);
-  const gaps = recent.reduce((sum, bucket) => sum + bucket.gaps, 0);
-  const numGaps = recent.reduce((sum, bucket) => sum + bucket.numGaps, 0);
-  const total = state.started?.num_blocks ?? 0;
-  const figures = {
-    tokens: isIdle && !recent.length ? "0" : formatCount(tokens / seconds),
-    running: `${state.running().length} / ${state.started?.max_num_seqs ?? "–"}`,
-    waiting: formatCount(state.waiting().length),
-    memory: total ? formatPercent(numHeld / total) : "–",
-    ttft: formatSeconds(percentile(ttft, 0.5)),
-    itl: numGaps ? formatSeconds(gaps / numGaps) : "–",
-  };
-  for (const [name, text] of Object.entries(figures)) element(`figure-${name}`).textContent = text;
-}
-
-function drawMapNote(state, numHeld) {
-  if (!state.started) return;
-  const { num_blocks: total, block_size: size } = state.started;
-  let cached = 0;
-  for (let id = 0; id <= state.maxBlock; id++) cached += state.cached[id];
-  const share = formatPercent(numHeld / total);
-  element("map-note").textContent =
-    `${plural(numHeld, "block")} of ${formatCount(total)} in use (${share}), ${formatCount(cached)} hold cached ` +
-    `prefixes; a block has ${plural(size, "slot")}, one for the K and V of a token.`;
-  const step = state.running().length ? state.step : null;
-  element("slots-note").textContent = step
-    ? `Slots: ${formatCount(step.token_states)} token states, ${formatCount(step.reserved)} reserved, ` +
-      `${formatCount(step.internal)} internal and ${formatCount(step.external)} external fragmentation, ` +
-      `${formatCount(step.free)} free.`
-    : `Slots: ${formatCount(total * size)} free.`;
+  describeCanvas(element("lanes"), `Batch lanes. ${batchSentence(state)}`);
 }
 
 function drawPlayer(time) {
@@ -211,7 +189,8 @@ function drawPlayer(time) {
   element("time").textContent = isFollowing ? "now" : `−${formatSeconds(Math.max(0, end - time))}`;
   const isPlaying = isFollowing || page.speed > 0;
   element("pause").textContent = isPlaying ? "Pause" : "Play";
-  element("to-live").hidden = isFollowing && page.shown === page.live;
+  element("to-live").hidden = page.isRecorded || (isFollowing && page.shown === page.live);
+  showConnection();
   element("to-live").textContent = page.shown === page.live ? "Go to now" : "Back to the engine";
 }
 
@@ -220,12 +199,14 @@ function drawPlayer(time) {
 function setStatus(kind, text) {
   const pill = element("status");
   pill.dataset.kind = kind;
+  if (pill.textContent === text) return;
   pill.textContent = text;
 }
 
 function showConnection() {
   if (page.shown !== page.live) return;
-  setStatus(page.connection, { connecting: "Connecting", open: "Live", lost: "Disconnected" }[page.connection]);
+  const open = page.time === null ? "Live" : page.speed ? "Replay" : "Paused";
+  setStatus(page.connection, { connecting: "Connecting", open, lost: "Disconnected" }[page.connection]);
   element("model").textContent = page.live.state.started?.model ?? "";
 }
 
@@ -236,27 +217,30 @@ function receive(kind, data) {
   }
   if (kind === "history" && page.live.events.length && !receive.inHistory) restartLive();
   receive.inHistory = kind === "history";
+  const started = data.events.find((event) => event.type === "engine_started");
+  if (started && page.live.state.started && page.live.state.started.time !== started.time) restartLive();
   for (const event of data.events) page.live.add(event);
   page.live.trim();
   if (data.time) page.live.state.time = Math.max(page.live.state.time, data.time);
   if (page.shown === page.live) element("model").textContent = page.live.state.started?.model ?? "";
-  selectWanted();
+  selectWanted(kind === "frame");
   redraw();
 }
 receive.inHistory = false;
 
-/** Forget what was received before a lost connection, because the history has it as well. */
+/** Forget what was received before a lost connection, because the history has it as well, or of another engine. */
 function restartLive() {
   const isShown = page.shown === page.live;
   page.live = new RunHistory(page.live.seconds);
   if (isShown) page.shown = page.live;
+  page.explained = null;
   if (load) load.history = page.live;
 }
 
-async function openLog(name, text) {
+async function openLog(name, source) {
+  element("notice").textContent = `Reading ${name} …`;
   try {
-    const run = new RunHistory();
-    for (const event of parseLog(text)) run.add(event);
+    const run = runOfLog(await source.text());
     page.shown = run;
     select(null);
     setTime(run.end);
@@ -274,7 +258,7 @@ async function openFile(file) {
     element("notice").textContent = `${file.name} has ${formatCount(file.size / 2 ** 20)} MiB; at most 512 MiB can be opened.`;
     return;
   }
-  await openLog(file.name, await file.text());
+  await openLog(file.name, file);
 }
 
 element("open-log").addEventListener("click", () => element("log-file").click());
@@ -282,9 +266,16 @@ element("log-file").addEventListener("change", (event) => {
   openFile(event.target.files[0]);
   event.target.value = "";
 });
-addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("dragover", (event) => {
+  event.preventDefault();
+  document.body.dataset.dragging = "true";
+});
+addEventListener("dragleave", (event) => {
+  if (event.relatedTarget === null) delete document.body.dataset.dragging;
+});
 addEventListener("drop", (event) => {
   event.preventDefault();
+  delete document.body.dataset.dragging;
   openFile(event.dataTransfer.files[0]);
 });
 
@@ -306,14 +297,14 @@ addEventListener("keydown", (event) => {
   const isTyping = event.target.matches("input, select, textarea, button, canvas") || event.target.closest("dialog");
   if (event.key === "Escape") select(null);
   if (isTyping) return;
-  if (event.key === " ") {
-    element("pause").click();
-    event.preventDefault();
-  }
+  const button = { " ": "pause", ",": "step-back", ".": "step-forward" }[event.key];
+  if (!button || event.ctrlKey || event.metaKey || event.altKey) return;
+  element(button).click();
+  event.preventDefault();
 });
 addEventListener("hashchange", () => {
   page.wanted = new URLSearchParams(location.hash.slice(1)).get("request");
-  selectWanted();
+  selectWanted(true);
 });
 addEventListener("resize", redraw);
 addEventListener("themechange", redraw);
@@ -336,17 +327,19 @@ async function main() {
   element("version").textContent = `Chairlift ${view.version}`;
   element("viewer").textContent = view.is_admin ? "" : `Key ${view.key}: requests of other keys are shown without their ids.`;
   if (view.recorded_log) {
-    document.body.dataset.recorded = "true";
-    await openLog(view.recorded_log, await (await request("/v1/page/log")).text());
+    page.isRecorded = true;
+    await openLog(view.recorded_log, await request("/v1/page/log"));
+    selectWanted(true);
     return;
   }
+  let problem = "";
   readForever("/v1/page/events", {
     message: receive,
     state: (state, detail) => {
       page.connection = state;
       showConnection();
-      if (detail) element("notice").textContent = detail;
-      else if (state === "open") element("notice").textContent = "";
+      if (detail) element("notice").textContent = problem = detail;
+      else if (state === "open" && element("notice").textContent === problem) element("notice").textContent = "";
     },
   });
 }

@@ -43,7 +43,7 @@ export class LoadPanel {
     this.status.textContent = "Sending …";
     try {
       const { requests } = await post("/v1/page/burst", body);
-      this.burst = { ids: new Set(requests.map((entry) => entry.id)), requests };
+      this.burst = { ids: new Set(requests.map((entry) => entry.id)), requests, entries: new Map() };
       this.simulated = null;
       this.status.textContent = `${plural(requests.length, "request")} sent.`;
       this.onSelect(null);
@@ -65,9 +65,13 @@ export class LoadPanel {
     this.#draw(own, isComplete, numEnded, selected);
   }
 
+  /** The requests of the burst, also those that the state has forgotten since. */
   #ownRequests() {
     const callId = (id) => id.replace(/~[^~]*$/, "");
-    return [...this.history.state.requests.values()].filter((entry) => this.burst.ids.has(callId(entry.id)));
+    for (const entry of this.history.state.requests.values()) {
+      if (this.burst.ids.has(callId(entry.id))) this.burst.entries.set(entry.id, entry);
+    }
+    return [...this.burst.entries.values()];
   }
 
   async #simulate(own) {

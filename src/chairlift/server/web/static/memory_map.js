@@ -1,6 +1,6 @@
 /** The KV memory map: one cell for each block. */
 
-import { color, ownerColor, prepare, showTooltip } from "./canvas.js";
+import { color, describeCanvas, ownerColor, prepare, showTooltip } from "./canvas.js";
 import { formatCount, formatPercent, isForeign, plural, shortId } from "./format.js";
 
 const MAX_HEIGHT = 240;
@@ -52,14 +52,15 @@ export class MemoryMapView {
       this.#drawBlock(context, block, x, y, cell - gap, options.by);
     });
     context.globalAlpha = 1;
-    this.canvas.setAttribute("aria-label", describe(state, held));
+    describeCanvas(this.canvas, describe(state, held));
     return held.size;
   }
 
   #drawBlock(context, block, x, y, size, by) {
-    const [owner] = block.owners;
+    const owner = block.owners.find((entry) => !entry.isDone && entry.state === "running") ?? block.owners[0];
     if (!owner) {
-      context.fillStyle = color(block.isCached ? "--cached" : "--cell-empty");
+      const isExternal = by === "kind" && isShortOfMemory(this.state);
+      context.fillStyle = color(isExternal ? "--external" : block.isCached ? "--cached" : "--cell-empty");
       context.fillRect(x, y, size, size);
       return;
     }
@@ -138,16 +139,22 @@ function freeBlock(id, isCached) {
   return { id, owners: [], position: 0, isCached };
 }
 
+/** Whether free blocks are external fragmentation: the first request of the queue waits for memory. */
+function isShortOfMemory(state) {
+  return ["memory", "preemption"].includes(state.step?.wait_reason);
+}
+
 /**
  * The shares of a block's slots that have K and V (token states), and that will be written if the request reaches its
- * maximum length (reserved). The rest is internal fragmentation.
+ * maximum length (reserved). The rest is internal fragmentation, like all slots of a member of a static batch that is done.
  */
 export function slotShares(started, owner, position) {
+  if (owner.isDone || owner.state === "finished") return { written: 0, reserved: 0 };
   if (started.kv_windows.length > 1) return { written: 1, reserved: 0 };
   const first = position * started.block_size;
   const share = (numSlots) => Math.max(0, Math.min(1, (numSlots - first) / started.block_size));
   const written = share(owner.computed);
-  const last = owner.prompt + (owner.outputLen ?? owner.maxTokens) - 1;
+  const last = owner.prompt + owner.maxTokens - 1;
   return { written, reserved: Math.max(0, share(last) - written) };
 }
 

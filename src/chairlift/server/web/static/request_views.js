@@ -36,69 +36,86 @@ export function waitText(entry, state) {
 export function drawQueue(body, state, selected, onSelect) {
   const waiting = state.waiting();
   const rows = waiting.slice(0, MAX_ROWS).map((entry, index) =>
-    row(entry, selected, onSelect, [
+    [entry.id, [
       String(index + 1),
       idCell(entry),
       formatCount(entry.prompt + entry.output),
       formatSeconds(Math.max(0, state.time - entry.arrival)),
       waitText(entry, state),
-    ]),
+    ]],
   );
-  fill(body, rows, 5, "No request is waiting.", waiting.length);
+  fill(body, rows, selected, onSelect, note(rows.length, waiting.length, "No request is waiting."));
 }
 
 /** Fill the table of the batch. */
 export function drawBatch(body, state, selected, onSelect) {
   const running = state.running();
   const rows = running.slice(0, MAX_ROWS).map((entry) =>
-    row(entry, selected, onSelect, [
+    [entry.id, [
       String(entry.lane),
       idCell(entry),
       `${formatCount(Math.min(entry.computed, entry.prompt))} / ${formatCount(entry.prompt)}`,
       `${formatCount(entry.output)} / ${formatCount(entry.outputLen ?? entry.maxTokens)}`,
       formatCount(entry.blocks.length),
-    ]),
+    ]],
   );
-  fill(body, rows, 5, "No request is running.", running.length);
+  fill(body, rows, selected, onSelect, note(rows.length, running.length, "No request is running."));
 }
 
 function idCell(entry) {
   return isForeign(entry.id) ? "another key" : shortId(entry.id);
 }
 
-function row(entry, selected, onSelect, cells) {
-  const element = document.createElement("tr");
-  if (entry.id === selected) element.setAttribute("aria-selected", "true");
-  cells.forEach((text, index) => {
-    const cell = document.createElement("td");
-    if (index === 1) {
-      const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
-      button.className = "link";
-      button.title = entry.id;
-      button.addEventListener("click", () => onSelect(entry.id));
-      cell.append(button);
-    } else {
-      cell.textContent = text;
-    }
-    element.append(cell);
+function note(numShown, count, emptyText) {
+  if (!count) return emptyText;
+  return count > numShown ? `and ${formatCount(count - numShown)} more` : "";
+}
+
+/**
+ * Fill a table. The rows of requests that were in it before are kept, so that a click or the focus on one is not lost
+ * when the table changes several times a second.
+ *
+ * @param {HTMLTableSectionElement} body
+ * @param {[string, string[]][]} rows the id and the cells of each request; the second cell selects it
+ * @param {string|null} selected
+ * @param {(id: string) => void} onSelect
+ * @param {string} lastText of a row below them; none if it is empty
+ */
+function fill(body, rows, selected, onSelect, lastText) {
+  const known = new Map([...body.rows].map((row) => [row.dataset.id, row]));
+  const wanted = rows.map(([id, cells]) => {
+    const row = known.get(id) ?? requestRow(id, cells.length, onSelect);
+    row.toggleAttribute("aria-selected", false);
+    if (id === selected) row.setAttribute("aria-selected", "true");
+    cells.forEach((text, index) => setText(index === 1 ? row.cells[1].firstChild : row.cells[index], text));
+    return row;
   });
-  return element;
+  if (lastText) wanted.push(noteRow(lastText));
+  const kept = new Set(wanted);
+  for (const row of [...body.rows]) if (!kept.has(row)) row.remove();
+  wanted.forEach((row, index) => {
+    if (body.rows[index] !== row) body.insertBefore(row, body.rows[index] ?? null);
+  });
 }
 
-function fill(body, rows, numColumns, emptyText, count) {
-  const focused = document.activeElement?.closest("tbody") === body ? document.activeElement.title : null;
-  if (!rows.length) rows = [note(emptyText, numColumns)];
-  if (count > MAX_ROWS) rows.push(note(`and ${formatCount(count - MAX_ROWS)} more`, numColumns));
-  body.replaceChildren(...rows);
-  if (focused) [...body.querySelectorAll("button")].find((button) => button.title === focused)?.focus();
+function requestRow(id, numCells, onSelect) {
+  const row = document.createElement("tr");
+  row.dataset.id = id;
+  for (let index = 0; index < numCells; index++) row.append(document.createElement("td"));
+  const button = Object.assign(document.createElement("button"), { type: "button", className: "link", title: id });
+  button.addEventListener("click", () => onSelect(id));
+  row.cells[1].append(button);
+  return row;
 }
 
-function note(text, numColumns) {
-  const element = document.createElement("tr");
-  const cell = Object.assign(document.createElement("td"), { textContent: text, colSpan: numColumns });
-  cell.className = "muted";
-  element.append(cell);
-  return element;
+function noteRow(text) {
+  const row = document.createElement("tr");
+  row.append(Object.assign(document.createElement("td"), { textContent: text, colSpan: 5, className: "muted" }));
+  return row;
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }
 
 /** The facts about one request as pairs of a name and a text. */
@@ -122,13 +139,15 @@ export function requestFacts(entry, state) {
   return facts;
 }
 
-/** Show the facts of the selected request. */
+/** Show the facts of the selected request, which is undefined at times when it is not known. */
 export function drawSelected(list, entry, state) {
-  const parts = requestFacts(entry, state).flatMap(([name, text]) => [
-    Object.assign(document.createElement("dt"), { textContent: name }),
-    Object.assign(document.createElement("dd"), { textContent: text }),
-  ]);
-  list.replaceChildren(...parts);
+  const facts = entry ? requestFacts(entry, state) : [["State", "not known at the shown time"]];
+  facts.forEach(([name, text], index) => {
+    if (!list.children[2 * index]) list.append(document.createElement("dt"), document.createElement("dd"));
+    setText(list.children[2 * index], name);
+    setText(list.children[2 * index + 1], text);
+  });
+  while (list.children.length > 2 * facts.length) list.lastChild.remove();
 }
 
 /**

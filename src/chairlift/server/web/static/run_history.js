@@ -3,6 +3,7 @@
 import { EngineState } from "./engine_state.js";
 
 const KEYFRAME_EVENTS = 400;
+const MAX_KEYFRAMES = 200;
 const BUCKET_SECONDS = 1;
 
 /**
@@ -26,6 +27,8 @@ export class RunHistory {
     this.events = [];
     this.removed = 0;
     this.keyframes = [];
+    this.keyframeEvents = KEYFRAME_EVENTS;
+    this.replayed = null;
     /** @type {import("./engine_state.js").Column[]} */
     this.columns = [];
     /** @type {Bucket[]} */
@@ -44,7 +47,7 @@ export class RunHistory {
   /** @param {object} event */
   add(event) {
     if (event.type === "step") this.#shareIds(event);
-    if (this.events.length % KEYFRAME_EVENTS === 0) this.keyframes.push(this.#keyframe());
+    this.#addKeyframe();
     this.events.push(event);
     const column = this.state.apply(event);
     if (column) {
@@ -53,8 +56,14 @@ export class RunHistory {
     }
   }
 
-  #keyframe() {
-    return { index: this.removed + this.events.length, time: this.state.time, state: this.state.copy() };
+  /** Keep a copy of the state every few hundred events, and at longer intervals in a long run. */
+  #addKeyframe() {
+    const index = this.removed + this.events.length;
+    if (this.keyframes.length && index - this.keyframes.at(-1).index < this.keyframeEvents) return;
+    this.keyframes.push({ index, time: this.state.time, state: this.state.copy() });
+    if (this.keyframes.length <= MAX_KEYFRAMES) return;
+    this.keyframes = this.keyframes.filter((_, position) => position % 2 === 0);
+    this.keyframeEvents *= 2;
   }
 
   /** Use one string for all occurrences of an id, because JSON creates a new one for each. */
@@ -103,7 +112,7 @@ export class RunHistory {
   }
 
   /**
-   * The state at a time.
+   * The state at a time. The next call may change it, because a replay continues with the state of the call before.
    *
    * @param {number} time seconds of the engine's clock
    * @returns {EngineState}
@@ -112,13 +121,16 @@ export class RunHistory {
     if (time >= this.end || !this.keyframes.length) return this.state;
     let keyframe = this.keyframes[0];
     for (const candidate of this.keyframes) if (candidate.time <= time) keyframe = candidate;
-    const state = keyframe.state.copy();
-    for (let index = keyframe.index - this.removed; index < this.events.length; index++) {
-      const event = this.events[index];
+    const isLater = this.replayed !== null && this.replayed.time <= time && this.replayed.index >= keyframe.index;
+    const replayed = isLater ? this.replayed : { index: keyframe.index, state: keyframe.state.copy() };
+    for (; replayed.index < this.removed + this.events.length; replayed.index++) {
+      const event = this.events[replayed.index - this.removed];
       if ((event.time ?? 0) > time) break;
-      state.apply(event);
+      replayed.state.apply(event);
     }
-    return state;
+    replayed.time = time;
+    this.replayed = replayed;
+    return replayed.state;
   }
 
   /** The number of columns up to a time. */
@@ -147,13 +159,25 @@ function upperBound(list, limit, key) {
 }
 
 /**
- * The events of a log in the form of JSON lines.
+ * The run of an event log in the form of JSON lines.
  *
  * @param {string} text
- * @returns {object[]}
+ * @returns {RunHistory}
  * @throws {Error} with the number of the first line that is not an event
  */
-export function parseLog(text) {
+export function runOfLog(text) {
+  const run = new RunHistory();
+  for (const [index, event] of parseLog(text).entries()) {
+    try {
+      run.add(event);
+    } catch {
+      throw new Error(`Event ${index + 1} (${event.type}) does not have the fields of this version's events.`);
+    }
+  }
+  return run;
+}
+
+function parseLog(text) {
   const events = [];
   for (const [index, line] of text.split("\n").entries()) {
     if (!line.trim()) continue;

@@ -1,0 +1,58 @@
+/** The current figures, and the sentences about batch and memory. */
+
+import { formatCount, formatPercent, formatSeconds, percentile, plural } from "./format.js";
+
+const element = (id) => document.getElementById(id);
+
+/** The batch and the queue in a sentence. */
+export function batchSentence(state) {
+  const running = state.running().length;
+  const waiting = state.waiting().length;
+  return `${plural(running, "request")} running, ${formatCount(waiting)} waiting.`;
+}
+
+/**
+ * Show the figures at the top.
+ *
+ * @param {import("./run_history.js").RunHistory} run
+ * @param {import("./engine_state.js").EngineState} state at the shown time
+ * @param {number} time
+ * @param {number} numHeld held blocks
+ */
+export function drawFigures(run, state, time, numHeld) {
+  const recent = run.bucketsUntil(time, 10);
+  const seconds = recent.length ? Math.max(1, time - recent[0].time) : 1;
+  const isIdle = !state.running().length;
+  const tokens = recent.reduce((sum, bucket) => sum + bucket.tokens, 0);
+  const ttft = run.bucketsUntil(time, 60).flatMap((bucket) => bucket.ttft);
+  const gaps = recent.reduce((sum, bucket) => sum + bucket.gaps, 0);
+  const numGaps = recent.reduce((sum, bucket) => sum + bucket.numGaps, 0);
+  const total = state.started?.num_blocks ?? 0;
+  const figures = {
+    tokens: isIdle && !recent.length ? "0" : formatCount(tokens / seconds),
+    running: `${state.running().length} / ${state.started?.max_num_seqs ?? "–"}`,
+    waiting: formatCount(state.waiting().length),
+    memory: total ? formatPercent(numHeld / total) : "–",
+    ttft: formatSeconds(percentile(ttft, 0.5)),
+    itl: numGaps ? formatSeconds(gaps / numGaps) : "–",
+  };
+  for (const [name, text] of Object.entries(figures)) element(`figure-${name}`).textContent = text;
+}
+
+/** Describe the memory map: its blocks, and its slots by kind. */
+export function drawMapNote(state, numHeld) {
+  if (!state.started) return;
+  const { num_blocks: total, block_size: size } = state.started;
+  let cached = 0;
+  for (let id = 0; id <= state.maxBlock; id++) cached += state.cached[id];
+  const share = formatPercent(numHeld / total);
+  element("map-note").textContent =
+    `${plural(numHeld, "block")} of ${formatCount(total)} in use (${share}), ${formatCount(cached)} hold cached ` +
+    `prefixes; a block has ${plural(size, "slot")}, one for the K and V of a token.`;
+  const step = state.running().length ? state.step : null;
+  element("slots-note").textContent = step
+    ? `Slots: ${formatCount(step.token_states)} token states, ${formatCount(step.reserved)} reserved, ` +
+      `${formatCount(step.internal)} internal and ${formatCount(step.external)} external fragmentation, ` +
+      `${formatCount(step.free)} free.`
+    : `Slots: ${formatCount(total * size)} free.`;
+}
