@@ -14,7 +14,7 @@ from chairlift.errors import RequestError
 from chairlift.server.api.protocol.base import RequestBody
 from chairlift.server.http.body_limits import check_depth
 
-MAX_BURST_REQUESTS: Final = 1024
+MAX_BURST_REQUESTS: Final = 1000
 MAX_SIMULATED_REQUESTS: Final = 1000
 MAX_SIMULATED_TOKENS: Final = 1_000_000
 MAX_DEPTH: Final = 8

@@ -19,13 +19,9 @@ const MAX_ENDED = 2000;
  * @property {string} state "waiting", "running", "finished" or "rejected"
  * @property {number|null} lane the seat, while it is in the batch
  * @property {number[]} blocks
+ * @property {boolean} isOver whether it has ended and no later event changes it
  * @property {boolean} isDone whether it only waits for the end of its static batch
  */
-
-/** Whether a request has ended and left its lane. No later event changes it. */
-function isOver(request) {
-  return request.lane === null && (request.state === "finished" || request.state === "rejected");
-}
 
 /**
  * One step of the batch, with one cell for each lane.
@@ -44,6 +40,7 @@ export class EngineState {
     this.started = null;
     this.time = 0;
     this.step = null;
+    this.lastStep = -1;
     /** @type {Map<string, TrackedRequest>} */
     this.requests = new Map();
     /** @type {(string|null)[]} */
@@ -61,7 +58,7 @@ export class EngineState {
     const copy = Object.assign(new EngineState(), this);
     copy.requests = new Map();
     for (const [id, request] of this.requests) {
-      copy.requests.set(id, isOver(request) ? request : { ...request, blocks: request.blocks.slice() });
+      copy.requests.set(id, request.isOver ? request : { ...request, blocks: request.blocks.slice() });
     }
     copy.lanes = this.lanes.slice();
     copy.leaving = this.leaving.slice();
@@ -73,9 +70,11 @@ export class EngineState {
     return this.lanes.flatMap((id) => (id === null ? [] : [this.requests.get(id)])).filter(Boolean);
   }
 
+  /** The waiting requests: the first one of the queue, and then the others by arrival. */
   waiting() {
     const found = [...this.requests.values()].filter((request) => request.state === "waiting");
-    return found.sort((a, b) => a.order - b.order);
+    const isHead = (request) => Number(request.id === this.head);
+    return found.sort((a, b) => isHead(b) - isHead(a) || a.order - b.order);
   }
 
   /**
@@ -107,6 +106,7 @@ export class EngineState {
     this.cached = new Uint8Array(event.num_blocks);
     this.maxBlock = -1;
     this.step = null;
+    this.lastStep = -1;
     this.head = null;
   }
 
@@ -115,11 +115,11 @@ export class EngineState {
     const known = new Set(event.requests.map((entry) => entry.arrived.request_id));
     for (const request of this.requests.values()) {
       if (!known.has(request.id) && (request.state === "running" || request.state === "waiting")) {
-        this.#leave(request);
         request.state = "finished";
-        this.#forgetOld();
+        this.#end(request);
       }
     }
+    this.lastStep = Math.max(this.lastStep, event.step);
     for (const entry of event.requests) {
       const request = this.requests.get(entry.arrived.request_id) ?? this.#add(entry.arrived);
       Object.assign(request, {
@@ -153,6 +153,7 @@ export class EngineState {
       maxTokens: event.max_tokens,
       outputLen: event.output_len,
       computed: 0,
+      isOver: false,
       isDone: false,
       recomputeUntil: 0,
       output: 0,
@@ -173,7 +174,9 @@ export class EngineState {
 
   #setWaiting(event) {
     const request = this.requests.get(event.request_id);
-    if (request) request.waitingEvent = event;
+    if (!request) return;
+    request.waitingEvent = event;
+    this.head = request.id;
   }
 
   #finish(event) {
@@ -185,8 +188,9 @@ export class EngineState {
     request.output = event.num_output_tokens;
     request.cachedTokens = event.num_cached_tokens;
     request.endStep = event.step;
-    if (request.lane !== null) this.leaving.push(request.id);
-    this.#forgetOld();
+    // The results of its last step, or of the step that admits it, may follow.
+    if (this.lastStep + 1 < event.step) this.leaving.push(request.id);
+    else this.#end(request);
   }
 
   #reject(event) {
@@ -194,6 +198,12 @@ export class EngineState {
     request.state = "rejected";
     request.end = event.time;
     request.message = event.message;
+    this.#end(request);
+  }
+
+  #end(request) {
+    this.#leave(request);
+    request.isOver = true;
     this.#forgetOld();
   }
 
@@ -203,7 +213,7 @@ export class EngineState {
     if (this.numEnded <= 1.1 * MAX_ENDED) return;
     for (const [id, request] of this.requests) {
       if (this.numEnded <= MAX_ENDED) break;
-      if (!isOver(request)) continue;
+      if (!request.isOver) continue;
       this.requests.delete(id);
       this.numEnded--;
     }
@@ -211,6 +221,7 @@ export class EngineState {
 
   #applyStep(step) {
     this.step = step;
+    this.lastStep = step.step;
     this.head = step.head_id;
     const size = this.lanes.length;
     const preempted = step.preempted.map((id) => this.#preempt(id));
@@ -300,7 +311,7 @@ export class EngineState {
     this.leaving = this.leaving.filter((id) => {
       const request = this.requests.get(id);
       if (request && step.step + 1 < request.endStep) return true;
-      if (request) this.#leave(request);
+      if (request) this.#end(request);
       return false;
     });
   }

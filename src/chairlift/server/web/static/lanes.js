@@ -29,6 +29,11 @@ export const CELL_COLORS = {
  * @property {[number, number]} [span] draw the columns between two times to scale, in place of equal widths
  */
 
+function drawTick(context, text, x, height) {
+  context.fillText(text, x, height - 4);
+  context.fillRect(x, height - AXIS_HEIGHT + 1, 1, 4);
+}
+
 export class LanesView {
   /**
    * @param {HTMLCanvasElement} canvas
@@ -118,22 +123,38 @@ export class LanesView {
     context.textBaseline = "middle";
     const every = Math.ceil(14 / this.rowHeight);
     for (let lane = 0; lane < this.numRows; lane += every) {
-      context.fillText(String(lane), LABEL_WIDTH - 5, (lane + 0.5) * this.rowHeight);
+      context.fillText(String(lane), LABEL_WIDTH - 5, Math.max(6, (lane + 0.5) * this.rowHeight));
     }
     context.textBaseline = "alphabetic";
-    if (!this.places.length) return;
+    context.textAlign = "left";
+    if (this.input.span) this.#drawTicks(context, width, height);
+    else if (this.places.length) this.#drawStepTimes(context, width, height);
+    else context.fillText("No step yet.", LABEL_WIDTH + 12, 20);
+  }
+
+  /** Ticks at round times, because a span is drawn to scale. */
+  #drawTicks(context, width, height) {
+    const seconds = this.input.span[1] - this.input.span[0];
+    const scale = (width - LABEL_WIDTH) / seconds;
+    const unit = 10 ** Math.floor(Math.log10(70 / scale));
+    const step = [1, 2, 5, 10].map((factor) => factor * unit).find((candidate) => candidate * scale >= 70);
+    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    for (let count = 0; count * step * scale < width - LABEL_WIDTH - 30; count++) {
+      drawTick(context, `${(count * step).toFixed(digits)} s`, LABEL_WIDTH + count * step * scale, height);
+    }
+  }
+
+  /** The times of some steps relative to the last one. */
+  #drawStepTimes(context, width, height) {
     const first = this.places[0].column.start;
-    const origin = this.input.span ? this.input.span[0] : this.places.at(-1).column.end;
-    const digits = Math.abs(this.places.at(-1).column.end - first) < 2 ? 2 : 1;
+    const origin = this.places.at(-1).column.end;
+    const digits = origin - first < 2 ? 2 : 1;
     let next = LABEL_WIDTH;
     for (const { column, x } of this.places) {
       if (x < next) continue;
-      const seconds = column.end - origin;
-      const text = `${seconds < 0 ? "−" : ""}${Math.abs(seconds).toFixed(digits)} s`;
+      const text = `${column.end < origin ? "−" : ""}${(origin - column.end).toFixed(digits)} s`;
       if (x + context.measureText(text).width > width) break;
-      context.textAlign = "left";
-      context.fillText(text, x, height - 4);
-      context.fillRect(x, height - AXIS_HEIGHT + 1, 1, 4);
+      drawTick(context, text, x, height);
       next = x + 90;
     }
   }

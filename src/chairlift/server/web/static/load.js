@@ -3,7 +3,7 @@
 import { ApiError, post } from "./api.js";
 import { LanesView } from "./lanes.js";
 import { RunHistory } from "./run_history.js";
-import { formatSeconds, percentile, plural } from "./format.js";
+import { formatCount, formatSeconds, percentile, plural } from "./format.js";
 
 /** The parts of the page for bursts and for the comparison. */
 export class LoadPanel {
@@ -40,12 +40,15 @@ export class LoadPanel {
   async #send() {
     const body = {};
     for (const input of this.form.querySelectorAll("input")) body[input.name] = Number(input.value);
+    const { seed } = this.form.elements;
     this.status.textContent = "Sending …";
     try {
       const { requests } = await post("/v1/page/burst", body);
       this.burst = { ids: new Set(requests.map((entry) => entry.id)), requests, entries: new Map() };
       this.simulated = null;
       this.status.textContent = `${plural(requests.length, "request")} sent.`;
+      // Other prompts next time: the prefix cache would have the same ones already, and static batching would not.
+      seed.value = String(body.seed + 1);
       this.onSelect(null);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -109,7 +112,12 @@ export class LoadPanel {
     document.getElementById("compare-real-text").textContent = isComplete
       ? summary(own, start)
       : `${numEnded} of ${plural(this.burst.requests.length, "request")} finished`;
+    const numCached = own.reduce((sum, entry) => sum + entry.cachedTokens, 0);
+    document.getElementById("compare-cached").textContent = numCached
+      ? `${formatCount(numCached)} prompt tokens came from the prefix cache, which the simulation does not have.`
+      : "";
     const text = document.getElementById("compare-static-text");
+    document.getElementById("compare-static").parentElement.hidden = this.simulated === null;
     if (this.simulated) {
       draw(this.static, this.simulated);
       text.textContent = summary(simulated, start);

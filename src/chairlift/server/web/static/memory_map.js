@@ -70,7 +70,7 @@ export class MemoryMapView {
     } else {
       const { written, reserved } = slotShares(this.state.started, owner, block.position);
       context.fillStyle = color("--internal");
-      context.fillRect(x, y, size, size);
+      context.fillRect(x, y, size, size * (1 - written - reserved));
       context.fillStyle = color("--reserved");
       context.fillRect(x, y + size * (1 - written - reserved), size, size * reserved);
       context.fillStyle = color("--decode");

@@ -28,7 +28,7 @@ function memoryText(event) {
 /** Why a waiting request was not admitted to the last step, with its numbers. */
 export function waitText(entry, state) {
   const event = entry.waitingEvent;
-  if (event) return (REASONS[event.reason] ?? ((e) => e.reason))(event, state.started);
+  if (event && entry.id === state.head) return (REASONS[event.reason] ?? ((e) => e.reason))(event, state.started);
   return state.head === null ? "it arrived after the last step" : "it is behind the first request of the queue";
 }
 
