@@ -116,6 +116,7 @@ export class EngineState {
     for (const request of this.requests.values()) {
       if (!known.has(request.id) && (request.state === "running" || request.state === "waiting")) {
         request.state = "finished";
+        request.end = event.time;
         this.#end(request);
       }
     }

@@ -212,6 +212,7 @@ function showConnection() {
 
 function receive(kind, data) {
   if (kind === "dropped") {
+    if (load) load.numDropped += data.num_events;
     element("notice").textContent = `The page was too slow and missed ${plural(data.num_events, "event")}.`;
     return;
   }

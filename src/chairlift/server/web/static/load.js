@@ -18,6 +18,7 @@ export class LoadPanel {
     this.burst = null;
     this.simulated = null;
     this.isSimulating = false;
+    /** Events that the page was too slow to receive. */ this.numDropped = 0;
     this.form = document.getElementById("burst-form");
     this.status = document.getElementById("burst-status");
     this.toggle = document.getElementById("compare-toggle");
@@ -63,7 +64,8 @@ export class LoadPanel {
     if (!isShown) return;
     const own = this.#ownRequests();
     const numEnded = own.filter((entry) => entry.end !== null).length;
-    const isComplete = numEnded === this.burst.requests.length;
+    const numSeen = this.#hasMissedEvents() ? own.length : this.burst.requests.length;
+    const isComplete = own.length > 0 && numEnded === numSeen;
     if (isComplete && !this.simulated && !this.isSimulating) this.#simulate(own);
     this.#draw(own, isComplete, numEnded, selected);
   }
@@ -75,6 +77,17 @@ export class LoadPanel {
       if (this.burst.ids.has(callId(entry.id))) this.burst.entries.set(entry.id, entry);
     }
     return [...this.burst.entries.values()];
+  }
+
+  /** Whether the burst has ended although not all of its requests are known, because the page was too slow. */
+  #hasMissedEvents() {
+    const { state } = this.history;
+    return this.numDropped > 0 && !state.running().length && !state.waiting().length;
+  }
+
+  #missedText(own) {
+    const { length } = this.burst.requests;
+    return own.length === length ? "" : ` (${formatCount(own.length)} of ${plural(length, "request")} were received)`;
   }
 
   async #simulate(own) {
@@ -110,7 +123,7 @@ export class LoadPanel {
       view.draw({ columns: run.columns, numColumns: run.columns.length, numSeats, selected, span });
     draw(this.real, this.history);
     document.getElementById("compare-real-text").textContent = isComplete
-      ? summary(own, start)
+      ? `${summary(own, start)}${this.#missedText(own)}`
       : `${numEnded} of ${plural(this.burst.requests.length, "request")} finished`;
     const numCached = own.reduce((sum, entry) => sum + entry.cachedTokens, 0);
     document.getElementById("compare-cached").textContent = numCached
