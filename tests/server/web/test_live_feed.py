@@ -105,7 +105,7 @@ def test_a_snapshot_has_the_progress_and_the_blocks_of_unfinished_requests() -> 
 
 
 def test_a_slow_reader_is_told_that_it_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_feed, "MAX_RECENT_EVENTS", 5)
+    monkeypatch.setattr(live_feed, "MAX_RECENT_BYTES", 1000)
     engine = TrackedEngine()
     feed = feed_of(engine)
     redactor = Redactor(ADMIN, engine.tracker)

@@ -23,8 +23,8 @@ MAX_PART_BYTES: Final = 1 << 20
 MAX_HISTORY_BYTES: Final = 16 << 20
 """Maximum size of the compressed history. On a busy server, ten minutes take about 3 MiB."""
 
-MAX_RECENT_EVENTS: Final = 1024
-"""A page that is more events behind than this gets a snapshot instead of them."""
+MAX_RECENT_BYTES: Final = 4 << 20
+"""A page that is more bytes of events behind than this gets a snapshot instead of them."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -67,6 +67,7 @@ class LiveFeed:
     def __init__(self, tracker: RequestTracker) -> None:
         self._tracker = tracker
         self._recent: deque[Entry] = deque()
+        self._recent_bytes = 0
         self._first_index = 0
         self._part: list[bytes] = []
         self._part_bytes = 0
@@ -86,8 +87,9 @@ class LiveFeed:
     def emit(self, event: Event) -> None:
         entry = Entry(event, encode_event(event))
         self._recent.append(entry)
-        if len(self._recent) > MAX_RECENT_EVENTS:
-            self._recent.popleft()
+        self._recent_bytes += len(entry.encoded)
+        while self._recent_bytes > MAX_RECENT_BYTES:
+            self._recent_bytes -= len(self._recent.popleft().encoded)
             self._first_index += 1
         if self._part:
             self._part.append(entry.encoded)
