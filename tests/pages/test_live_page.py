@@ -36,7 +36,7 @@ def shown_step(page: Page) -> int:
     """The newest shown step, which the keyboard reaches first."""
     page.locator("#lanes").focus()
     page.keyboard.press("ArrowRight")
-    found = re.match(r"step ([\d,]+)", page.inner_text("#lane-status"))
+    found = re.match(r"step ([\d,]+)", page.inner_text("#cell-status"))
     assert found is not None
     page.locator("#lanes").blur()
     return int(found[1].replace(",", ""))
@@ -62,7 +62,8 @@ def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, server: RunningS
     expect(page.locator("#figure-running")).to_have_text("0 / 8")
     expect(page.locator("#facts")).to_contain_text("finished (length)")
     assert _num_colors(page, "#lanes") >= 4
-    assert number(page, "#value-ttft") > 0
+    expect(page.locator("#value-ttft")).not_to_have_text("–")
+    assert number(page, "#figure-tokens") > 0
 
 
 def test_the_page_is_accessible_and_fits_on_a_phone(
@@ -114,8 +115,11 @@ def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: R
     page.locator("#lanes").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    expect(page.locator("#lane-status")).to_contain_text("seat 0")
+    expect(page.locator("#cell-status")).to_contain_text("seat 0")
     expect(page.locator("#tooltip")).to_contain_text("seat 0")
+    page.locator("#memory-map").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#cell-status")).to_contain_text(re.compile(r"block \d+: free, holds a cached prefix"))
     open_page(page, server, f"/#request={selected.partition('~')[0]}")
     page.reload()
     expect(page.locator("#selected-id")).to_have_text(selected)

@@ -14,7 +14,7 @@ const HEIGHT = 84;
  * @property {number} [idle] the value of seconds without a step
  */
 
-const IDLE_SECONDS = 2.5;
+const IDLE_SECONDS = 3.5;
 
 /** @type {Chart[]} */
 export const CHARTS = [

@@ -21,15 +21,14 @@ export function batchSentence(state) {
  */
 export function drawFigures(run, state, time, numHeld) {
   const recent = run.bucketsUntil(time, 10);
-  const seconds = recent.length ? Math.max(1, time - recent[0].time) : 1;
-  const isIdle = !state.running().length;
+  const seconds = recent.length ? Math.max(1, Math.floor(time) - recent[0].time) : 1;
   const tokens = recent.reduce((sum, bucket) => sum + bucket.tokens, 0);
   const ttft = run.bucketsUntil(time, 60).flatMap((bucket) => bucket.ttft);
   const gaps = recent.reduce((sum, bucket) => sum + bucket.gaps, 0);
   const numGaps = recent.reduce((sum, bucket) => sum + bucket.numGaps, 0);
   const total = state.started?.num_blocks ?? 0;
   const figures = {
-    tokens: isIdle && !recent.length ? "0" : formatCount(tokens / seconds),
+    tokens: formatCount(tokens / seconds),
     running: `${state.running().length} / ${state.started?.max_num_seqs ?? "–"}`,
     waiting: formatCount(state.waiting().length),
     memory: total ? formatPercent(numHeld / total) : "–",

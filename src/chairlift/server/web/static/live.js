@@ -33,9 +33,9 @@ const page = {
 };
 page.shown = page.live;
 
-const laneStatus = element("lane-status");
-const lanes = new LanesView(element("lanes"), laneStatus, select);
-const map = new MemoryMapView(element("memory-map"), select);
+const cellStatus = element("cell-status");
+const lanes = new LanesView(element("lanes"), cellStatus, select);
+const map = new MemoryMapView(element("memory-map"), cellStatus, select);
 let load = null;
 
 // -- selection ------------------------------------------------------------------------------------------------------
@@ -206,7 +206,8 @@ function setStatus(kind, text) {
 function showConnection() {
   if (page.shown !== page.live) return;
   const open = page.time === null ? "Live" : page.speed ? "Replay" : "Paused";
-  setStatus(page.connection, { connecting: "Connecting", open, lost: "Disconnected" }[page.connection]);
+  const kind = page.connection === "open" && page.time !== null ? "paused" : page.connection;
+  setStatus(kind, { connecting: "Connecting", open, lost: "Disconnected" }[page.connection]);
   element("model").textContent = page.live.state.started?.model ?? "";
 }
 

@@ -28,7 +28,7 @@ export class LoadPanel {
     note.textContent = view.control ? "" : controlNote(view);
     this.toggle.disabled = !view.simulation.available || !view.control;
     document.getElementById("compare-note").textContent = view.simulation.message ?? "";
-    const status = document.getElementById("lane-status");
+    const status = document.getElementById("cell-status");
     this.real = new LanesView(document.getElementById("compare-real"), status, onSelect);
     this.static = new LanesView(document.getElementById("compare-static"), status, onSelect);
     this.form.addEventListener("submit", (event) => {

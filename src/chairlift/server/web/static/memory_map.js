@@ -19,11 +19,16 @@ const MAX_CELL = 16;
 export class MemoryMapView {
   /**
    * @param {HTMLCanvasElement} canvas
+   * @param {HTMLElement} status receives the text of the block that the keyboard has reached
    * @param {(id: string|null) => void} onSelect
    */
-  constructor(canvas, onSelect) {
+  constructor(canvas, status, onSelect) {
     this.canvas = canvas;
+    this.status = status;
     this.onSelect = onSelect;
+    this.cursor = null;
+    canvas.addEventListener("keydown", (event) => this.#move(event));
+    canvas.addEventListener("blur", () => this.#setCursor(null));
     canvas.addEventListener("mousemove", (event) => this.#hover(event));
     canvas.addEventListener("mouseleave", () => showTooltip([]));
     canvas.addEventListener("click", (event) => this.onSelect(this.#blockAt(event)?.owners[0]?.id ?? null));
@@ -35,6 +40,7 @@ export class MemoryMapView {
    */
   draw(state, options) {
     this.state = state;
+    this.options = options;
     const held = heldBlocks(state);
     this.blocks = options.scope === "all" ? allBlocks(state, held) : usedBlocks(state, held);
     const width = this.canvas.parentElement.clientWidth;
@@ -52,6 +58,7 @@ export class MemoryMapView {
       this.#drawBlock(context, block, x, y, cell - gap, options.by);
     });
     context.globalAlpha = 1;
+    this.#drawCursor(context);
     describeCanvas(this.canvas, describe(state, held));
     return held.size;
   }
@@ -83,6 +90,38 @@ export class MemoryMapView {
     }
   }
 
+  #drawCursor(context) {
+    if (!this.blocks[this.cursor]) return;
+    const x = (this.cursor % this.perRow) * this.cell;
+    const y = Math.floor(this.cursor / this.perRow) * this.cell;
+    context.strokeStyle = color("--text");
+    context.lineWidth = 2;
+    context.strokeRect(x + 1, y + 1, this.cell - 2, this.cell - 2);
+    const box = this.canvas.getBoundingClientRect();
+    showTooltip(describeBlock(this.blocks[this.cursor]), box.left + x, box.top + y);
+  }
+
+  #move(event) {
+    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.perRow, ArrowDown: this.perRow };
+    if (!this.blocks?.length) return;
+    if (event.key in moves) {
+      const next = this.cursor === null ? 0 : this.cursor + moves[event.key];
+      this.#setCursor(Math.max(0, Math.min(this.blocks.length - 1, next)));
+    } else if (event.key === "Enter" || event.key === " ") {
+      this.onSelect(this.blocks[this.cursor]?.owners[0]?.id ?? null);
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  #setCursor(cursor) {
+    this.cursor = cursor;
+    this.status.textContent = cursor === null ? "" : describeBlock(this.blocks[cursor]).join(", ");
+    if (cursor === null) showTooltip([]);
+    if (this.state) this.draw(this.state, this.options);
+  }
+
   #blockAt(event) {
     const box = this.canvas.getBoundingClientRect();
     const column = Math.floor((event.clientX - box.left) / this.cell);
@@ -92,16 +131,17 @@ export class MemoryMapView {
 
   #hover(event) {
     const block = this.#blockAt(event);
-    if (!block) {
-      showTooltip([]);
-      return;
-    }
-    const names = block.owners.slice(0, 4).map((owner) => shortId(owner.id));
-    const more = block.owners.length > 4 ? [`and ${block.owners.length - 4} more`] : [];
-    const kind = block.owners.length > 1 ? `shared by ${block.owners.length} requests` : "held by one request";
-    const text = block.owners.length ? kind : block.isCached ? "free, holds a cached prefix" : "free";
-    showTooltip([`block ${formatCount(block.id)}: ${text}`, ...names, ...more], event.clientX, event.clientY);
+    showTooltip(block ? describeBlock(block) : [], event.clientX, event.clientY);
   }
+}
+
+/** The content of a block in lines. */
+function describeBlock(block) {
+  const names = block.owners.slice(0, 4).map((owner) => shortId(owner.id));
+  const more = block.owners.length > 4 ? [`and ${block.owners.length - 4} more`] : [];
+  const kind = block.owners.length > 1 ? `shared by ${block.owners.length} requests` : "held by one request";
+  const text = block.owners.length ? kind : block.isCached ? "free, holds a cached prefix" : "free";
+  return [`block ${formatCount(block.id)}: ${text}`, ...names, ...more];
 }
 
 /** The blocks with owners, by id. */

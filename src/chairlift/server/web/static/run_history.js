@@ -138,9 +138,9 @@ export class RunHistory {
     return upperBound(this.columns, time, (column) => column.end);
   }
 
-  /** The buckets of the seconds up to a time. */
+  /** The buckets of the complete seconds up to a time. */
   bucketsUntil(time, seconds) {
-    const end = upperBound(this.buckets, time, (bucket) => bucket.time);
+    const end = upperBound(this.buckets, time - BUCKET_SECONDS, (bucket) => bucket.time);
     const start = upperBound(this.buckets, time - seconds, (bucket) => bucket.time);
     return this.buckets.slice(start, end);
   }
