@@ -18,7 +18,7 @@ from conftest import SECRETS  # type: ignore[attr-defined]
 from running_server import RunningServer, completion_body, wait_for
 from tracked_engine import TrackedEngine
 
-BURST = {"num_requests": "20", "max_prompt_tokens": "60", "max_output_tokens": "60"}
+BURST = {"num_requests": "30", "max_prompt_tokens": "60", "min_output_tokens": "50", "max_output_tokens": "70"}
 
 
 def open_page(page: Page, server: RunningServer, path: str = "/") -> None:
@@ -70,7 +70,7 @@ def test_the_page_is_accessible_and_fits_on_a_phone(
     page: Page, server: RunningServer, check_page: Callable[[str], None]
 ) -> None:
     open_page(page, server)
-    send_burst(page, num_requests="24", max_prompt_tokens="100", max_output_tokens="120")
+    send_burst(page, num_requests="24", max_prompt_tokens="100", min_output_tokens="16", max_output_tokens="120")
     page.wait_for_timeout(2500)
     page.get_by_role("button", name="Pause").click()
     check_page("live")
@@ -127,7 +127,7 @@ def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: R
 
 def test_the_explanation_of_a_waiting_request_has_its_reason(page: Page, server: RunningServer) -> None:
     open_page(page, server)
-    send_burst(page, num_requests="40", min_output_tokens="60")
+    send_burst(page, num_requests="40")
     expect(page.locator("#queue button")).to_have_count(32)
     button = page.locator("#queue button").last.element_handle()
     page.wait_for_timeout(300)

@@ -1,7 +1,7 @@
 /** Lines over the last minutes. */
 
 import { color, describeCanvas, FONT, prepare } from "./canvas.js";
-import { formatCount, formatNumber, formatPercent, formatSeconds, percentile } from "./format.js";
+import { formatCount, formatPercent, formatSeconds, percentile } from "./format.js";
 
 const HEIGHT = 84;
 
@@ -76,7 +76,7 @@ function drawChart(canvas, chart, lines, known, end, seconds) {
   context.font = FONT;
   context.fillStyle = color("--muted");
   context.fillText(known.length ? chart.format(top) : "", 0, 10);
-  context.fillText(`−${formatNumber(seconds / 60, 0)} min`, 0, height - 2);
+  context.fillText(seconds < 60 ? `−${seconds} s` : `−${seconds / 60} min`, 0, height - 2);
   lines.forEach((points, index) => {
     context.strokeStyle = color(chart.colors[index]);
     context.lineWidth = 1.5;

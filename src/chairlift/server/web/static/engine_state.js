@@ -175,9 +175,7 @@ export class EngineState {
 
   #setWaiting(event) {
     const request = this.requests.get(event.request_id);
-    if (!request) return;
-    request.waitingEvent = event;
-    this.head = request.id;
+    if (request) request.waitingEvent = event;
   }
 
   #finish(event) {

@@ -12,7 +12,8 @@ import { MemoryMapView } from "./memory_map.js";
 import { drawBatch, drawQueue, drawSelected, explain } from "./request_views.js";
 import { RunHistory, runOfLog } from "./run_history.js";
 
-const CHART_SECONDS = 120;
+/** The possible time axes of the charts; the shortest one that holds the run is used. */
+const CHART_SECONDS = [15, 30, 60, 120];
 const MAX_LOG_BYTES = 512 * 2 ** 20;
 
 const element = (id) => document.getElementById(id);
@@ -162,7 +163,8 @@ function draw() {
   const numSeats = state.started?.max_num_seqs ?? 1;
   lanes.draw({ columns: shown.columns, numColumns, numSeats, selected });
   const numHeld = map.draw(state, { by: page.mapBy, scope: page.mapScope, selected });
-  drawCharts(shown.bucketsUntil(time, CHART_SECONDS), time, CHART_SECONDS);
+  const seconds = CHART_SECONDS.find((limit) => limit >= shown.end - shown.start) ?? CHART_SECONDS.at(-1);
+  drawCharts(shown.bucketsUntil(time, seconds), time, seconds);
   drawQueue(element("queue"), state, selected, select);
   drawBatch(element("batch"), state, selected, select);
   drawFigures(shown, state, time, numHeld);
