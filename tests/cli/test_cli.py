@@ -117,13 +117,15 @@ def test_generate_prints_the_answers_in_order(smollm2_gguf: Path) -> None:
     assert lines[1].startswith("The capital of Germany is Berlin")
 
 
-def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., Path]) -> None:
+def test_bench_throughput_prints_a_table_or_one_json_line(tiny_model_dir: Callable[..., Path]) -> None:
     load = ["--num-prompts", "6", "--input-len", "fixed:9", "--output-len", "uniform:2..5", "--repeats", "2"]
     engine = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "40", "--num-threads", "1"]
     result = CliRunner().invoke(app, ["bench", "throughput", *engine, *load])
     assert result.exit_code == 0, result.output
-    record = json.loads(result.stdout.splitlines()[-1])
     assert "output tokens" in result.stdout
+    assert "{" not in result.stdout
+    result = CliRunner().invoke(app, ["bench", "throughput", *engine, *load, "--json"])
+    record = json.loads(result.stdout)
     assert len(record) > 3
 
 

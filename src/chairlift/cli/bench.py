@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from chairlift.cli.engine_options import ENGINE_OPTIONS, ModelOption, add_engine_options, add_options, log_to_stderr
-from chairlift.cli.option_groups import OptionValues, add_group, option, option_group
+from chairlift.cli.option_groups import JSON, OptionValues, add_group, option, option_group
 from chairlift.cli.workload_options import WORKLOAD, add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
@@ -22,13 +22,15 @@ bench = typer.Typer(help="Measure engines, servers, policies and kernels.", no_a
 @add_group(
     repeats=(int, "Number of measured runs.", 3),
     num_warmups=(int, "Number of requests in the unmeasured run before them.", 4),
+    json=JSON,
 )
 def throughput(model: ModelOption = None, *, options: OptionValues, load: OptionValues, config: EngineConfig) -> None:
     """Measure throughput, latency, batch size and KV use of an engine under a workload, without HTTP."""
     log_to_stderr()
     from chairlift.lab.bench.throughput import ThroughputOptions, print_throughput, run_throughput
 
-    print_throughput(run_throughput(config, ThroughputOptions(**load, **options)))
+    as_json = options.pop("json")
+    print_throughput(run_throughput(config, ThroughputOptions(**load, **options)), as_json=as_json)
 
 
 @bench.command()
@@ -40,6 +42,7 @@ def throughput(model: ModelOption = None, *, options: OptionValues, load: Option
     num_iters=(int, "Number of measured iterations.", 10),
     num_iters_warmup=(int, "Number of unmeasured iterations before the measured ones.", 2),
     workload_seed=(int, "Seed of the tokens in prompts.", 0),
+    json=JSON,
 )
 def latency(model: ModelOption = None, *, options: OptionValues, config: EngineConfig) -> None:
     """Measure the latency of one batch, with prefill and decode separately, without HTTP."""
@@ -47,7 +50,8 @@ def latency(model: ModelOption = None, *, options: OptionValues, config: EngineC
     from chairlift.lab.bench.latency import LatencyOptions, print_latency, run_latency
 
     options["seed"] = options.pop("workload_seed")
-    print_latency(run_latency(config, LatencyOptions(**options)))
+    as_json = options.pop("json")
+    print_latency(run_latency(config, LatencyOptions(**options)), as_json=as_json)
 
 
 NOT_FOR_COMPARE = {"batching", "static_batch_size", "static_run_to", "kv", "kv_arena", "event_log", "record_trace"}
@@ -63,6 +67,7 @@ NOT_FOR_COMPARE = {"batching", "static_batch_size", "static_run_to", "kv", "kv_a
     repeats=(int, "Number of rounds, in which each policy serves the same requests once.", 3),
     num_warmups=(int, "Number of requests in an unmeasured run of each policy before them.", 4),
     save_events=(Path | None, "Folder for one event log of each policy, from the first round."),
+    json=JSON,
 )
 def compare(
     policies: Annotated[
@@ -96,8 +101,9 @@ def compare(
     if workload is not None:
         lengths = published_lengths(workload, load["input_len"], load["output_len"], load["trace"])
         load["input_len"], load["output_len"] = lengths
+    as_json = options.pop("json")
     result = run_compare(config, CompareOptions(**load, **options, policies=parse_policies(policies)))
-    print_compare(result)
+    print_compare(result, as_json=as_json)
     if not result.is_sound:
         raise typer.Exit(1)
 
@@ -130,6 +136,7 @@ NOT_FOR_PERPLEXITY = {
         "Reference: float32 (the same model in float32 on the torch kernels), or the name of another model with the "
         "same vocabulary, run in that way.",
     ),
+    json=JSON,
 )
 def perplexity(
     text: Annotated[
@@ -144,7 +151,8 @@ def perplexity(
     log_to_stderr()
     from chairlift.lab.bench.perplexity import PerplexityOptions, print_perplexity, run_perplexity
 
-    print_perplexity(run_perplexity(config, PerplexityOptions(text=text, **options)))
+    as_json = options.pop("json")
+    print_perplexity(run_perplexity(config, PerplexityOptions(text=text, **options)), as_json=as_json)
 
 
 KERNEL_OPTIONS = ("kv_cache_dtype", "block_size", "load_format", "num_threads")
@@ -162,6 +170,7 @@ KERNEL_OPTIONS = ("kv_cache_dtype", "block_size", "load_format", "num_threads")
     batch_sizes=(str, "Sequences that decode together, and rows to sample.", "1,16,64"),
     contexts=(str, "Tokens in KV memory for attention.", "128,1024,4096"),
     repeats=(int, "Number of measured passes.", 7),
+    json=JSON,
 )
 def kernels(model: ModelOption = None, *, options: OptionValues, config: EngineConfig) -> None:
     """Measure the native kernels in the shapes of a model, relative to the maximum speed of the CPU."""
@@ -172,7 +181,8 @@ def kernels(model: ModelOption = None, *, options: OptionValues, config: EngineC
     _split_values(options, int, "rows", "batch_sizes", "contexts")
     if options["formats"] is not None:
         _split_values(options, str, "formats")
-    print_kernels(run_kernels(config, KernelOptions(**options)))
+    as_json = options.pop("json")
+    print_kernels(run_kernels(config, KernelOptions(**options)), as_json=as_json)
 
 
 @bench.command()
@@ -196,6 +206,7 @@ def kernels(model: ModelOption = None, *, options: OptionValues, config: EngineC
     metric_percentiles=(str, "Percentiles to report of each latency.", "90,99"),
     timeout=(float, "Seconds without data after which a request fails.", 600.0),
     save_result=(Path | None, "JSON file to write the result and the record of every request to."),
+    json=JSON,
 )
 def serve(
     more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="MORE_OBJECTIVES")] = None,
@@ -210,6 +221,7 @@ def serve(
     from chairlift.lab.bench.serving.tables import save_result as write_result
 
     api_key, save_result, goodput = (options.pop(name) for name in ("api_key", "save_result", "goodput"))
+    as_json = options.pop("json")
     if more_goodput and not goodput:
         raise ConfigError(f"unexpected argument {more_goodput[0]!r}: only --goodput takes several values")
     _split_values(options, str, "percentile_metrics")
@@ -218,7 +230,7 @@ def serve(
     if save_result is not None and not save_result.parent.is_dir():
         raise ConfigError(f"save_result={save_result}: the folder {save_result.parent} does not exist")
     result = run_serve(serve_options, api_key)
-    print_serve(result)
+    print_serve(result, as_json=as_json)
     if save_result is not None:
         write_result(result, save_result)
     if not result.metrics.completed:

@@ -22,6 +22,10 @@ OptionRow = tuple[Any, str] | tuple[Any, str, Any]
 """Type, help text and default of an option; the default is None if it is left out."""
 
 
+JSON: OptionRow = (bool, "Print one line of JSON instead of tables.", False)
+"""The row of the option `json`."""
+
+
 def option(name: str, kind: Any, default: Any = None, **about: Any) -> inspect.Parameter:
     """Create an option as a parameter of a command. A flag that is off by default has no --no- form.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chairlift.cli.engine_options import add_options
-from chairlift.cli.option_groups import OptionValues, add_group, option_group
+from chairlift.cli.option_groups import JSON, OptionValues, add_group, option_group
 from chairlift.cli.workload_options import INPUT_LEN, OUTPUT_LEN, SEED, WORKLOAD
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
@@ -58,7 +58,7 @@ PLAN_OPTIONS = (
     memory=(str | None, "Memory for weights, activations, K and V, such as 24GiB. Default: as in chairlift serve."),
     device=(str, "cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.", CPU),
     explain=(bool, "Also print the arithmetic line by line.", False),
-    json=(bool, "Print only the JSON line.", False),
+    json=JSON,
 )
 def plan(
     model: Annotated[
@@ -83,7 +83,7 @@ def plan(
     planned = make_plan(
         _model(config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
     )
-    print_plan(planned, explained=options["explain"], only_json=options["json"])
+    print_plan(planned, explained=options["explain"], as_json=options["json"])
 
 
 def _device(name: str) -> tuple[str, Device | None]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from chairlift.cli.engine_options import add_options
-from chairlift.cli.option_groups import OptionValues, add_group, is_given
+from chairlift.cli.option_groups import JSON, OptionValues, add_group, is_given
 from chairlift.cli.workload_options import add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
@@ -35,7 +35,7 @@ SIMULATION_OPTIONS = (
 
 MODES = {
     "list_presets": frozenset({"list_presets"}),
-    "preset": frozenset({"preset", "workload_seed", "num_prompts"}),
+    "preset": frozenset({"preset", "workload_seed", "num_prompts", "json"}),
     "calibrate": frozenset({"calibrate", "num_threads"}),
 }
 """The options that can be combined with each of these modes. The default mode takes all other options."""
@@ -59,6 +59,7 @@ def _check_options(ctx: typer.Context) -> None:
     tensor_parallel_size=(int, "Number of devices that share the model.", 1),
     fitted_to=(Path | None, "Event log of a run: step times are a fit to its steps instead of a roofline."),
     tenants=(str | None, "Tenants of the requests by shares, as heavy=20,light=1 (see --scheduling-policy fair)."),
+    json=JSON,
 )
 def simulate(
     ctx: typer.Context,
@@ -85,12 +86,14 @@ def simulate(
     load: OptionValues,
     config: EngineConfig,
 ) -> None:
-    """Run the scheduler of the engine in virtual time. Prints constants, tables and one JSON line."""
+    """Run the scheduler of the engine in virtual time. Prints constants and tables."""
     _check_options(ctx)
+    as_json = options.pop("json")
     if list_presets:
         _list_presets()
     elif preset is not None:
-        _run_preset(preset, load["seed"] if is_given(ctx, "workload_seed") else None, load["num_prompts"])
+        seed = load["seed"] if is_given(ctx, "workload_seed") else None
+        _run_preset(preset, seed, load["num_prompts"], as_json)
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:
@@ -98,7 +101,7 @@ def simulate(
         from chairlift.lab.bench.workload_options import WorkloadOptions
 
         source = SimulationOptions(device or DEFAULT_DEVICE, **options)
-        print_simulation(run_simulation(config, WorkloadOptions(**load), source))
+        print_simulation(run_simulation(config, WorkloadOptions(**load), source), as_json=as_json)
 
 
 def _list_presets() -> None:
@@ -107,11 +110,11 @@ def _list_presets() -> None:
     print_presets(PRESETS.values())
 
 
-def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None) -> None:
+def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None, as_json: bool) -> None:
     from chairlift.lab.presets import PresetOptions, find_preset, print_preset
 
     preset = find_preset(name)
-    print_preset(preset, preset.run(PresetOptions(workload_seed, num_prompts)))
+    print_preset(preset, preset.run(PresetOptions(workload_seed, num_prompts)), as_json=as_json)
 
 
 def _calibrate(path: Path, num_threads: int | None) -> None:

@@ -71,10 +71,14 @@ def print_parts(parts: Iterable[RenderableType], file: TextIO | None = None) -> 
         console.print(part, soft_wrap=isinstance(part, Text) or (isinstance(part, str) and not console.is_terminal))
 
 
-def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], file: TextIO | None = None) -> None:
-    """Write tables and lines of text, then the record as one JSON line, to `file` (standard output if None)."""
-    print_parts(parts, file)
-    (file or sys.stdout).write(json_line(record))
+def print_report(
+    parts: Iterable[RenderableType], record: Mapping[str, Any], file: TextIO | None = None, as_json: bool = False
+) -> None:
+    """Write tables and lines of text, or the record as one JSON line, to `file` (standard output if None)."""
+    if as_json:
+        (file or sys.stdout).write(json_line(record))
+    else:
+        print_parts(parts, file)
 
 
 def json_line(record: Mapping[str, Any]) -> str:

@@ -193,6 +193,7 @@ def run(folder: Path, options: KernelOptions = OPTIONS, **changes: Any) -> tuple
     result = run_kernels(EngineConfig(model=str(folder), num_threads=1, **changes), options)
     out = io.StringIO()
     print_kernels(result, out)
+    print_kernels(result, out, as_json=True)
     *table, last = out.getvalue().splitlines()
     return result, "\n".join(table), json.loads(last)
 
@@ -256,11 +257,11 @@ def test_a_context_longer_than_that_of_the_model_is_rejected(tiny_model_dir: Tin
 
 
 @needs_native
-def test_the_command_ends_with_one_json_line(tiny_model_dir: TinyModel) -> None:
+def test_the_command_prints_one_json_line(tiny_model_dir: TinyModel) -> None:
     sizes = ["--rows", "1,2", "--batch-sizes", "1", "--contexts", "16", "--repeats", "1", "--num-threads", "1"]
-    result = CliRunner().invoke(app, ["bench", "kernels", "--model", str(tiny_model_dir("llama")), *sizes])
+    result = CliRunner().invoke(app, ["bench", "kernels", "--model", str(tiny_model_dir("llama")), *sizes, "--json"])
     assert result.exit_code == 0, result.output
-    record = json.loads(result.stdout.splitlines()[-1])
+    record = json.loads(result.stdout)
     assert record["options"]["rows"] == [1, 2]
     rejected = CliRunner().invoke(app, ["bench", "kernels", "--rows", "1,x"])
     assert rejected.exit_code != 0

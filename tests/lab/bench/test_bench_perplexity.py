@@ -187,6 +187,7 @@ def test_unreadable_texts_are_rejected(tmp_path: Path) -> None:
 def printed(result: PerplexityResult) -> tuple[str, dict[str, Any]]:
     out = io.StringIO()
     print_perplexity(result, out)
+    print_perplexity(result, out, as_json=True)
     *table, line = out.getvalue().splitlines()
     return "\n".join(table), json.loads(line)
 
@@ -202,10 +203,10 @@ def test_the_report_has_a_table_and_one_json_line(letters_model: Callable[..., P
     assert record["results"]["against"]["greedy_agreement"] == 1.0
 
 
-def test_the_command_ends_with_one_json_line(letters_model: Callable[..., Path], text: Path) -> None:
+def test_the_command_prints_one_json_line(letters_model: Callable[..., Path], text: Path) -> None:
     arguments = ["bench", "perplexity", "--model", str(letters_model()), "--text", str(text), "--num-threads", "1"]
-    done = CliRunner().invoke(app, [*arguments, "--num-windows", "1", "--window", "20"])
+    done = CliRunner().invoke(app, [*arguments, "--num-windows", "1", "--window", "20", "--json"])
     assert done.exit_code == 0, done.output
-    record = json.loads(done.stdout.splitlines()[-1])
+    record = json.loads(done.stdout)
     assert record["results"]["num_tokens"] == 19
     assert record["results"]["against"] is None

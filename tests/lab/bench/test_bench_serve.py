@@ -121,9 +121,11 @@ def test_the_report_and_the_saved_result(server: RunningServer, tmp_path: Path) 
         "50,95",
     ]
     saved = tmp_path / "result.json"
-    result = CliRunner().invoke(app, ["bench", "serve", *flags, *lengths, *chosen, "--save-result", str(saved)])
+    arguments = ["bench", "serve", *flags, *lengths, *chosen, "--save-result", str(saved)]
+    table = CliRunner().invoke(app, arguments).stdout
+    result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
-    record = json.loads(result.stdout.splitlines()[-1])
+    record = json.loads(result.stdout)
     results = record["results"]
     assert record["workload"]["request_rate"] == "inf"
     assert results["completed"] == 4
@@ -133,7 +135,7 @@ def test_the_report_and_the_saved_result(server: RunningServer, tmp_path: Path) 
     assert "mean_itl_ms" not in results
     assert {"mean_send_lag_ms", "p95_send_lag_ms", "max_send_lag_ms"} <= results.keys()
     for label in ("goodput", "TTFT", "E2E latency", "send lag", "counted by the server in 4 answers"):
-        assert label in result.stdout, label
+        assert label in table, label
     detailed = json.loads(saved.read_text())
     requests = detailed.pop("requests")
     assert detailed == record
@@ -144,6 +146,7 @@ def test_the_api_key_is_not_written(server: RunningServer) -> None:
     result = run_serve(options(server, num_prompts=1), api_key="secret-key")
     out = io.StringIO()
     print_serve(result, out)
+    print_serve(result, out, as_json=True)
     assert "secret-key" not in out.getvalue() + json.dumps(result.to_detailed_dict())
 
 

@@ -62,6 +62,7 @@ def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel, tmp
     result = run_throughput(config(tiny_model_dir, event_log=log), OPTIONS)
     out = io.StringIO()
     print_throughput(result, out)
+    print_throughput(result, out, as_json=True)
     *table, last = out.getvalue().splitlines()
     record = json.loads(last)
     assert record["workload"]["input_len"] == "uniform:5..40"

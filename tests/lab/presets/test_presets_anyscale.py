@@ -97,7 +97,9 @@ def test_latency_grows_with_the_rate_and_with_reservation() -> None:
 def test_output_has_published_and_simulated_numbers() -> None:
     preset = find_preset("anyscale")
     out = io.StringIO()
-    print_preset(preset, preset.run(PresetOptions(num_prompts=8)), out)
+    result = preset.run(PresetOptions(num_prompts=8))
+    print_preset(preset, result, out)
+    print_preset(preset, result, out, as_json=True)
     record = json.loads(out.getvalue().splitlines()[-1])
     assert record["published"]["total_tokens_per_s"][PAGED.name] == {"32": 6121, "128": 3592, "512": 2029, "1536": 1898}
     ours = record["ours"]

@@ -76,7 +76,9 @@ def test_more_latency_allows_more_throughput() -> None:
 def test_output_has_published_and_simulated_numbers() -> None:
     preset = find_preset("orca")
     out = io.StringIO()
-    print_preset(preset, preset.run(PresetOptions(workload_seed=1, num_prompts=12)), out)
+    result = preset.run(PresetOptions(workload_seed=1, num_prompts=12))
+    print_preset(preset, result, out)
+    print_preset(preset, result, out, as_json=True)
     assert "seed 1" in out.getvalue()
     record = json.loads(out.getvalue().splitlines()[-1])
     assert record["published"]["multiple"] == pytest.approx(6.81 / 0.185, rel=0.01)

@@ -87,7 +87,9 @@ def test_capacities_of_one_deployment() -> None:
 def test_output_has_published_and_simulated_numbers() -> None:
     preset = find_preset("sarathi")
     out = io.StringIO()
-    print_preset(preset, preset.run(PresetOptions(workload_seed=2, num_prompts=4)), out)
+    result = preset.run(PresetOptions(workload_seed=2, num_prompts=4))
+    print_preset(preset, result, out)
+    print_preset(preset, result, out, as_json=True)
     assert "seed 2" in out.getvalue()
     record = json.loads(out.getvalue().splitlines()[-1])
     assert record["published"]["gain_over_vllm"] == {"mistral-7b": 2.6, "yi-34b": 3.7, "falcon-180b": 5.6}

@@ -32,6 +32,7 @@ def run_small(name: str, num_prompts: int) -> PresetResult:
     result = preset.run(PresetOptions(workload_seed=3, num_prompts=num_prompts))
     out = io.StringIO()
     print_preset(preset, result, out)
+    print_preset(preset, result, out, as_json=True)
     last = json.loads(out.getvalue().splitlines()[-1])
     assert last["preset"] == name
     assert last["published"]

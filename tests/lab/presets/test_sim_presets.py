@@ -53,7 +53,9 @@ DEMO = Preset("demo", "A title", "A source", options=("num_prompts",))
 def test_output_has_constants_tables_notes_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "chairlift.lab.presets.demo", SimpleNamespace(run=run_demo))
     out = io.StringIO()
-    print_preset(DEMO, DEMO.run(PresetOptions(num_prompts=3)), out)
+    result = DEMO.run(PresetOptions(num_prompts=3))
+    print_preset(DEMO, result, out)
+    print_preset(DEMO, result, out, as_json=True)
     text = out.getvalue()
     places = [text.index(part) for part in ("A title", "efficiency", "published", "speed [x]", "because of [this]")]
     assert places == sorted(places)

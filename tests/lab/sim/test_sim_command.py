@@ -32,31 +32,32 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def last_line(text: str) -> dict[str, Any]:
-    record = json.loads(text.splitlines()[-1])
+def record_of(*arguments: str) -> dict[str, Any]:
+    """Runs the command with --json and returns its only line."""
+    (line,) = run(*arguments, "--json").splitlines()
+    record = json.loads(line)
     assert isinstance(record, dict)
     return record
 
 
-def test_output_has_constants_a_table_and_json(tmp_path: Path) -> None:
+def test_output_has_constants_and_a_table_or_json(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
-    text = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5", "--event-log", str(log))
-    places = [text.index(part) for part in ("flops_efficiency", "KV pool, blocks", "output tokens", '{"benchmark"')]
+    arguments = [*SMALL, "--num-kv-blocks", "300", "--request-rate", "5"]
+    text = run(*arguments, "--event-log", str(log))
+    places = [text.index(part) for part in ("flops_efficiency", "KV pool, blocks", "output tokens")]
     assert places == sorted(places)
-    record = last_line(text)
+    assert "{" not in text
+    record = record_of(*arguments)
     assert record["engine"]["num_blocks"] == 300
     assert record["results"] == summarize(read_events(log)).to_dict()
     assert record["results"]["num_answered"] == 6
     assert record["num_steps"] == record["results"]["num_steps"]
-    again = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5")
-    assert last_line(again)["results"] == record["results"]
-    other = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5", "--workload-seed", "1")
-    assert last_line(other)["results"] != record["results"]
+    assert record_of(*arguments, "--workload-seed", "1")["results"] != record["results"]
 
 
 def test_engine_options() -> None:
     switches = ["--batching", "static", "--static-batch-size", "2", "--kv", "max", "--max-model-len", "128"]
-    record = last_line(run(*SMALL, *switches, "--num-kv-blocks", "64", "--kv-arena", "first-fit"))
+    record = record_of(*SMALL, *switches, "--num-kv-blocks", "64", "--kv-arena", "first-fit")
     engine = record["engine"]
     assert (engine["batching"], engine["static_batch_size"], engine["kv"], engine["kv_arena"]) == (
         "static", 2, "max", "first-fit",
@@ -66,13 +67,13 @@ def test_engine_options() -> None:
 
 
 def test_pool_size_is_that_of_the_planner() -> None:
-    engine = last_line(run(*SMALL, "--device", "A100-40GB"))["engine"]
+    engine = record_of(*SMALL, "--device", "A100-40GB")["engine"]
     config = EngineConfig(device="cuda", dtype="float16", max_num_seqs=engine["max_num_seqs"])
     model_config = MODEL_SHAPES["opt-13b"].config
     model = PlannedModel("opt-13b", "opt-13b", model_config, matrix_formats(None, model_config))
     memory = plan_memory(model, config, find_device("A100-40GB").memory_bytes, 0.9)
     assert engine["num_blocks"] == memory.pool.num_blocks
-    given = last_line(run(*SMALL, "--kv-cache-memory-bytes", "12GiB"))["engine"]
+    given = record_of(*SMALL, "--kv-cache-memory-bytes", "12GiB")["engine"]
     assert given["num_blocks"] == (12 << 30) // (819_200 * 16) - 1 == 982, "one of them is spare"
 
 
@@ -89,8 +90,8 @@ def test_model_and_trace_from_files(tmp_path: Path) -> None:
     rows = [{"arrival": 0.5 * i, "prompt_len": 10 + i, "output_len": 5} for i in range(4)]
     rows.append({"arrival": 9.0, "prompt_len": 400, "output_len": 5})
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = run("--model", str(folder), "--trace", str(trace), "--num-kv-blocks", "64")
-    record = last_line(text)
+    arguments = ["--model", str(folder), "--trace", str(trace), "--num-kv-blocks", "64"]
+    text, record = run(*arguments), record_of(*arguments)
     assert (record["engine"]["model"], record["engine"]["max_model_len"]) == ("mine", 128)
     assert record["engine"]["kv_bytes_per_slot"] == 2 * 2 * 2 * 16 * 2
     assert record["results"]["output_tokens"] == 20
@@ -101,28 +102,30 @@ def test_model_and_trace_from_files(tmp_path: Path) -> None:
 def test_fitted_cost_model_reproduces_the_recorded_time(tmp_path: Path) -> None:
     """The recorded run is a simulated one here."""
     log = tmp_path / "events.jsonl"
-    original = last_line(run(*SMALL, "--request-rate", "2", "--num-kv-blocks", "300", "--event-log", str(log)))
-    fitted = run(*SMALL, "--request-rate", "2", "--num-kv-blocks", "300", "--fitted-to", str(log))
+    original = record_of(*SMALL, "--request-rate", "2", "--num-kv-blocks", "300", "--event-log", str(log))
+    arguments = [*SMALL, "--request-rate", "2", "--num-kv-blocks", "300", "--fitted-to", str(log)]
+    fitted, record = run(*arguments), record_of(*arguments)
     assert "residual" in fitted
-    assert last_line(fitted)["simulated_seconds"] == pytest.approx(original["simulated_seconds"], rel=0.02)
+    assert record["simulated_seconds"] == pytest.approx(original["simulated_seconds"], rel=0.02)
 
 
 def test_fitted_cost_model_uses_the_recorded_engine(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     run(*SMALL, "--request-rate", "1", "--num-kv-blocks", "70", "--block-size", "8", "--event-log", str(log))
-    text = run(*SMALL, "--fitted-to", str(log), "--kv", "max", "--max-model-len", "64")
-    engine = last_line(text)["engine"]
+    arguments = [*SMALL, "--fitted-to", str(log), "--kv", "max", "--max-model-len", "64"]
+    text, record = run(*arguments), record_of(*arguments)
+    engine = record["engine"]
     assert [engine[name] for name in ("model", "num_blocks", "block_size", "max_model_len", "kv")] == [
         "opt-13b", 70, 8, 64, "max",
     ]  # fmt: skip
     assert "opt-13b, continuous/paged, 70 blocks of 8" in " ".join(text.replace("│", " ").split())
-    smaller = last_line(run(*SMALL, "--fitted-to", str(log), "--num-kv-blocks", "40"))["engine"]
+    smaller = record_of(*SMALL, "--fitted-to", str(log), "--num-kv-blocks", "40")["engine"]
     assert (smaller["num_blocks"], smaller["block_size"], smaller["max_model_len"]) == (40, 16, 560)
 
 
 def test_presets_are_listed_and_run() -> None:
     assert "vllm-fig3" in run("--list")
-    assert last_line(run("--preset", "vllm-fig3"))["preset"] == "vllm-fig3"
+    assert record_of("--preset", "vllm-fig3")["preset"] == "vllm-fig3"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_calibration(tmp_path: Path) -> None:
     assert (device.flops_efficiency, device.bandwidth_efficiency, device.bytes_per_value) == (1.0, 1.0, 4)
     assert 0 < device.step_overhead + device.layer_overhead < 1
     assert {"1 row by 1 MiB", "step overhead"} <= {name for name, _ in calibration.measured}
-    record = last_line(run(*SMALL, "--device", str(path), "--model", "smollm2-135m", "--num-kv-blocks", "64"))
+    record = record_of(*SMALL, "--device", str(path), "--model", "smollm2-135m", "--num-kv-blocks", "64")
     assert record["engine"]["weight_bytes"] == 4 * 134_479_872
 
 
@@ -167,9 +170,9 @@ def test_fair_policy_shares_the_engine_between_tenants() -> None:
     ttfts = {}
     load = ["--num-prompts", "210", "--input-len", "fixed:64", "--output-len", "fixed:32", "--max-num-seqs", "8"]
     for policy in ("fcfs", "fair"):
-        printed = run(*load, "--tenants", "heavy=20,light=1", "--scheduling-policy", policy)
-        assert "by tenant" in printed
-        tenants = json.loads(printed.splitlines()[-1])["tenants"]
+        arguments = [*load, "--tenants", "heavy=20,light=1", "--scheduling-policy", policy]
+        assert "by tenant" in run(*arguments)
+        tenants = record_of(*arguments)["tenants"]
         assert tenants["heavy"]["num_requests"] + tenants["light"]["num_requests"] == 210
         assert tenants["light"]["output_tokens"] == 32 * tenants["light"]["num_requests"]
         ttfts[policy] = tenants["light"]["ttft"]["p50"]

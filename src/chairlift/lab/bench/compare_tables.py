@@ -24,11 +24,11 @@ MAX_SPEED_ROWS: Final = 8
 """Maximum number of lines in the table of speeds. The JSON line has all."""
 
 
-def print_compare(result: CompareResult, file: TextIO | None = None) -> None:
-    """Write the tables, the checks and the JSON line to `file` (standard output if None)."""
+def print_compare(result: CompareResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Write the tables and the checks, or the JSON line, to `file` (standard output if None)."""
     speed_tables = [speed_table(result.speeds, list(result.runs))] if result.speeds.speeds else []
     lines = [speed_line(result.speeds), tokens_line(result)]
-    print_report([compare_table(result), *speed_tables, *lines], result.to_dict(), file)
+    print_report([compare_table(result), *speed_tables, *lines], result.to_dict(), file, as_json)
 
 
 def compare_table(result: CompareResult) -> Table:

@@ -178,8 +178,8 @@ def _check_one_batch(events: Sequence[Event], options: LatencyOptions) -> None:
         raise ConfigError(f"{batch} outgrow the KV pool: reduce batch_size, or enlarge the pool.")
 
 
-def print_latency(result: LatencyResult, file: TextIO | None = None) -> None:
-    """Write a table with the distribution of each phase over the iterations, then the JSON line, to `file`."""
+def print_latency(result: LatencyResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Write a table with the distribution of each phase over the iterations, or the JSON line, to `file`."""
     options, columns = result.options, ["mean", "median", "p90", "p99", "min", "max"]
     title = (
         f"{result.engine.model}: one batch of {options.batch_size} requests, "
@@ -198,4 +198,4 @@ def print_latency(result: LatencyResult, file: TextIO | None = None) -> None:
         if (distribution := result.distribution(phase)) is not None:
             values = distribution.to_dict()
             table.add_row(label, *(number(values[column] * scale) for column in columns))
-    print_report([table], result.to_dict(), file)
+    print_report([table], result.to_dict(), file, as_json)

@@ -329,8 +329,8 @@ def split_windows(tokenizer: Tokenizer | NoTokenizer, text: str, options: Perple
     return windows
 
 
-def print_perplexity(result: PerplexityResult, file: TextIO | None = None) -> None:
-    """Write a table with the perplexity and the comparison, then the JSON line, to `file`."""
+def print_perplexity(result: PerplexityResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Write a table with the perplexity and the comparison, or the JSON line, to `file`."""
     options, against = result.options, result.against
     title = (
         f"{result.engine.model}: {options.text.name}, {result.num_tokens:,} tokens predicted in {result.num_windows} "
@@ -346,4 +346,4 @@ def print_perplexity(result: PerplexityResult, file: TextIO | None = None) -> No
             table.add_row("standard error of the change, %", f"{100 * against.log_ratio_stderr:.2f}")
         table.add_row("same most likely token, %", f"{100 * against.greedy_agreement:.2f}")
         table.add_row("mean KL divergence, nats", f"{against.mean_kl:.6f}")
-    print_report([table], result.to_dict(), file)
+    print_report([table], result.to_dict(), file, as_json)

@@ -237,8 +237,8 @@ def _read_log(path: Path) -> list[Event]:
         raise ConfigError(f"fitted_to={path}: {error}") from None
 
 
-def print_simulation(result: SimulationResult, file: TextIO | None = None) -> None:
-    """Write the constants, the tables and the JSON line to `file` (standard output if None)."""
+def print_simulation(result: SimulationResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Write the constants and the tables, or the JSON line, to `file` (standard output if None)."""
     run, sim = result.run, result.result
     table = make_table(
         f"{result.engine.model}, simulated: {run.num_requests} requests {format_arrivals(result.load)}",
@@ -254,7 +254,7 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None) -> No
         parts.append(tenant_table(result.tenants))
     if sim.rejected:
         parts.append(f"{len(sim.rejected)} requests can never fit and were rejected; the first: {sim.rejected[0][1]}")
-    print_report(parts, result.to_dict(), file)
+    print_report(parts, result.to_dict(), file, as_json)
 
 
 def _limits(engine: EngineStarted) -> list[tuple[str, str]]:

@@ -111,8 +111,8 @@ def _run(
     return summarize(log.events)
 
 
-def print_throughput(result: ThroughputResult, file: TextIO | None = None) -> None:
-    """Write a table with the median and the range of every metric, then the JSON line, to `file`."""
+def print_throughput(result: ThroughputResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Write a table with the median and the range of every metric, or the JSON line, to `file`."""
     run = result.runs[0]
     title = (
         f"{result.engine.model}: {run.num_requests} requests {format_arrivals(result.options)}, "
@@ -124,7 +124,7 @@ def print_throughput(result: ThroughputResult, file: TextIO | None = None) -> No
         if (spread := result.spread(metric)) is not None:
             values = (spread.median, spread.min, spread.max)
             table.add_row(row_label(metric.label, metric.unit), *(number(value * metric.scale) for value in values))
-    print_report([table], result.to_dict(), file)
+    print_report([table], result.to_dict(), file, as_json)
 
 
 def engine_caption(machine: MachineFacts, engine: EngineStarted, peak_rss_bytes: int | None) -> str:

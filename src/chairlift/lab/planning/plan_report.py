@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
@@ -16,30 +15,27 @@ from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTE
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedMemory, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
-from chairlift.lab.tables import json_line, make_table, number, print_report
+from chairlift.lab.tables import make_table, number, print_report
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
 
 
 def print_plan(
-    plan: DeploymentPlan, *, explained: bool = False, only_json: bool = False, file: TextIO | None = None
+    plan: DeploymentPlan, *, explained: bool = False, as_json: bool = False, file: TextIO | None = None
 ) -> None:
     """Write the report to `file` (standard output if None).
 
     Args:
         explained: write the arithmetic before the tables.
-        only_json: write only the JSON line.
+        as_json: write the JSON line instead of the tables.
     """
-    if only_json:
-        (file or sys.stdout).write(json_line(plan.to_dict()))
-        return
     parts: list[RenderableType] = [*(explain(plan) if explained else []), _memory_table(plan), _fit_table(plan)]
     if plan.speed is not None:
         parts.append(_speed_table(plan.speed))
     fits = [policy.fit for policy in plan.policies]
     errors = [f"{fit.pool.name}: {fit.error}" for fit in fits if fit.error is not None]
     parts += [f"- {note}" for note in [*errors, *plan.notes]]
-    print_report([*parts, Text(plan.serve, style="bold")], plan.to_dict(), file)
+    print_report([*parts, Text(plan.serve, style="bold")], plan.to_dict(), file, as_json)
 
 
 def _memory_table(plan: DeploymentPlan) -> Table:

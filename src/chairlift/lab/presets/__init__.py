@@ -136,15 +136,15 @@ def print_presets(presets: Iterable[Preset], file: TextIO | None = None) -> None
     print_parts([make_text_table("Presets", ["name", "title", "source"], rows, justify="left")], file)
 
 
-def print_preset(preset: Preset, result: PresetResult, file: TextIO | None = None) -> None:
-    """Prints the constants, the tables, the notes and one line of JSON."""
+def print_preset(preset: Preset, result: PresetResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Prints the constants, the tables and the notes, or one line of JSON."""
     parts: list[RenderableType] = [
         Text(f"{preset.title} ({preset.source})", style="bold"),
         constants_table(result.constants),
         *(make_text_table(table.title, table.columns, table.rows) for table in result.tables),
         *(f"- {note}" for note in result.notes),
     ]
-    print_report(parts, {"preset": preset.name, "published": result.published, "ours": result.ours}, file)
+    print_report(parts, {"preset": preset.name, "published": result.published, "ours": result.ours}, file, as_json)
 
 
 def format_number(value: float | None, digits: int, unit: str = "") -> str:

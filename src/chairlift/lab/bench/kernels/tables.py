@@ -24,8 +24,8 @@ CEILING_NOTE: Final = (
 )
 
 
-def print_kernels(result: KernelResult, file: TextIO | None = None) -> None:
-    """Write the tables and the JSON line to `file` (standard output if None)."""
+def print_kernels(result: KernelResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Write the tables, or the JSON line, to `file` (standard output if None)."""
     tables = [ceilings_table(result)]
     if result.options.formats is not None and len(result.options.formats) > 1:
         tables += [formats_table(result, kernel) for kernel in (LAYERS, LM_HEAD)]
@@ -35,7 +35,7 @@ def print_kernels(result: KernelResult, file: TextIO | None = None) -> None:
         tables.append(attention_table(result))
     if result.sampling:
         tables.append(sampling_table(result.sampling))
-    print_report(tables, result.to_dict(), file)
+    print_report(tables, result.to_dict(), file, as_json)
 
 
 def ceilings_table(result: KernelResult) -> Table:

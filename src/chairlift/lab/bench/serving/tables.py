@@ -15,12 +15,12 @@ from chairlift.lab.bench.workload_options import format_arrivals, format_lengths
 from chairlift.lab.tables import json_line, make_table, number, print_report
 
 
-def print_serve(result: ServeResult, file: TextIO | None = None) -> None:
-    """Write the tables, the notes and the JSON line to `file` (standard output if None)."""
+def print_serve(result: ServeResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Write the tables and the notes, or the JSON line, to `file` (standard output if None)."""
     arrivals = format_arrivals(result.options)
     title = f"{result.model} at {result.options.base_url}: {len(result.records)} requests {arrivals}"
     parts: list[RenderableType] = [title, _totals_table(result.metrics), _latency_table(result), *notes(result)]
-    print_report(parts, result.to_dict(), file)
+    print_report(parts, result.to_dict(), file, as_json)
 
 
 def save_result(result: ServeResult, path: Path) -> None:
