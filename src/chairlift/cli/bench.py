@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from chairlift.cli.commands import Commands
 from chairlift.cli.engine_options import ENGINE_OPTIONS, ModelOption, add_engine_options, add_options, log_to_stderr
 from chairlift.cli.option_groups import JSON, OptionValues, add_group, option, option_group
 from chairlift.cli.workload_options import WORKLOAD, add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
-bench = typer.Typer(help="Measure engines, servers, policies and kernels.", no_args_is_help=True)
+bench = Commands(help="Measure engines, servers, policies and kernels.", no_args_is_help=True)
 
 
 @bench.command()
@@ -82,7 +83,7 @@ def compare(
     workload: Annotated[
         str | None,
         typer.Option(
-            help="anyscale:CAP\\[/DIVISOR]: the published output lengths divided by DIVISOR, with prompts of "
+            help="anyscale:CAP[/DIVISOR]: the published output lengths divided by DIVISOR, with prompts of "
             "512/DIVISOR tokens unless --input-len is given.",
             rich_help_panel=WORKLOAD,
         ),

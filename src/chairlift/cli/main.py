@@ -10,6 +10,7 @@ import typer
 from chairlift import __version__
 from chairlift.cli.batch import batch
 from chairlift.cli.bench import bench
+from chairlift.cli.commands import Commands
 from chairlift.cli.engine_options import ModelArgument, ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.key import key
 from chairlift.cli.option_groups import OptionValues, add_group
@@ -27,7 +28,7 @@ from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 
-app = typer.Typer(
+app = Commands(
     name="chairlift",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
