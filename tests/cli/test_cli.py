@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -45,6 +46,26 @@ def test_version_and_help() -> None:
     assert "--max-num-batched-tokens" in help_of("serve")
 
 
+def all_commands(command: Any, *names: str) -> Iterator[tuple[str, ...]]:
+    yield names
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from all_commands(inner, *names, name)
+
+
+@pytest.mark.parametrize("names", [*all_commands(typer.main.get_command(app))], ids=" ".join)
+def test_the_help_fits_80_columns_and_cuts_no_name(names: tuple[str, ...]) -> None:
+    text = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*names, "--help"]).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    command: Any = typer.main.get_command(app)
+    for name in names:
+        command = command.commands[name]
+    shown = [parameter for parameter in command.params if not parameter.hidden]
+    assert all(name in text for parameter in shown for name in parameter.opts if name.startswith("--"))
+    if not hasattr(command, "commands"):
+        assert all(parameter.help for parameter in shown if parameter.name != "help")
+
+
 def test_every_engine_option_is_an_option_of_the_command_line() -> None:
     names = {field.name for field in fields(chairlift.EngineConfig)} - {"model"}
     served = {option.name for option in SAMPLING}
@@ -56,7 +77,7 @@ def test_every_engine_option_is_an_option_of_the_command_line() -> None:
 
 def test_sampling_defaults_reach_the_configuration_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[chairlift.EngineConfig] = []
-    monkeypatch.setattr("chairlift.server.serve.run", lambda config, *_: taken.append(config))
+    monkeypatch.setattr("chairlift.server.serve.run", lambda config, **_: taken.append(config))
     options = ["--generation-config", "vllm", "--override-generation-config"]
     assert CliRunner().invoke(app, ["serve", *options, '{"temperature": 0.5}']).exit_code == 0
     assert [(config.generation_config, config.override_generation_config) for config in taken] == [

@@ -107,7 +107,6 @@ def add_engine_options(command: Command) -> Command:
 
 
 MODEL_HELP = f"Folder, .gguf file, {', '.join(PACKAGED_MODELS)}, or name on the hub. Default: {DEFAULT_MODEL}."
-ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
 ModelOption = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 
 

@@ -11,9 +11,10 @@ from chairlift import __version__
 from chairlift.cli.batch import batch
 from chairlift.cli.bench import bench
 from chairlift.cli.commands import Commands
-from chairlift.cli.engine_options import ModelArgument, ModelOption, add_engine_options, log_to_stderr
+from chairlift.cli.config_file import ENVIRONMENT_SETTINGS, add_config_file
+from chairlift.cli.engine_options import MODEL_HELP, ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.key import key
-from chairlift.cli.option_groups import OptionValues, add_group
+from chairlift.cli.option_groups import OptionValues, add_group, option
 from chairlift.cli.plan import plan
 from chairlift.cli.report import report
 from chairlift.cli.serve_options import add_sampling_options, add_serve_options
@@ -84,19 +85,27 @@ def generate(
     llm.close()
 
 
-@app.command()
+@app.command(context_settings=ENVIRONMENT_SETTINGS)
 @add_engine_options
 @add_sampling_options
 @add_serve_options
+@add_config_file
+@add_group(
+    option(
+        "watchdog_timeout",
+        float,
+        120.0,
+        min=0,
+        help="Seconds without a step after which a busy engine is restarted; 0 disables it.",
+    ),
+    host=(str, "Address to listen on.", "127.0.0.1"),
+    port=(int, "Port to listen on; 0 selects a free one.", 8000),
+    served_model_name=(str | None, "Name of the model in requests."),
+)
 def serve(
-    model: ModelArgument = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.")] = 8000,
-    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests.")] = None,
-    watchdog_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds without a step after which a busy engine is restarted; 0 disables it.")
-    ] = 120.0,
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, envvar="CHAIRLIFT_MODEL", show_envvar=False)] = None,
     *,
+    options: OptionValues,
     config: EngineConfig,
     limits: ServerLimits,
     access: AccessOptions,
@@ -109,7 +118,16 @@ def serve(
     log_to_stderr()
     from chairlift.server.serve import run
 
-    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access, api, observability, pages)
+    run(
+        config,
+        **options,
+        started=started,
+        limits=limits,
+        access=access,
+        api=api,
+        observability=observability,
+        pages=pages,
+    )
 
 
 app.command()(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
 
@@ -26,14 +26,18 @@ JSON: OptionRow = (bool, "Print one line of JSON instead of tables.", False)
 """The row of the option `json`."""
 
 
-def option(name: str, kind: Any, default: Any = None, **about: Any) -> inspect.Parameter:
+def option(
+    name: str, kind: Any, default: Any = None, param_decls: Sequence[str] = (), **about: Any
+) -> inspect.Parameter:
     """Create an option as a parameter of a command. A flag that is off by default has no --no- form.
 
     Args:
         kind: type of the option.
+        param_decls: its names on the command line, if they are not derived from `name`.
         about: further arguments of `typer.Option`.
     """
-    names = [f"--{name.replace('_', '-')}"] if default is False else []
+    names = param_decls or ([f"--{name.replace('_', '-')}"] if default is False else [])
+    about.setdefault("show_envvar", False)
     annotation = Annotated[kind, typer.Option(*names, **about)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 

@@ -240,7 +240,7 @@ def test_errors_name_the_option(options: list[str], match: str, monkeypatch: pyt
 
 def test_the_command_passes_the_lists_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("chairlift.server.serve.run", lambda *arguments: given.extend(arguments))
+    monkeypatch.setattr("chairlift.server.serve.run", lambda _config, **options: given.extend(options.values()))
     options = ["--allowed-origins", json.dumps([PAGE]), "--allowed-methods", '["POST"]', "--allow-credentials"]
     result = CliRunner().invoke(app, ["serve", *options])
     assert result.exception is None

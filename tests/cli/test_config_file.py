@@ -1,0 +1,127 @@
+"""Tests options of `chairlift serve` from the environment and from a YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chairlift.cli.main import app
+from chairlift.errors import ConfigError
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the server is started with."""
+    taken: dict[str, Any] = {}
+    monkeypatch.setattr("chairlift.server.serve.run", lambda config, **options: taken.update(options, config=config))
+    return taken
+
+
+def serve(*arguments: str, **environment: str) -> None:
+    result = CliRunner(env=environment).invoke(app, ["serve", *arguments])
+    if isinstance(result.exception, ConfigError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_options_of_every_kind_are_read_from_a_file(served: dict[str, Any], tmp_path: Path) -> None:
+    text = """
+    model: some/model
+    port: 8123
+    max-num-seqs: 5
+    max_model_len: 512
+    watchdog-timeout: 2.5
+    enable-prefix-caching: false
+    skip-tokenizer-init: true
+    kv-cache-memory-bytes: 2GiB
+    speculative-config: {method: ngram}
+    tenant-weights: {a: 1, b: 2}
+    scheduling-policy: fair
+    api-key: [first-secret-1234567, name=second-secret-123456]
+    allowed-hosts: [a.example, "*.b.example"]
+    allowed-origins: ["https://page.example"]
+    page-control: true
+    seed:
+    """
+    serve("--config", write(tmp_path, text))
+    config = served["config"]
+    assert (config.model, served["port"], config.max_num_seqs, config.max_model_len) == ("some/model", 8123, 5, 512)
+    assert (served["watchdog_timeout"], config.enable_prefix_caching, config.skip_tokenizer_init) == (2.5, False, True)
+    assert config.kv_cache_memory_bytes == 2 << 30
+    assert config.speculative_config.method == "ngram"
+    assert config.tenant_weights == "a=1,b=2"
+    assert len(served["access"].keys) == 2
+    assert served["access"].cors.allowed_origins == ("https://page.example",)
+    assert served["access"].allowed_hosts is not None
+    assert served["pages"].page_control
+    assert config.seed is None
+
+
+def test_the_command_line_has_precedence_and_then_the_environment(served: dict[str, Any], tmp_path: Path) -> None:
+    path = write(tmp_path, "max-num-seqs: 2\nport: 2\nblock-size: 32\nmodel: of/the-file\n")
+    environment = {"CHAIRLIFT_MAX_NUM_SEQS": "3", "CHAIRLIFT_PORT": "3", "CHAIRLIFT_MODEL": "of/the-environment"}
+    serve("--config", path, "--max-num-seqs", "4", **environment)
+    config = served["config"]
+    assert (config.max_num_seqs, served["port"], config.block_size) == (4, 3, 32)
+    assert config.model == "of/the-environment"
+    serve("of/the-command-line", **environment, CHAIRLIFT_CONFIG=path)
+    assert served["config"].model == "of/the-command-line"
+    assert served["config"].block_size == 32
+    assert served["host"] == "127.0.0.1"
+
+
+def test_every_option_has_a_variable(served: dict[str, Any]) -> None:
+    serve(CHAIRLIFT_ENABLE_PREFIX_CACHING="false", CHAIRLIFT_SKIP_TOKENIZER_INIT="1", CHAIRLIFT_PAGE_CONTROL="true")
+    assert (served["config"].enable_prefix_caching, served["config"].skip_tokenizer_init) == (False, True)
+    assert served["pages"].page_control
+    serve(CHAIRLIFT_API_KEY="first-secret-1234567 second=second-secret-1234", CHAIRLIFT_WATCHDOG_TIMEOUT="0")
+    assert len(served["access"].keys) == 2
+    assert served["watchdog_timeout"] == 0
+
+
+def test_the_variable_of_a_kubernetes_service_is_ignored(served: dict[str, Any]) -> None:
+    serve(CHAIRLIFT_PORT="tcp://10.0.0.1:8000")
+    assert served["port"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-num-seq: 3", r"serve.yaml: max-num-seq is not an option of this command: did you mean max-num-seqs\?"),
+        ("zzz: 3", "zzz is not an option of this command; `--help` lists them"),
+        ("help: true", "help is not an option"),
+        ("max-num-seqs: many", "max-num-seqs='many': .*integer"),
+        ("max-num-seqs: 2.5", "max-num-seqs=2.5: .*integer"),
+        ("max-num-seqs: true", "max-num-seqs must be a number or text, got true: write text in quotes"),
+        ("quantization: off", "quantization must be a number or text, got false: write text in quotes"),
+        ("enable-prefix-caching: 'no'", "enable-prefix-caching must be true or false, got 'no'"),
+        ("watchdog-timeout: -1", "watchdog-timeout=-1: "),
+        ("block-size: 2\nblock_size: 3", "block_size is given twice"),
+        ("- port", "must contain options as `name: value`, got"),
+        ("port: [", "is not valid YAML: while parsing"),
+        ("port: !!python/object:os.system x", "is not valid YAML: could not determine a constructor"),
+        ("kv: fast", "kv must be one of"),
+    ],
+)
+def test_wrong_files_are_rejected(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        serve("--config", write(tmp_path, text))
+
+
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none.yaml cannot be read: No such file"):
+        serve("--config", str(tmp_path / "none.yaml"))
+
+
+def test_an_empty_file_changes_nothing(served: dict[str, Any], tmp_path: Path) -> None:
+    serve("--config", write(tmp_path, "# nothing\n"))
+    assert served["port"] == 8000
