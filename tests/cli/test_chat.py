@@ -1,0 +1,189 @@
+"""Tests `chairlift chat` and `chairlift generate` as processes, and the commands of a conversation."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.cli.chat import COMMANDS, Conversation
+from chairlift.cli.chat_backends import AnswerStats
+from chairlift.errors import ConfigError
+from running_server import MODEL, RunningServer, run_server, wait_for
+
+COMMAND = [sys.executable, "-m", "chairlift"]
+POOL = ["--num-kv-blocks", "100", "--num-threads", "1"]
+
+
+def run(*arguments: str, text: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    own = {**os.environ, **environment}
+    return subprocess.run(
+        [*COMMAND, *arguments], input=text, env=own, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_gguf: Path) -> Iterator[RunningServer]:
+    llm = AsyncLLM(model=str(smollm2_gguf), num_kv_blocks=200, num_threads=1, max_num_seqs=4)
+    with run_server(llm, MODEL) as running:
+        yield running
+
+
+# -- commands of a conversation -------------------------------------------------------------------------------------
+
+
+def conversation() -> Conversation:
+    talk = Conversation()
+    talk.messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    return talk
+
+
+def test_commands_change_the_conversation() -> None:
+    talk = conversation()
+    talk.run("/system  Be brief. ")
+    talk.run("/set temperature 0.5")
+    talk.run("/set max_tokens 7")
+    assert talk.all_messages()[0] == {"role": "system", "content": "Be brief."}
+    assert talk.parameters == {"temperature": 0.5, "max_tokens": 7}
+    talk.run("/set temperature")
+    assert talk.parameters == {"max_tokens": 7}
+    assert talk.run("/retry") is None
+    assert [message["role"] for message in talk.messages] == ["user"]
+    talk.run("/clear")
+    assert talk.messages == []
+    with pytest.raises(ConfigError, match="no message"):
+        talk.run("/retry")
+    with pytest.raises(EOFError):
+        talk.run("/quit")
+    assert all(command in str(talk.run("/help")) for command in COMMANDS)
+
+
+def test_a_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
+    talk, path = conversation(), tmp_path / "talk.json"
+    talk.run("/system Be brief.")
+    talk.run("/set seed 3")
+    talk.run(f"/save {path}")
+    other = Conversation()
+    assert other.run(f"/load {path}") == f"2 messages are loaded from {path}."
+    assert (other.system, other.messages, other.parameters) == (talk.system, talk.messages, {"seed": 3})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/foo", "/foo is not a command: /help lists them"),
+        ("/set", "/set takes temperature, top_p, max_tokens, seed, got ''"),
+        ("/set heat 3", "got 'heat': for example"),
+        ("/set max_tokens many", "max_tokens must be an integer, got 'many'"),
+        ("/load", "/load needs the name of a file"),
+        ("/load nowhere.json", "nowhere.json cannot be read: No such file"),
+        (f"/load {__file__}", "is not a conversation that /save has written"),
+        ("/save /nowhere/at/all", "cannot be written: No such file"),
+    ],
+)
+def test_wrong_commands_are_explained(line: str, message: str) -> None:
+    talk = conversation()
+    with pytest.raises(ConfigError, match=message):
+        talk.run(line)
+    assert len(talk.messages) == 2
+
+
+def test_the_numbers_of_an_answer() -> None:
+    stats = AnswerStats(0.0, 0.5, 2.5, 64, 32, 11)
+    assert stats.text() == "11 tokens, 5.0 tokens/s, first token after 0.50 s, 32 of 64 prompt tokens cached"
+    assert AnswerStats().text() == "0 tokens"
+
+
+# -- the program ----------------------------------------------------------------------------------------------------
+
+LINES = "What is the capital of France?\n/wrong\n/set temperature 0\n/retry\n\nAnd of Germany?\n"
+
+
+def test_piped_lines_are_answered_by_an_engine_in_the_process() -> None:
+    result = run("chat", "--system", "Be brief.", *POOL, text=LINES)
+    assert result.returncode == 0, result.stderr
+    first, again, second = result.stdout.splitlines()
+    assert "Paris" in first
+    assert "Paris" in again
+    assert "Germany" in second
+    assert "error: /wrong is not a command" in result.stderr
+
+
+def test_piped_lines_are_answered_by_a_server(server: RunningServer) -> None:
+    result = run("chat", "--url", f"{server.url}/v1", text="/set temperature 0\nWhat is the capital of France?\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["The capital of France is Paris."]
+    wrong = run("chat", "other", "--url", server.url, text="Hello\n")
+    assert "error: model 'other' is not served here" in wrong.stderr
+    unreachable = run("chat", "--url", "http://127.0.0.1:9", text="Hello\n")
+    assert unreachable.returncode == 2
+    assert "is the server running?" in unreachable.stderr
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> None:
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "chat", "--url", server.url],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+
+    def read_until(text: str) -> str:
+        seen, deadline = "", time.monotonic() + 20
+        while text not in seen:
+            ready, _, _ = select.select([controller], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, seen
+            seen += os.read(controller, 4096).decode(errors="replace")
+        return seen
+
+    read_until("> ")
+    os.write(controller, b"Write a long story about a dragon and a knight.\n")
+    read_until("knight.")
+    wait_for(lambda: server.llm.num_unfinished == 1)
+    read_until("dragon")
+    os.kill(process.pid, signal.SIGINT)
+    read_until("> ")
+    server.wait_until_idle()
+    os.write(controller, b"/set max_tokens 5\n")
+    read_until("max_tokens is 5.")
+    os.write(controller, b"Hello\n")
+    assert "tokens/s" in read_until("cached")
+    os.write(controller, b"/quit\n")
+    assert process.wait(20) == 0
+    os.close(controller)
+
+
+def test_generate_reads_the_standard_input_and_streams() -> None:
+    result = run("generate", "--max-tokens", "8", *POOL, text="What is the capital of France?\n")
+    assert result.stdout == "The capital of France is Paris.\n"
+    result = run("generate", "-", "--no-chat", "--max-tokens", "2", *POOL, text="The capital of France is")
+    assert result.stdout == "The capital of France is Paris.\n"
+
+
+def test_generate_prints_json_lines() -> None:
+    result = run("generate", "What is the capital of France?", "-", "--json", "--max-tokens", "6", *POOL, text="Hi\n")
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert first["prompt"] == "What is the capital of France?"
+    assert first["text"].startswith("The capital of France is")
+    assert (first["finish_reason"], first["num_output_tokens"]) == ("length", 6)
+    assert second["prompt"] == "Hi"
+
+
+@pytest.mark.parametrize(("arguments", "text"), [(["-", "-"], "x"), (["-"], ""), ([""], "x")])
+def test_generate_rejects_missing_prompts(arguments: list[str], text: str) -> None:
+    result = run("generate", *arguments, text=text)
+    assert result.returncode == 2
+    assert "error: PROMPT" in result.stderr

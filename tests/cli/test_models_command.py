@@ -1,0 +1,105 @@
+"""Tests `chairlift pull` and `chairlift models` with a server that speaks the protocol of the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_hub import COMMIT, FakeHub
+
+NAME = "tiny-org/tiny-model"
+LARGE = 24 << 20
+
+
+@pytest.fixture
+def hub(tiny_model_dir: Callable[..., Path]) -> Iterator[FakeHub]:
+    folder = tiny_model_dir("llama")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files["quantized/tiny.gguf"] = b"GGUF" + os.urandom(LARGE)
+    hub = FakeHub(NAME, files)
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "CHAIRLIFT_CACHE": str(tmp_path / "own")}
+    return {**os.environ, **own, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "chairlift", *arguments]
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_model_of_the_hub_is_pulled_listed_and_removed(environment: dict[str, str], hub: FakeHub) -> None:
+    pulled = run(environment, "pull", NAME)
+    assert pulled.returncode == 0, pulled.stderr
+    folder = Path(pulled.stdout.strip())
+    assert folder.name == COMMIT
+    assert (folder / "config.json").read_bytes() == hub.files["config.json"]
+    assert hub.num_sent["quantized/tiny.gguf"] == 0
+    assert run(environment, "pull", NAME).stdout == pulled.stdout
+    (line,) = run(environment, "models", "--json").stdout.splitlines()
+    record = json.loads(line)
+    assert record["name"] == NAME
+    assert record["num_bytes"] >= len(hub.files["model.safetensors"])
+    assert abs(record["last_used"] - time.time()) < 600
+    assert f"{NAME}  " in run(environment, "models").stdout
+    kept = subprocess.run(command("models", "remove", NAME), env=environment, input="n\n", text=True, check=False)
+    assert kept.returncode == 1
+    assert folder.exists()
+    removed = run(environment, "models", "remove", NAME, "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert not folder.exists()
+    assert "No model is downloaded" in run(environment, "models").stderr
+
+
+def test_an_interrupted_download_is_continued(environment: dict[str, str], hub: FakeHub) -> None:
+    hub.stall_after = 21 << 20
+    file = f"{NAME}/quantized/tiny.gguf"
+    process = subprocess.Popen(command("pull", file), env=environment, stderr=subprocess.DEVNULL)
+    assert hub.is_stalled.wait(30)
+    time.sleep(1)
+    process.kill()
+    process.wait()
+    hub.stop_stalling()
+    before = hub.num_sent["quantized/tiny.gguf"]
+    assert before == 21 << 20
+    pulled = run(environment, "pull", file)
+    assert pulled.returncode == 0, pulled.stderr
+    content = hub.files["quantized/tiny.gguf"]
+    assert Path(pulled.stdout.strip()).read_bytes() == content
+    assert hub.num_sent["quantized/tiny.gguf"] - before < 0.7 * len(content), "only the rest is sent again"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("tiny-org/other", "does not have it; check the spelling"),
+        (f"{NAME}/none.gguf", "has no file 'none.gguf'"),
+        ("no such model", "there is no such file or folder"),
+    ],
+)
+def test_an_unknown_model_is_an_error(environment: dict[str, str], model: str, message: str) -> None:
+    failed = run(environment, "pull", model)
+    assert failed.returncode == 2
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_an_unknown_model_cannot_be_removed(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "own" / "models").mkdir(parents=True)
+    (tmp_path / "own" / "models" / "mine.gguf").write_bytes(b"GGUF")
+    failed = run(environment, "models", "remove", "other", "--yes")
+    assert failed.returncode == 2
+    assert f"downloaded are: {tmp_path / 'own' / 'models' / 'mine.gguf'}" in failed.stderr
