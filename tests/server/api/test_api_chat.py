@@ -142,7 +142,6 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "cannot both be true"),
     ({"messages": [{"role": "assistant"}]}, "messages", "must have content or tool_calls"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
-    ({"store": True}, "store", "must be false, got true"),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
     ({"modalities": ["audio"]}, "modalities", "'text'"),
     ({"use_beam_search": True}, "use_beam_search", "must be false, got true"),

@@ -134,7 +134,6 @@ def test_structured_outputs_constrain_the_answer(api_server: RunningServer) -> N
         ({"best_of": 3, "stream": True}, "best_of", "cannot be streamed"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ({"suffix": "x"}, "suffix", "got 'x'"),
-        ({"store": True}, "store", "must be false, got true"),
         ({"service_tier": "flex"}, "service_tier", "got 'flex'"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"messages": []}, "messages", "unknown"),

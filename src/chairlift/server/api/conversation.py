@@ -158,6 +158,7 @@ class ConversationPlanner:
             new_parser=self._new_parser(tools, reasoning, is_structured),
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
+            ignored=("reasoning_effort",) if _is_effort_ignored(body, self._template_for(body)) else (),
         )
 
     def prompt_token_ids(self, conversation: Conversation) -> list[int]:
@@ -236,8 +237,10 @@ class ConversationPlanner:
             messages = [{REASONING_NAMES.get(name, name): value for name, value in m.items()} for m in messages]
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
         variables = body.template_variables(template.variables)
+        if _is_effort_ignored(body, template):
+            del variables["reasoning_effort"]
         if unknown := sorted(variables.keys() - template.variables):
-            field = unknown[0] if unknown[0] in ("documents", "reasoning_effort") else "chat_template_kwargs"
+            field = unknown[0] if unknown[0] == "documents" else "chat_template_kwargs"
             raise RequestError(
                 f"{field}: the chat template of this model does not read {unknown[0]!r}, so it would have no effect: "
                 "leave it out",
@@ -280,6 +283,11 @@ class ConversationPlanner:
             self._engine.tokenizer.render_chat([])  # Raises the error for the missing template.
             raise AssertionError("unreachable")
         return self._template
+
+
+def _is_effort_ignored(body: ChatCompletionRequest, template: ChatTemplate) -> bool:
+    """Whether the request has a reasoning effort that the template does not read."""
+    return body.reasoning_effort is not None and "reasoning_effort" not in template.variables
 
 
 def _render_template(

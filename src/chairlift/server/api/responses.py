@@ -132,6 +132,10 @@ class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
             tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
             tools=[tool.model_dump() for tool in body.tools or []],
             top_logprobs=body.top_logprobs or 0,
+            max_tool_calls=body.max_tool_calls,
+            prompt_cache_key=body.prompt_cache_key,
+            prompt_cache_retention=body.prompt_cache_retention,
+            safety_identifier=body.safety_identifier,
             top_p=call.plan.params.top_p,
             user=body.user,
         )

@@ -41,6 +41,9 @@ MAX_ANSWERS_PER_CALL: Final = 2048
 ENTRIES_PER_POSITION: Final = 20
 """Logprob entries that `output_size` assumes for one position."""
 
+IGNORED_HEADER: Final = "x-chairlift-ignored"
+"""The header of a response that names the fields of the request without an effect."""
+
 LARGE_OUTPUT: Final = 1024
 """An output of more tokens and logprob entries than this is written on a thread."""
 
@@ -243,9 +246,14 @@ class Serving(Endpoint[Fields, Plans]):
             if plan.params.structured_outputs is not None:
                 await self.preparation.run_and_wait(request.state.key.tenant, self._compile_constraint, plan)
             call = await self._start(body, plan, request)
+        request.state.ignored = ignored = _ignored_fields(body, plan)
         if body.stream:
-            return EventStream(self._stream(call), on_close=call.close)
-        return await self._whole_response(call)
+            response: Response = EventStream(self._stream(call), on_close=call.close)
+        else:
+            response = await self._whole_response(call)
+        if ignored:
+            response.headers[IGNORED_HEADER] = ", ".join(ignored)
+        return response
 
     def logprob_writer(self, as_token_ids: bool | None = False) -> LogprobWriter:
         """A writer of logprobs with the tokenizer of the model; see `LogprobWriter`."""
@@ -351,6 +359,12 @@ class Serving(Endpoint[Fields, Plans]):
                     yield chunk
         except ChairliftError as error:
             yield writer.failure(error)
+
+
+def _ignored_fields(body: EngineFields, plan: RequestPlan) -> list[str]:
+    """The fields of a body that have no effect, by the names that they have at its endpoint."""
+    names = body.chat_field_names
+    return [*body.ignored_fields(), *(names.get(field, field) for field in plan.ignored)]
 
 
 def output_size(output: RequestOutput) -> int:

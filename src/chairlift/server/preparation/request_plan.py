@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from chairlift.engine.input_processor import RequestLimits
@@ -22,11 +22,13 @@ class RequestPlan:
         prompts: The text (None if the request has token ids) and the token ids of each prompt.
         params: The sampling parameters.
         constraint_field: The field of the body that errors of `params.structured_outputs` name.
+        ignored: The fields of the body that have no effect with this model.
     """
 
     prompts: list[tuple[str | None, list[int]]]
     params: SamplingParams
     constraint_field: str
+    ignored: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 MAX_LOGPROB_ENTRIES: Final = 4 << 20

@@ -54,6 +54,7 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
         "duration": round(record.seconds, 6),
         "is_disconnected": record.is_disconnected or None,
         "request_id": record.call_id,
+        "ignored": ",".join(record.ignored),
         "body": None if record.body is None else record.body.decode("utf-8", "replace"),
         **(_sequence_fields(record) if record.sequences else {}),
     }

@@ -16,6 +16,7 @@ from chairlift.server.telemetry.engine_observer import EngineObserver
 
 MAX_BODY_BYTES: Final = 4096
 MAX_PATH_CHARACTERS: Final = 1024
+CLIENT_CLOSED_REQUEST: Final = 499
 UNLOGGED_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
 """Successful calls of these paths, which monitoring polls, are not recorded."""
 
@@ -27,11 +28,12 @@ class CallRecord:
     Attributes:
         time: the beginning of the call, in seconds since the epoch.
         seconds: the duration until the last byte of the response was written.
-        status: the status of the response; 499 if the client disconnected before it.
+        status: the status of the response; 499 if the client disconnected before it, or before the end of an answer.
         key: the name of the API key; "" without a key.
         call_id: the id of the response, if the call reached the engine; sequences: its requests in the engine.
         finish_reason: that of the answer that ended first. For a stop string it is known before the engine's event.
         is_disconnected: the client disconnected before the end of the response.
+        ignored: the fields of the body that had no effect.
         body: the first bytes of the request body, if they are recorded.
     """
 
@@ -41,12 +43,13 @@ class CallRecord:
     client: str
     headers: dict[str, str] = field(repr=False)
     seconds: float = 0.0
-    status: int = 499
+    status: int = CLIENT_CLOSED_REQUEST
     key: str = ""
     call_id: str | None = None
     sequences: list[TrackedRequest] = field(default_factory=list)
     finish_reason: str | None = None
     is_disconnected: bool = False
+    ignored: list[str] = field(default_factory=list)
     body: bytes | None = None
 
 
@@ -110,6 +113,9 @@ class CallLogMiddleware:
             record.sequences = [sequence for sequence in own if sequence.arrived.time >= arrival]
         usage: CallUsage | None = state.get("usage")
         record.finish_reason = None if usage is None else usage.finish_reason
+        record.ignored = state.get("ignored", [])
+        if record.is_disconnected and record.call_id is not None:
+            record.status = CLIENT_CLOSED_REQUEST
         for listener in self._listeners:
             listener(record)
 

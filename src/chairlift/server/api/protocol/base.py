@@ -24,6 +24,10 @@ def _set_fail_fast(schema: Any) -> None:
             _set_fail_fast(part)
 
 
+KNOWN_FIELDS: Final[list[frozenset[str]]] = []
+"""The names of the fields of each kind of object in requests, for suggestions."""
+
+
 class RequestBody(BaseModel):
     """A JSON object in a request. Unknown fields are rejected, and types are not converted.
 
@@ -37,6 +41,11 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     content_fields: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        KNOWN_FIELDS.append(frozenset(field.alias or name for name, field in cls.model_fields.items()))
 
     @property
     def chat_field_names(self) -> Mapping[str, str]:

@@ -1,4 +1,8 @@
-"""Fields that are accepted but not read, because their permitted values describe what the server does anyway.
+"""Fields that are accepted but not read.
+
+Most of their permitted values describe what the server does anyway. Advisory fields, which popular clients send by
+default and whose answers are valid without them, are accepted with every value (ADR 42): `ignored_fields` names those
+that had no effect, and the response does so in the header `x-chairlift-ignored`.
 
 This module is the complete table: name, permitted values, reason. Other values of these fields are rejected, and so are
 fields that are neither listed here nor implemented.
@@ -6,7 +10,8 @@ fields that are neither listed here nor implemented.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,15 +30,34 @@ class CacheControl(RequestBody):
 
 
 class CompatibilityFields(RequestBody):
-    """Accepted by every endpoint that generates."""
+    """Accepted by every endpoint that generates.
+
+    Attributes:
+        advisory_fields: the advisory fields, with the values that describe what the server does anyway.
+    """
+
+    advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "user": (),
+        "safety_identifier": (),
+        "store": (False,),
+        "prompt_cache_key": (),
+        "prompt_cache_retention": ("in_memory",),
+        "metadata": ({},),
+        "verbosity": ("medium",),
+    }
+
+    def ignored_fields(self) -> list[str]:
+        """The advisory fields of the request that have no effect."""
+        given = self.model_fields_set & self.advisory_fields.keys()
+        return sorted(name for name in given if getattr(self, name) not in (None, *self.advisory_fields[name]))
 
     user: str | None = Field(None, description="Identifies the end user; has no effect.")
     safety_identifier: str | None = Field(None, description="Identifies the end user; has no effect.")
-    store: Literal[False] | None = Field(None, description="Responses are not stored.")
+    store: bool | None = Field(None, description="Has no effect: responses are not stored.")
     prompt_cache_key: str | None = Field(
         None, description="Has no effect: the prefix cache finds equal prefixes without a key."
     )
-    prompt_cache_retention: Literal["in_memory"] | None = Field(
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         None, description="Has no effect: the prefix cache is always in memory."
     )
     moderation: None = Field(None, description="Moderation is not supported.")
@@ -72,7 +96,9 @@ class ChatCompatibilityFields(SamplingCompatibilityFields):
     audio: None = Field(None, description="Audio is not supported.")
     prediction: None = Field(None, description="Predicted outputs are not supported.")
     web_search_options: None = Field(None, description="Web search is not supported.")
-    verbosity: Literal["medium"] | None = Field(None, description="The verbosity cannot be changed.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="Has no effect: the verbosity cannot be changed."
+    )
     functions: EmptyValue = Field(None, description="Deprecated by OpenAI; use `tools`.")
     function_call: Literal["none"] | None = Field(None, description="Deprecated by OpenAI; use `tool_choice`.")
 
@@ -80,12 +106,19 @@ class ChatCompatibilityFields(SamplingCompatibilityFields):
 class ResponsesCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/responses. The endpoint is stateless: the client sends the whole conversation."""
 
+    advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
+        **{name: values for name, values in CompatibilityFields.advisory_fields.items() if name != "metadata"},
+        "truncation": ("disabled",),
+        "max_tool_calls": (),
+    }
     background: Literal[False] | None = Field(None, description="Background responses are not supported.")
     conversation: None = Field(None, description="Conversations are not stored.")
     previous_response_id: None = Field(None, description="Responses are not stored: send the whole conversation.")
     context_management: EmptyValue = Field(None, description="Conversations are not stored.")
     prompt: None = Field(None, description="Prompt templates are not stored.")
-    truncation: Literal["disabled"] | None = Field(None, description="A prompt that is too long is rejected.")
+    truncation: Literal["disabled", "auto"] | None = Field(
+        None, description="Has no effect: a prompt that is too long is rejected."
+    )
     service_tier: Literal["auto", "default"] | None = Field(
         None, description="Has no effect: there is only one service tier."
     )

@@ -126,13 +126,19 @@ class ResponsesSchemaFormat(RequestBody):
 
 class ResponsesText(RequestBody):
     format: Annotated[TextFormat | JsonObjectFormat | ResponsesSchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = Field(None, description="The verbosity cannot be changed.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="Has no effect: the verbosity cannot be changed."
+    )
 
 
 class ResponsesReasoning(RequestBody):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: None = Field(None, description="Reasoning is returned in full, not as a summary.")
-    generate_summary: None = Field(None, description="Reasoning is returned in full, not as a summary.")
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="Has no effect: reasoning is returned in full, not as a summary."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="As `summary`.")
+    mode: None = None
+    context: None = None
 
 
 class ResponsesStreamOptions(RequestBody):
@@ -167,6 +173,14 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     @property
     def chat_field_names(self) -> dict[str, str]:
         return RESPONSES_FIELDS
+
+    def ignored_fields(self) -> list[str]:
+        found = super().ignored_fields()
+        if self.reasoning is not None and (self.reasoning.summary or self.reasoning.generate_summary):
+            found.append("reasoning.summary")
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            found.append("text.verbosity")
+        return found
 
     @property
     def include_logprobs(self) -> bool:
@@ -280,7 +294,7 @@ class ResponsesUsage(BaseModel):
 
 class ResponseObject(BaseModel):
     """A response. A stream sends it at its beginning and at its end. The items of `output` are messages, function calls
-    and reasoning."""
+    and reasoning. Fields that are always null belong to features that are not supported; clients read them."""
 
     id: str
     object: Literal["response"] = "response"
@@ -308,4 +322,17 @@ class ResponseObject(BaseModel):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponsesUsage | None = None
     user: str | None = omitted_if_null()
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    access_programs: None = None
+    conversation: None = None
+    image: None = None
+    input_transformations: None = None
+    moderation: None = None
+    prompt: None = None
+    prompt_cache_diagnostics: None = None
+    prompt_cache_options: None = None
+    tool_usage: None = None
     timings: Timings | None = omitted_if_null()

@@ -10,11 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
+from chairlift.server.api.protocol.base import KNOWN_FIELDS
+
 Path = tuple[str | int, ...]
+
+MIN_SIMILARITY: Final = 0.75
+"""The smallest similarity (see difflib) of an unknown field to the suggested one."""
 
 MAX_NAME_LENGTH: Final = 100
 """Characters of the name of a field that an error message shows."""
@@ -69,7 +75,9 @@ def describe_validation_errors(problems: Sequence[ErrorDetails], body: Any) -> t
     """
     field = problems[0]["loc"][:1]
     errors = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
-    name = printable(_shortened(str(field[0]))) if field else "body"
+    if errors[0].problem["type"] == "extra_forbidden" and (meant := _suggestion(errors[0].path, body)):
+        return f"{_format_path(errors[0].path)} is unknown: did you mean {meant}?", _name_of(field)
+    name = _name_of(field)
     if too_long := [error for error in errors if error.problem["type"] == "too_long"]:
         # The value has this form, because its entries up to the limit are valid: other forms are not reported.
         return _sentences([too_long[:1]]), name
@@ -82,6 +90,11 @@ def describe_validation_errors(problems: Sequence[ErrorDetails], body: Any) -> t
     if not matching:
         matching = [[error for error in form if error.is_other_form] for form in forms.values()]
     return _sentences(matching), name
+
+
+def _name_of(field: Path) -> str:
+    """The name of a field of the body as errors show it; "body" for the whole body."""
+    return printable(_shortened(str(field[0]))) if field else "body"
 
 
 def _locate(problem: ErrorDetails, body: Any) -> _InvalidField:
@@ -108,6 +121,24 @@ def _walk(value: Any, loc: Path, problem: ErrorDetails) -> Path | None:
     if is_there and (found := _walk(value[head], tuple(rest), problem)) is not None:
         return (head, *found)
     return _walk(value, tuple(rest), problem) if isinstance(head, str) else None
+
+
+def _suggestion(path: Path, body: Any) -> str | None:
+    """The field that is probably meant by an unknown one, from the kinds of objects that have most other fields."""
+    parent, name = _value_at(body, path[:-1]), path[-1]
+    if not isinstance(parent, dict) or not isinstance(name, str):
+        return None
+    num_known = [sum(key in fields for key in parent) for fields in KNOWN_FIELDS]
+    kinds = (fields for fields, count in zip(KNOWN_FIELDS, num_known, strict=True) if count == max(num_known))
+    names = frozenset().union(*kinds) - parent.keys()
+    close = get_close_matches(name[:MAX_NAME_LENGTH], names, 1, MIN_SIMILARITY)
+    return close[0] if close else None
+
+
+def _value_at(body: Any, path: Path) -> Any:
+    for part in path:
+        body = body[part]
+    return body
 
 
 def _sentences(forms: list[list[_InvalidField]]) -> str:

@@ -1,0 +1,110 @@
+"""Tests advisory fields: they are accepted, and the response and the access log name those without an effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import Response
+
+from chairlift import AsyncLLM
+from chairlift.server.api.protocol.responses import ResponseObject
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from running_server import RunningServer, run_server, wait_for
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+INPUT: dict[str, Any] = {"input": "hi", "max_output_tokens": 3, "temperature": 0}
+PROMPT: dict[str, Any] = {"prompt": "hi", "max_tokens": 3, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields", "ignored"),
+    [
+        ("/v1/chat/completions", CHAT, {"store": True}, "store"),
+        ("/v1/chat/completions", CHAT, {"metadata": {"run": "7"}, "user": "me"}, "metadata, user"),
+        ("/v1/chat/completions", CHAT, {"verbosity": "low", "prompt_cache_key": "k"}, "prompt_cache_key, verbosity"),
+        ("/v1/chat/completions", CHAT, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        ("/v1/chat/completions", CHAT, {"safety_identifier": "a", "stream": True}, "safety_identifier"),
+        ("/v1/chat/completions", CHAT, {"store": False, "metadata": {}, "verbosity": "medium", "user": None}, None),
+        ("/v1/chat/completions", CHAT, {"service_tier": "auto"}, None),
+        ("/v1/completions", PROMPT, {"store": True, "metadata": {"a": "b"}}, "metadata, store"),
+        ("/v1/responses", INPUT, {"store": True, "truncation": "auto"}, "store, truncation"),
+        ("/v1/responses", INPUT, {"metadata": {"a": "b"}, "truncation": "disabled"}, None),
+        (
+            "/v1/responses",
+            INPUT,
+            {"reasoning": {"summary": "auto"}, "text": {"verbosity": "low"}},
+            "reasoning.summary, text.verbosity",
+        ),
+        ("/v1/messages", CHAT, {"metadata": {"user_id": "me"}}, "metadata"),
+    ],
+)
+def test_the_response_names_fields_without_an_effect(
+    api_server: RunningServer, path: str, body: dict[str, Any], fields: dict[str, Any], ignored: str | None
+) -> None:
+    answer = api_server.post(path, {**body, **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-chairlift-ignored") == ignored
+    assert api_server.access_log is not None
+    wait_for(lambda: json.loads(api_server.access_log.read_text().splitlines()[-1])["path"] == path)  # type: ignore[union-attr]
+    line = json.loads(api_server.access_log.read_text().splitlines()[-1])
+    assert line.get("ignored") == (None if ignored is None else ignored.replace(" ", ""))
+
+
+def test_a_reasoning_effort_that_the_template_does_not_read_is_ignored(smollm2_gguf: Path) -> None:
+    llm = AsyncLLM(model=str(smollm2_gguf), num_kv_blocks=60, num_threads=1, max_num_seqs=2)
+    with run_server(llm, "smollm2") as server:
+        plain = server.post("/v1/chat/completions", CHAT)
+        given = server.post("/v1/chat/completions", {**CHAT, "reasoning_effort": "high"})
+        response = server.post("/v1/responses", {**INPUT, "reasoning": {"effort": "low"}})
+    assert "x-chairlift-ignored" not in plain.headers
+    assert given.headers["x-chairlift-ignored"] == "reasoning_effort"
+    assert given.json()["choices"] == plain.json()["choices"]
+    assert response.headers["x-chairlift-ignored"] == "reasoning"
+
+
+def test_a_reasoning_effort_that_the_template_reads_has_an_effect(api_server: RunningServer) -> None:
+    answer = api_server.post("/v1/chat/completions", {**CHAT, "reasoning_effort": "low"})
+    assert "x-chairlift-ignored" not in answer.headers
+    plain = api_server.post("/v1/chat/completions", CHAT)
+    assert answer.json()["usage"]["prompt_tokens"] > plain.json()["usage"]["prompt_tokens"]
+
+
+def test_a_response_has_every_field_of_the_official_type(api_server: RunningServer) -> None:
+    assert Response.model_fields.keys() <= ResponseObject.model_fields.keys()
+    given = {"prompt_cache_key": "k", "safety_identifier": "s", "max_tool_calls": 2}
+    answer = api_server.post("/v1/responses", {**INPUT, **given}).json()
+    assert answer.items() >= given.items()
+    assert answer["prompt_cache_diagnostics"] is None
+    Response.model_validate(answer)
+
+
+def test_an_aborted_stream_is_logged_with_status_499(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    log = tmp_path / "access.jsonl"
+    llm = AsyncLLM(
+        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
+    )
+    body = {"prompt": [5, 6], "max_tokens": 200, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    with run_server(llm, "tiny", observability=ObservabilityOptions("json", log)) as server:
+        server.slow_down(0.02)
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+        wait_for(lambda: bool(log.read_text()))
+    line = json.loads(log.read_text())
+    assert (line["status"], line["is_disconnected"]) == (499, True)
+
+
+def test_a_stop_string_is_the_finish_reason_in_the_access_log(api_server: RunningServer) -> None:
+    text = api_server.post("/v1/completions", {**PROMPT, "max_tokens": 20}).json()["choices"][0]["text"]
+    for stream in (False, True):
+        answer = api_server.post("/v1/completions", {**PROMPT, "max_tokens": 20, "stop": [text[3:5]], "stream": stream})
+        assert answer.status_code == 200
+        assert api_server.access_log is not None
+        wait_for(lambda: '"finish_reason":"stop"' in api_server.access_log.read_text().splitlines()[-1])  # type: ignore[union-attr]
