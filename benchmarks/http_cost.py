@@ -104,7 +104,7 @@ def worker(options: dict[str, Any]) -> None:
         message = json.loads(line)
         params = SamplingParams(temperature=0, max_tokens=message["output_len"], ignore_eos=True)
         wall, cpu = time.perf_counter(), time.process_time()
-        outputs = llm.generate(message["prompts"], params, progress=False)
+        outputs = llm.generate(message["prompts"], params, use_tqdm=False)
         run = {
             "seconds": time.perf_counter() - wall,
             "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),

@@ -95,14 +95,14 @@ def check(
     prompts, params = make_prompts(num_requests), make_params(num_requests, max_tokens)
     events = EventList()
     speculative = replace(config, speculative_config={"method": "ngram", "prompt_lookup_min": 1})
-    expected = make_llm(loaded, config, EventList()).generate(prompts, params, progress=False)
+    expected = make_llm(loaded, config, EventList()).generate(prompts, params, use_tqdm=False)
     llm = make_llm(loaded, speculative, events)
-    together = llm.generate(prompts, params, progress=False)
+    together = llm.generate(prompts, params, use_tqdm=False)
     num_alone = round(alone_share * num_requests)
     alone = [
         output
         for prompt, param in list(zip(prompts, params, strict=True))[:num_alone]
-        for output in llm.generate([prompt], [param], progress=False)
+        for output in llm.generate([prompt], [param], use_tqdm=False)
     ]
     lines = differences(expected, together) + differences(expected[:num_alone], alone)
     if lines:

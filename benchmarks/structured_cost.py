@@ -112,7 +112,7 @@ def measure_costs(llm: LLM, structure: StructuredOutputs | None, batch_size: int
     messages = [[{"role": "user", "content": f"Invent person number {i}."}] for i in range(batch_size)]
     calls: dict[str, list[tuple[float, int]]] = defaultdict(list)
     with record_times(calls):
-        outputs = llm.chat(messages, params, progress=False)
+        outputs = llm.chat(messages, params, use_tqdm=False)
     row["tokens"] = sum(len(output.outputs[0].token_ids) for output in outputs)
     for name in ("mask", "apply"):
         values = np.array([1e6 * seconds / rows for seconds, rows in calls[name]] or [0.0])

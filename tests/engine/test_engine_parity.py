@@ -88,7 +88,7 @@ def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[
     config = replace(config, num_kv_blocks=pool_size(folder, config))
     llm = LLM(engine=build_engine(config, events=events))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    outputs = llm.generate(make_prompts(), params, progress=False)
+    outputs = llm.generate(make_prompts(), params, use_tqdm=False)
     assert llm.engine.core.scheduler.is_idle
     return [output.outputs[0].token_ids for output in outputs], [e for e in events.events if isinstance(e, Step)]
 
@@ -130,7 +130,7 @@ def answers_with_logprobs(folder: Path, **options: Any) -> list[list[tuple[int, 
     config = EngineConfig(model=str(folder), skip_tokenizer_init=True, **{"num_kv_blocks": 200, **options})
     config = replace(config, num_kv_blocks=pool_size(folder, config))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
-    outputs = LLM(engine=build_engine(config)).generate(make_prompts(), params, progress=False)
+    outputs = LLM(engine=build_engine(config)).generate(make_prompts(), params, use_tqdm=False)
     return [
         [(entry.token.token_id, entry.token.logprob) for entry in output.outputs[0].logprobs or []]
         for output in outputs

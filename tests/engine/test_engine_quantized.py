@@ -129,7 +129,7 @@ def answers(folder: Path, **options: Any) -> list[list[int]]:
         **{"max_num_seqs": len(PROMPTS), **options},
     )
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    outputs = LLM(engine=build_engine(config)).generate(list(prompts().values()), params, progress=False)
+    outputs = LLM(engine=build_engine(config)).generate(list(prompts().values()), params, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 

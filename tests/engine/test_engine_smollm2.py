@@ -55,7 +55,7 @@ def test_native_kernels_compute_with_the_quantized_file(
     native = LLM(str(smollm2_gguf), kernels="native", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     ours, expected = [], []
-    for output in native.generate([PROMPTS[3], PROMPTS[4]], params, progress=False):
+    for output in native.generate([PROMPTS[3], PROMPTS[4]], params, use_tqdm=False):
         tokens = torch.tensor(output.prompt_token_ids)
         with torch.inference_mode():
             logprobs = smollm2_oracle(tokens[None]).logits[0, :-1].log_softmax(-1)

@@ -4,6 +4,7 @@ import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -263,3 +264,41 @@ def test_invalid_options_raise_errors(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_threads=1, **options)
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "options", "message"),
+    [
+        ("generate", (b"text",), {}, "prompts must be a string, .* got bytes: b'text'"),
+        ("generate", ([[5], 5.0],), {}, "prompt 1: prompt must be a string or a list of token ids"),
+        (
+            "generate",
+            ([[5]], 0.7),
+            {},
+            "sampling_params must be SamplingParams, .* got float: 0.7",
+        ),
+        ("generate", ([[5]], [None]), {}, r"sampling_params\[0\] must be SamplingParams, got NoneType: None"),
+        ("generate", ([[5]], []), {}, "sampling_params has 0 entries for 1 prompts"),
+        ("generate", ([[5]],), {"use_tqdm": "no"}, "use_tqdm must be True or False, got str: 'no'"),
+        ("chat", ("hi",), {}, "messages must be a list of messages .* got str: 'hi'"),
+        ("chat", (["hi"],), {}, r"messages\[0\] must be a list of messages, got str: 'hi'"),
+        ("chat", ([*CHAT, "hi"],), {}, r"messages\[1\] must be a message .* got str: 'hi'"),
+        ("chat", ([CHAT, [5]],), {}, r"messages\[1\]\[0\] must be a message .* got int: 5"),
+        ("chat", (CHAT, []), {}, "sampling_params has 0 entries for 1 prompts"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named(
+    tiny_model_dir: Callable[..., Path], method: str, arguments: Any, options: Any, message: str
+) -> None:
+    llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+    with pytest.raises(RequestError, match=message):
+        getattr(llm, method)(*arguments, **options)
+    assert llm.generate([[5]], SamplingParams(max_tokens=1))[0].finished
+
+
+def test_the_tokenizer_is_that_of_the_engine(smollm2_gguf: Path) -> None:
+    tokenizer = LLM(str(smollm2_gguf), num_kv_blocks=20, num_threads=1).get_tokenizer()
+    assert tokenizer.decode(tokenizer.encode("The capital of France")) == "The capital of France"

@@ -24,7 +24,7 @@ def llm(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
 
 def answer(llm: LLM, prompt: Any = "Hello", **fields: Any) -> CompletionOutput:
     params = SamplingParams(**{"temperature": 2.0, "seed": 1, "max_tokens": 40, "ignore_eos": True, **fields})
-    return llm.generate(prompt, params, progress=False)[0].outputs[0]
+    return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
 
 
 def test_answers_do_not_contain_the_tokens_of_bad_words(llm: LLM) -> None:
@@ -85,17 +85,17 @@ def test_bad_words_as_text_require_a_tokenizer(llm: LLM, tiny_model_dir: Callabl
 def test_a_prompt_is_truncated_from_its_beginning(llm: LLM, kept: int, max_tokens: int, expected: int) -> None:
     ids = [10 + at % 300 for at in range(200)]
     params = SamplingParams(max_tokens=max_tokens, truncate_prompt_tokens=kept, temperature=0)
-    (output,) = llm.generate(ids, params, progress=False)
+    (output,) = llm.generate(ids, params, use_tqdm=False)
     assert output.prompt_token_ids == ids[-expected:]
 
 
 def test_a_text_is_truncated_unless_it_is_far_too_long(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, truncate_prompt_tokens=20)
-    (output,) = llm.generate("the quick fox " * 300, params, progress=False)
+    (output,) = llm.generate("the quick fox " * 300, params, use_tqdm=False)
     assert len(output.prompt_token_ids) == 20
     for rejected in ("the quick fox " * 30_000, "the quick fox " * 300):
         with pytest.raises(RequestError, match="Shorten it"):
-            llm.generate(rejected, SamplingParams() if len(rejected) < 10_000 else params, progress=False)
+            llm.generate(rejected, SamplingParams() if len(rejected) < 10_000 else params, use_tqdm=False)
 
 
 def test_an_answer_without_text_has_the_same_tokens(llm: LLM) -> None:

@@ -54,7 +54,7 @@ def hot(seed: int = 0, max_tokens: int = 600, **fields: Any) -> SamplingParams:
 
 
 def answers(llm: LLM, params: Sequence[SamplingParams], prompt: str = "Hello") -> list[RequestOutput]:
-    return llm.generate([f"{prompt} {index}" for index in range(len(params))], params, progress=False)
+    return llm.generate([f"{prompt} {index}" for index in range(len(params))], params, use_tqdm=False)
 
 
 def texts(outputs: Sequence[RequestOutput]) -> list[str]:
@@ -162,7 +162,7 @@ def crowd() -> list[SamplingParams]:
 
 @pytest.fixture(scope="module")
 def alone(llm: LLM) -> list[tuple[str, list[int]]]:
-    outputs = [llm.generate([f"Hello {i}"], p, progress=False)[0] for i, p in enumerate(crowd())]
+    outputs = [llm.generate([f"Hello {i}"], p, use_tqdm=False)[0] for i, p in enumerate(crowd())]
     return [(output.outputs[0].text, output.outputs[0].token_ids) for output in outputs]
 
 
@@ -201,7 +201,7 @@ def test_invalid_structures_are_rejected_before_the_run(llm: LLM, folder: Path) 
     assert not llm.engine.core.has_work
     no_text = LLM(str(folder), num_kv_blocks=50, skip_tokenizer_init=True, **OPTIONS)
     with pytest.raises(RequestError, match="requires a tokenizer"):
-        no_text.generate([[5, 6]], hot(regex="a"), progress=False)
+        no_text.generate([[5, 6]], hot(regex="a"), use_tqdm=False)
 
 
 def test_a_model_without_eos_does_not_support_structures(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_model_without_eos_does_not_support_structures(tiny_model_dir: Callabl
         tiny_model_dir("llama", vocab_size=VOCAB_SIZE, eos_token_id=None), tmp_path / "endless"
     )
     with pytest.raises(RequestError, match="EOS"):
-        LLM(str(endless), num_kv_blocks=50, **OPTIONS).generate("a", hot(regex="a"), progress=False)
+        LLM(str(endless), num_kv_blocks=50, **OPTIONS).generate("a", hot(regex="a"), use_tqdm=False)
 
 
 def breaking(after: int) -> Any:

@@ -33,7 +33,7 @@ def run(folder: Path, **options: Any) -> tuple[list[list[int]], int]:
     events = EventList()
     llm = LLM(engine=build_engine(config, events=events))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    outputs = [llm.generate(prompt, params, progress=False)[0] for prompt in (PROMPT, PROMPT[:90])]
+    outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in (PROMPT, PROMPT[:90])]
     plan = llm.engine.facts.kv_cache_plan
     steps = [event for event in events.events if isinstance(event, Step)]
     held = max(plan.num_blocks - step.free_blocks for step in steps) * plan.block_bytes

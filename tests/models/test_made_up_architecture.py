@@ -260,7 +260,7 @@ def test_declared_architecture_generates_the_tokens_of_its_torch_twin(folder: Pa
     config = engine_config(folder, kernels=backend, max_num_batched_tokens=budget, max_num_seqs=6)
     llm = LLM(engine=build_engine(config))
     params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-    answers = [output.outputs[0].token_ids for output in llm.generate(make_prompts(), params, progress=False)]
+    answers = [output.outputs[0].token_ids for output in llm.generate(make_prompts(), params, use_tqdm=False)]
     twin = Twin(load_file(folder / "model.safetensors"))
     assert answers == [twin.generate(prompt, 14) for prompt in make_prompts()]
     assert len({tuple(answer) for answer in answers}) > 4, "the answers depend on their prompts"

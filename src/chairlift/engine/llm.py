@@ -12,11 +12,12 @@ from types import FrameType
 from typing import Any, cast
 
 from chairlift.config import EngineConfig
-from chairlift.engine.input_processor import Message, Prompt
+from chairlift.engine.input_processor import Message, NoTokenizer, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import RequestError
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
@@ -47,7 +48,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = True,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Generate answers to all prompts, and return them in the order of the prompts.
 
@@ -55,20 +56,21 @@ class LLM:
             prompts: a list of prompts, or one prompt (a string or a list of token ids).
             sampling_params: parameters for all prompts, or a list with one entry for each prompt; None selects
                 `get_default_sampling_params()`.
-            progress: show a progress bar if standard error is a terminal.
+            use_tqdm: show a progress bar if standard error is a terminal.
 
         Raises:
-            RequestError: a prompt or its parameters are invalid; the message names the prompt, and no prompt is run.
+            RequestError: an argument has a wrong type, or a prompt or its parameters are invalid; the message names the
+                prompt, and no prompt is run.
                 Also raised during the run if a grammar exceeds a limit.
         """
-        return self._run(_prompts(prompts), self.engine.input_processor.encode, sampling_params, progress)
+        return self._run(_prompts(prompts), self.engine.input_processor.encode, sampling_params, use_tqdm)
 
     def chat(
         self,
         messages: list[Message] | list[list[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = True,
+        use_tqdm: bool = True,
         allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> list[RequestOutput]:
@@ -86,10 +88,13 @@ class LLM:
             allow_special_tokens_in_content=allow_special_tokens_in_content,
             **template_options,
         )
-        single = bool(messages) and isinstance(messages[0], dict)
-        conversations = cast("list[list[Message]]", [messages] if single else messages)
-        params = sampling_params or self._sampling_defaults.params(max_tokens=None)
-        return self._run(conversations, encode, params, progress)
+        if sampling_params is None:
+            sampling_params = self._sampling_defaults.params(max_tokens=None)
+        return self._run(_conversations(messages), encode, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer | NoTokenizer:
+        """The tokenizer of the model, with `encode`, `decode` and `render_chat`."""
+        return self.engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of prompts without any, from the model's generation configuration.
@@ -108,8 +113,10 @@ class LLM:
         prompts: Sequence[Any],
         encode: Callable[[Any, SamplingParams], tuple[str | None, list[int]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        progress: bool,
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
+        if not isinstance(use_tqdm, bool):
+            raise _type_error("use_tqdm", "True or False", use_tqdm)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         all_params = _params_per_prompt(sampling_params, len(prompts))
@@ -120,7 +127,7 @@ class LLM:
                 with _name_prompt(index):
                     self.engine.input_processor.prepare(params)
                     self._add(ids[index], *encode(prompt, params), params, core_ids)
-            answers = self._step_until_done(ids, progress)
+            answers = self._step_until_done(ids, use_tqdm)
         finally:
             for core_id in self._processor.remove(core_ids):
                 self.engine.core.abort(core_id)
@@ -136,11 +143,11 @@ class LLM:
         for request in requests:
             core.add(request.to_request())
 
-    def _step_until_done(self, ids: list[str], progress: bool) -> dict[str, AnswerBuilder]:
+    def _step_until_done(self, ids: list[str], use_tqdm: bool) -> dict[str, AnswerBuilder]:
         answers = {request_id: AnswerBuilder() for request_id in ids}
         with (
             _defer_interrupts() as check_interrupt,
-            progress_bar("answers", len(ids), "tokens", is_shown=progress) as advance,
+            progress_bar("answers", len(ids), "tokens", is_shown=use_tqdm) as advance,
         ):
             num_unfinished, num_tokens = len(ids), 0
             while num_unfinished:
@@ -203,14 +210,32 @@ def _name_prompt(index: int) -> Iterator[None]:
         raise RequestError(f"prompt {index}: {error}", error.param) from None
 
 
+def _type_error(name: str, accepted: str, value: object) -> RequestError:
+    return RequestError(f"{name} must be {accepted}, got {type(value).__name__}: {value!r:.100}", name)
+
+
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """The list of prompts; a string or a list of token ids is a single prompt."""
-    if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"prompts must be a string, a list of token ids, or a list of those; got {prompts!r:.100}", "prompts"
-        )
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise _type_error("prompts", "a string, a list of token ids, or a list of those", prompts)
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return cast("Sequence[Prompt]", [prompts] if single else prompts)
+
+
+def _conversations(messages: list[Message] | list[list[Message]]) -> list[list[Message]]:
+    """The list of conversations; a list of messages is a single conversation."""
+    if not isinstance(messages, list | tuple):
+        raise _type_error("messages", "a list of messages (dicts with role and content), or a list of those", messages)
+    single = bool(messages) and isinstance(messages[0], dict)
+    conversations = cast("list[list[Message]]", [messages] if single else messages)
+    for index, conversation in enumerate(conversations):
+        if not isinstance(conversation, list | tuple):
+            raise _type_error(f"messages[{index}]", "a list of messages", conversation)
+        for number, message in enumerate(conversation):
+            if not isinstance(message, dict):
+                name = f"messages[{number}]" if single else f"messages[{index}][{number}]"
+                raise _type_error(name, "a message (a dict with role and content)", message)
+    return conversations
 
 
 def _params_per_prompt(
@@ -218,6 +243,11 @@ def _params_per_prompt(
 ) -> Sequence[SamplingParams]:
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
+    if not isinstance(sampling_params, list | tuple):
+        raise _type_error("sampling_params", "SamplingParams, a list of those, or None", sampling_params)
+    for index, params in enumerate(sampling_params):
+        if not isinstance(params, SamplingParams):
+            raise _type_error(f"sampling_params[{index}]", "SamplingParams", params)
     if len(sampling_params) != count:
         raise RequestError(
             f"sampling_params has {len(sampling_params)} entries for {count} prompts: pass one, or one per prompt",

@@ -37,7 +37,7 @@ def test_answers_are_those_without_a_draft_model(tiny_model_dir: TinyModelDir, m
     for each in (plain, drafting, other):
         events = EventList()
         llm = LLM(engine=build_engine(each, loaded=loaded, events=events))
-        answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, progress=False)])
+        answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
         steps = [event for event in events.events if isinstance(event, Step)]
         shares.append((sum(step.num_accepted for step in steps), sum(sum(step.num_draft) for step in steps)))
     assert answers[0] == answers[1] == answers[2]

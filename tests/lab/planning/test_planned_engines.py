@@ -253,7 +253,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         rng = random.Random(num_requests)
         prompts = [[rng.randrange(3, 256) for _ in range(17)] for _ in range(num_requests)]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-        outputs = llm.generate(prompts, params, progress=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
         has_preempted = any(step.preempted for step in step_events(events))
         if num_requests == count:

@@ -68,7 +68,7 @@ def server(guarded: RunningServer) -> Iterator[RunningServer]:
 
 def test_without_a_key_there_is_a_401_in_openais_form(server: RunningServer) -> None:
     for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
-        for path in ("/v1/completions", "/v1/models", "/openapi.json", "/v1/engine"):
+        for path in ("/v1/completions", "/v1/models", "/v1/page", "/v1/engine"):
             method = "POST" if path.endswith("completions") else "GET"
             answer = httpx.request(method, f"{server.url}{path}", headers=headers, json=completion_body(1))
             assert answer.status_code == 401

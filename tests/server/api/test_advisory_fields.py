@@ -83,9 +83,7 @@ def test_a_response_has_every_field_of_the_official_type(api_server: RunningServ
     Response.model_validate(answer)
 
 
-def test_an_aborted_stream_is_logged_with_status_499(
-    tiny_model_dir: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_aborted_stream_is_logged_with_status_499(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     log = tmp_path / "access.jsonl"
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1

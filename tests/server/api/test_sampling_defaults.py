@@ -81,7 +81,7 @@ def test_max_new_tokens_limits_every_request(planners: Planners, llm: LLM) -> No
 def test_offline_prompts_without_parameters(llm: LLM) -> None:
     expected = SamplingParams(temperature=0.7, top_p=0.8, top_k=20, max_tokens=None)
     assert llm.get_default_sampling_params() == expected
-    (output,) = llm.generate([[5, 6]], progress=False)
+    (output,) = llm.generate([[5, 6]], use_tqdm=False)
     assert len(output.outputs[0].token_ids) <= 6
     assert llm.chat([]) == []
 

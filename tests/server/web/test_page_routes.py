@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,16 @@ def test_pages_need_no_key_and_allow_no_foreign_or_inline_script(guarded: Runnin
     assert "default-src 'none'" in policy
     assert "script-src 'self';" in policy
     assert "unsafe" not in policy
+
+
+def test_the_api_page_needs_no_key_and_nothing_of_another_host(guarded: RunningServer) -> None:
+    page = get(guarded, "/docs")
+    assert page.status_code == 200
+    assert "https://" not in page.text
+    files = re.findall(r'(?:src|href|url)[=:]\s*["\'](/[^"\']+)', page.text)
+    assert len(files) == 4
+    for path in files:
+        assert get(guarded, path).status_code == 200, path
 
 
 def test_no_file_outside_of_the_pages_is_served(guarded: RunningServer) -> None:

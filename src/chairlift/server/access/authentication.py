@@ -8,12 +8,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing
 from chairlift.server.http.error_responses import RejectedHttpRequestError
 
-PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics", "/", "/chat"})
+PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json"})
 """Paths for probes and monitoring and the pages, which need no key. Their responses contain nothing about single
 requests; the scripts of the pages ask for a key."""
 
-PUBLIC_FILES = "/page/"
-"""The beginning of the paths of the pages' scripts and styles."""
+PUBLIC_FILES = ("/page/", "/docs/")
+"""The beginnings of the paths of the pages' scripts and styles."""
 
 
 class KeyMiddleware:

@@ -99,7 +99,12 @@ def create_app(
             listener.close()
 
     app = FastAPI(
-        title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
+        title="Chairlift",
+        version=chairlift.__version__,
+        lifespan=lifespan,
+        dependencies=[Depends(check_unicode)],
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.admission = admission
     _add_middlewares(app, limits, keys, cors or CorsOptions())

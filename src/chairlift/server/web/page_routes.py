@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
+from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 import chairlift
@@ -57,7 +58,20 @@ def file_router() -> APIRouter:
     for path, name in PAGES.items():
         routes.add_api_route(path, _page_endpoint(name), methods=["GET"])
     routes.mount("/page", PageFiles(directory=STATIC))
+    routes.add_api_route("/docs", _get_api_page, methods=["GET"])
+    routes.mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     return routes
+
+
+async def _get_api_page() -> HTMLResponse:
+    """The description of the API, with the files of Swagger UI from the package `fastapi_swagger` instead of a CDN."""
+    return get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="Chairlift: API",
+        swagger_js_url="/docs/swagger-ui-bundle.js",
+        swagger_css_url="/docs/swagger-ui.css",
+        swagger_favicon_url="/page/icon.svg",
+    )
 
 
 def _page_endpoint(name: str) -> Any:
