@@ -105,6 +105,17 @@ def test_without_enough_steps_there_is_no_estimate() -> None:
     assert not later.waits[0].spans[-1].text.endswith("; estimated wait: unknown")
 
 
+def test_a_request_that_arrives_at_an_idle_engine_starts_in_the_next_step() -> None:
+    engine = first_step([(4, 12)] * 3, max_num_seqs=3, num_blocks=30)
+    engine.to_end()
+    last = engine.tracker.last_step
+    assert last is not None
+    assert last.num_running == 3, "the counts of the last step are those before its requests ended"
+    explanation = explain(engine, engine.add([9, 9], 2))
+    assert explanation.position == 0
+    assert explanation.expected_wait == engine.tracker.cost.seconds(0)
+
+
 def test_the_expected_wait_is_close_to_the_real_wait() -> None:
     engine = first_step([(4, 20), (4, 12), (4, 9)], max_num_seqs=2, max_num_batched_tokens=16)
     engine.steps(4)

@@ -181,8 +181,12 @@ class Explainer:
             BlockUse(1 + entry.max_output_tokens - entry.num_output_tokens, self._needed_blocks(entry))
             for entry in (*ahead, request)
         ]
-        holders = self._tracker.holders()
-        return len(ahead), self._seconds_until_admitted(holders, queue, last.free_blocks, last.num_running)
+        holders, started = self._tracker.holders(), self._tracker.started
+        # The counts of the last step are those before its requests ended.
+        free_blocks, num_running = last.free_blocks, last.num_running
+        if not holders and started is not None:
+            free_blocks, num_running = started.num_blocks, 0
+        return len(ahead), self._seconds_until_admitted(holders, queue, free_blocks, num_running)
 
     def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
         """Whether one request is ahead of another one in the queue; under the fair policy, for requests of one tenant

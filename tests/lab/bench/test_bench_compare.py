@@ -27,6 +27,7 @@ from chairlift.lab.report.run_log import load_runs
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.models.decoder import DecoderModel
 from chairlift.models.kv_layout import KVLayout
+from native import needs_native
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -171,6 +172,11 @@ def test_speed_is_compared_on_requests_that_all_policies_run_together(result: Co
     (num_rows,) = result.speeds.speeds
     assert result.speeds.speeds[num_rows].keys() == result.runs.keys()
     assert num_rows == 2, "the size of the static batches"
+
+
+def test_the_token_budget_is_equal_and_not_limited_by_time(result: CompareResult) -> None:
+    assert len({engine.max_num_batched_tokens for engine in result.engines.values()}) == 1
+    assert all(engine.step_time is None for engine in result.engines.values())
 
 
 def test_memory_is_equal_and_allocated_once(result: CompareResult, num_allocations: list[int]) -> None:
@@ -382,3 +388,12 @@ def test_options_that_several_runs_cannot_share(tiny_config: Path) -> None:
         result = command(tiny_config, option, "x")
         assert result.exit_code == 2
         assert "No such option" in result.output
+
+
+@needs_native
+def test_the_token_budget_of_native_kernels_is_equal(tiny_config: Path) -> None:
+    """Chunks of continuous batching are limited by time unless the budget is given, and those of static batches not."""
+    config = replace(engine(tiny_config), kernels="native")
+    compared = run_compare(config, options(("static", "paged"), repeats=1, static_batch_size=2, max_tokens=40))
+    assert [started.step_time for started in compared.engines.values()] == [None, None]
+    assert len({started.max_num_batched_tokens for started in compared.engines.values()}) == 1

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from chairlift.config import SchedulerConfig
-from chairlift.events import Event, EventList, Step
+from chairlift.events import EngineStarted, Event, EventList, Step
 from chairlift.lab.report.build import default_title, draw_all, render, svg_of, write_report
 from chairlift.lab.report.figures.batch import lane_cells
 from chairlift.lab.report.figures.drawing import KIND_FILLS, ROW_FILLS, STYLE, Drawing, OmittedFigure
-from chairlift.lab.report.figures.memory_map import FREE, ROUNDING, SHARED, paint
+from chairlift.lab.report.figures.memory_map import FREE, ROUNDING, SHARED, num_shown_blocks, paint
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
 from chairlift.lab.report.trace import RowKind
 from chairlift.lab.sim.simulator import SimConfig, simulate
@@ -229,6 +230,33 @@ def test_the_map_shows_owners_rounding_sharing_and_free_blocks() -> None:
     blocks = {**first.new_blocks, names[1]: first.new_blocks[names[0]]}
     events = [replace(e, new_blocks=blocks, shared=4) if e is first else e for e in shared]
     assert SHARED in paint(recorded_run(events))
+
+
+def test_the_map_of_a_large_pool_shows_only_the_used_blocks() -> None:
+    size = recorded_run(simulated(6)).started.num_blocks
+    events = [replace(e, num_blocks=10 * size) if isinstance(e, EngineStarted) else e for e in simulated(6)]
+    large = recorded_run(events)
+    used = num_shown_blocks(large)
+    assert size / 2 < used <= size == num_shown_blocks(recorded_run(simulated(6)))
+    drawing = next(part for part in draw_all([large]) if part.key == "memory-map")
+    assert isinstance(drawing, Drawing)
+    (axes,) = drawing.figure.axes
+    assert axes.get_ylim() == (0, used)
+    assert f"{10 * size:,} blocks of" in axes.get_title(loc="left") + axes.get_title()
+    assert (paint(large) != FREE).mean() > 0.2
+
+
+def test_itl_is_in_milliseconds_and_no_labels_of_ticks_overlap() -> None:
+    drawing = next(part for part in draw_all([recorded_run(simulated(30))]) if part.key == "latency")
+    assert isinstance(drawing, Drawing)
+    assert [axes.get_xlabel() for axes in drawing.figure.axes] == ["seconds", "milliseconds", "seconds"]
+    drawing.figure.draw_without_rendering()
+    for axes in drawing.figure.axes:
+        low, high = axes.get_xlim()
+        labels = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+        boxes = sorted((label.get_window_extent() for label in labels if label.get_text()), key=lambda box: box.x0)
+        assert all(a.x1 < b.x0 for a, b in pairwise(boxes))
+        assert boxes
 
 
 def colours_of(drawing: Drawing) -> np.ndarray[Any, Any]:

@@ -178,7 +178,8 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
         ModelLoadError: the model cannot be loaded.
     """
     tokenize = None if config.skip_tokenizer_init else text_tokenizer(config.model)
-    config = replace(config, skip_tokenizer_init=True)
+    # A budget that is given is not limited by the time of a step, which would apply to continuous batching only.
+    config = replace(config, skip_tokenizer_init=True, max_num_batched_tokens=config.largest_token_budget)
     configs: Configs = {
         policy.name: policy.config(config, options.static_batch_size, options.kv_arena) for policy in options.policies
     }

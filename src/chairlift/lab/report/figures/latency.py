@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from chairlift.lab.report.compare import cdf
 from chairlift.lab.report.figures.drawing import WIDTH, Drawing, OmittedFigure, draw_no_data, line_style, lines_above
@@ -22,8 +23,8 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
         return OmittedFigure(KEY, TITLE, "no run with a moving clock has an output token.")
     figure = Figure(figsize=(WIDTH, 3.0 + 0.16 * len(timed)))
     panels = figure.subplots(1, 3, sharey=True)
-    for axes, (title, values) in zip(panels, PANELS.items(), strict=True):
-        _draw_panel(axes, title, values, timed)
+    for axes, panel in zip(panels, PANELS, strict=True):
+        _draw_panel(axes, panel, timed)
     panels[0].set_ylabel("share of requests at most as slow")
     lines_above(figure, panels[0])
     caption = (
@@ -47,29 +48,43 @@ def _e2e(run: RecordedRun) -> list[float]:
     return [value for r in run.requests if (value := r.e2e_latency) is not None]
 
 
-PANELS: dict[str, Values] = {"TTFT": _ttft, "ITL": _itl, "E2E latency": _e2e}
+class Panel(NamedTuple):
+    """A distribution: its title, its values in seconds, and the unit of its axis with its number in a second."""
+
+    title: str
+    values: Values
+    unit: str
+    scale: float
 
 
-def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[RecordedRun]) -> None:
+PANELS = (
+    Panel("TTFT", _ttft, "seconds", 1.0),
+    Panel("ITL", _itl, "milliseconds", 1e3),
+    Panel("E2E latency", _e2e, "seconds", 1.0),
+)
+
+
+def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RecordedRun]) -> None:
     for index, run in enumerate(runs):
         label = f"{run.label}, {run.arrivals}"
-        if of_run := values(run):
+        if of_run := panel.values(run):
             axes.plot(*cdf(of_run), drawstyle="steps-post", label=label, linewidth=1.3, **line_style(index))
-    axes.set(title=title, ylim=(0, 1.01))
+    axes.set(title=panel.title, ylim=(0, 1.01))
     if axes.lines:
-        _scale(axes)
+        axes.set_xlabel(panel.unit)
+        _scale(axes, panel.scale)
     else:
         draw_no_data(axes)
     axes.grid(True, color="#DDDDDD", linewidth=0.5)
 
 
-def _scale(axes: Axes) -> None:
-    """Make the x axis logarithmic, or linear if it spans less than half a decade."""
+def _scale(axes: Axes, scale: float) -> None:
+    """Make the x axis logarithmic, or linear if it spans less than half a decade; its labels are multiplied."""
     low, high = axes.dataLim.intervalx
     if low > 0 and high / low > 10**0.5:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,)))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(EngFormatter(unit="s", sep=""))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{scale * value:g}"))
     axes.minorticks_off()

@@ -40,7 +40,8 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
     panels[-1].set_xlabel(f"{drawing.time_label(shown)} since the run began")
     _legend(figure)
     caption = (
-        "The vertical axis is the block id. A colour is a request; colours repeat, but differ between neighbours. "
+        "The vertical axis is the block id; blocks above those that were ever used are not shown if they are more than "
+        "half of the pool. A colour is a request; colours repeat, but differ between neighbours. "
         "Blocks are freed when their request finishes or is preempted; in a static batch, when the batch ends. "
         "Reservations are bands with full height from the beginning; paging allocates one block after another. Grey "
         f"blocks are unused: the buddy allocator rounds reservations up.{note}"
@@ -62,21 +63,29 @@ def _legend(figure: Figure) -> None:
 
 
 def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
-    num_blocks = run.started.num_blocks
+    num_blocks = num_shown_blocks(run)
     colours = COLOURS[paint(run)]
     image = (colours * 255).astype(np.uint8)
     axes.imshow(
         image, extent=(0, run.trace.duration, 0, num_blocks), origin="lower", aspect="auto", interpolation="none"
     )
     axes.set(xlim=(0, duration), ylim=(0, num_blocks), ylabel="block")
-    slots = f"{num_blocks:,} blocks of {run.started.block_size} slots"
-    axes.set_title(f"{run.label}: {slots}")
+    slots = f"{run.started.num_blocks:,} blocks of {run.started.block_size} slots"
+    unused = "" if num_blocks == run.started.num_blocks else f", of which the first {num_blocks:,} were used"
+    axes.set_title(f"{run.label}: {slots}{unused}")
+
+
+def num_shown_blocks(run: RecordedRun) -> int:
+    """The number of blocks on the axis: the whole pool, or the used part if it is smaller than half of the pool."""
+    spans = [*block_spans(run.trace), *rounding_spans(run.trace)]
+    used = max(span.block + span.num_blocks for span in spans)
+    return used if used < run.started.num_blocks / 2 else run.started.num_blocks
 
 
 def paint(run: RecordedRun) -> npt.NDArray[np.intp]:
     """The image of the pool as [rows, columns] of indexes of COLOURS."""
     trace = run.trace
-    num_blocks = trace.started.num_blocks
+    num_blocks = num_shown_blocks(run)
     num_rows = min(num_blocks, MAX_ROWS)
     canvas = np.full((num_rows, COLUMNS), FREE)
     scale = COLUMNS / trace.duration
