@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -17,6 +18,9 @@ from chairlift.clock import format_duration
 from chairlift.errors import ConfigError
 
 TIMEOUT_SECONDS: Final = 5.0
+BARS: Final = " ▁▂▃▄▅▆▇█"
+HISTORY_LENGTH: Final = 300
+OUTPUT_TOKENS: Final = "vllm:generation_tokens_total"
 HINT: Final = "Press Enter on a request to explain its wait."
 
 KINDS: Final = {
@@ -45,10 +49,11 @@ COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The response bodies of /v1/engine and /v1/requests."""
+    """The response bodies of /v1/engine and /v1/requests, and the number of output tokens since the server started."""
 
     engine: dict[str, Any]
     requests: list[dict[str, Any]]
+    num_output_tokens: float = 0.0
 
 
 class SourceError(Exception):
@@ -73,19 +78,20 @@ class HttpSource:
         self._client = httpx.AsyncClient(base_url=base, headers=headers, timeout=TIMEOUT_SECONDS)
 
     async def snapshot(self) -> Snapshot:
-        engine = await self._get("/v1/engine")
-        return Snapshot(engine, (await self._get("/v1/requests"))["data"])
+        engine = (await self._get("/v1/engine")).json()
+        requests = (await self._get("/v1/requests")).json()["data"]
+        return Snapshot(engine, requests, count_of(OUTPUT_TOKENS, (await self._get("/metrics")).text))
 
     async def explain(self, request_id: str) -> list[str]:
         """The explanation of a sequence, with one line for each span of its waits."""
         call_id = request_id.rpartition("~")[0] or request_id
-        body = await self._get(f"/v1/requests/{call_id}/explain")
+        body = (await self._get(f"/v1/requests/{call_id}/explain")).json()
         return explained_lines(next((s for s in body["sequences"] if s["id"] == request_id), None))
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def _get(self, path: str) -> httpx.Response:
         try:
             response = await self._client.get(path)
         except httpx.HTTPError as error:
@@ -94,8 +100,36 @@ class HttpSource:
             raise SourceError(f"{path} needs an admin key: set --api-key")
         if response.status_code != 200:
             raise SourceError(f"{path}: status {response.status_code}")
-        body: dict[str, Any] = response.json()
-        return body
+        return response
+
+
+def count_of(name: str, metrics: str) -> float:
+    """The value of a counter in the text format of Prometheus; 0 if it is missing."""
+    values = (line.rpartition(" ")[2] for line in metrics.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
+    return sum(map(float, values))
+
+
+class ThroughputHistory:
+    """The output tokens per second between snapshots, of the last ones."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self.rates: deque[float] = deque(maxlen=HISTORY_LENGTH)
+
+    def add(self, now: float, num_output_tokens: float) -> None:
+        """Add a snapshot. A counter that has become smaller belongs to a server that was restarted."""
+        last, self._last = self._last, (now, num_output_tokens)
+        if last is not None and now > last[0] and num_output_tokens >= last[1]:
+            self.rates.append((num_output_tokens - last[1]) / (now - last[0]))
+
+    def text(self, width: int) -> str:
+        """The last rate, and a line of bars relative to the largest rate that is shown."""
+        if not self.rates:
+            return "output tokens/s: measuring"
+        shown = list(self.rates)[-max(1, width) :]
+        top = max(shown) or 1.0
+        bars = "".join(BARS[round(rate / top * (len(BARS) - 1))] for rate in shown)
+        return f"output tokens/s {shown[-1]:8.1f}  {bars}  at most {max(shown):.1f}"
 
 
 def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
@@ -123,6 +157,7 @@ class TopApp(App[None]):
 
     CSS = """
     #status { height: auto; padding: 0 1; text-style: bold; }
+    #throughput { height: 1; padding: 0 1; }
     #memory { height: 2; margin: 1 1; }
     #requests { height: 1fr; }
     #why { height: auto; max-height: 12; padding: 0 1; border-top: solid $accent; }
@@ -134,10 +169,12 @@ class TopApp(App[None]):
         self._source = source
         self._interval = interval
         self._last: tuple[float, int] | None = None
+        self._throughput = ThroughputHistory()
         self._selected: str | None = None
 
     def compose(self) -> ComposeResult:
         yield Static("connecting ...", id="status", markup=False)
+        yield Static("", id="throughput", markup=False)
         yield Static("", id="memory", markup=False)
         yield DataTable(id="requests", cursor_type="row", zebra_stripes=True)
         yield Static(HINT, id="why", markup=False)
@@ -171,6 +208,8 @@ class TopApp(App[None]):
     def _show(self, snapshot: Snapshot) -> None:
         engine = snapshot.engine
         self.query_one("#status", Static).update(status_line(engine, self._steps_per_s(engine["batch"])))
+        self._throughput.add(time.monotonic(), snapshot.num_output_tokens)
+        self.query_one("#throughput", Static).update(self._throughput.text(self.size.width - 45))
         self.query_one("#memory", Static).update(memory_bar(engine, max(10, self.size.width - 4)))
         table = self.table
         row, top = table.cursor_row, table.scroll_y
