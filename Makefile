@@ -87,10 +87,12 @@ test-pages: venv ## Test the pages in Chromium, which is installed if it is miss
 	@.ci/find-chromium > /dev/null
 	$(BIN)/python -m pytest tests/pages $(ARGS)
 
-test-clients: venv ## Let simonw/llm and LangChain, unchanged, talk to a server.
-	tests/clients/with-clients "llm langchain-openai" tests/clients/check_llm.py
-	tests/clients/with-clients "llm langchain-openai" tests/clients/check_langchain.py
-	tests/clients/with-clients "llm langchain-openai" examples/langchain_chat.py
+CLIENTS := llm langchain-openai instructor pydantic-ai-slim[openai] openai-agents litellm dspy \
+  llama-index-llms-openai-like haystack-ai
+
+test-clients: venv ## Let clients and frameworks, unchanged, talk to a server (SDKs, agents, LangChain, litellm and others).
+	@for script in tests/clients/check_*.py examples/langchain_chat.py; do \
+	  tests/clients/with-clients "$(CLIENTS)" $$script || exit 1; done
 
 load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	tests/clients/with-clients guidellm -m guidellm run --disable-progress --output kind=console \

@@ -1,14 +1,20 @@
-"""Check of dspy: a prediction with the default adapter."""
+"""Check of dspy: an answer, and one that follows a JSON schema."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import dspy
+from pydantic import BaseModel, Field
+
+
+class Answer(BaseModel):
+    answer: str = Field(max_length=20)
 
 
 def main() -> None:
-    """Ask the model directly, and through a signature."""
+    """Call the model as dspy's modules do."""
     lm = dspy.LM(
         "openai/smollm2-135m-instruct",
         api_base=f"{os.environ['CHAIRLIFT_URL']}/v1",
@@ -19,10 +25,9 @@ def main() -> None:
     )
     (answer,) = lm("What is the capital of France?")
     assert "Paris" in (answer if isinstance(answer, str) else answer["text"])
-    dspy.configure(lm=lm, adapter=dspy.JSONAdapter())
-    prediction = dspy.Predict("question -> answer")(question="What is the capital of France?")
-    assert isinstance(prediction.answer, str)
-    print("dspy: an answer, and a prediction with a JSON schema")
+    (structured,) = lm("What is the capital of France?", response_format=Answer)
+    assert json.loads(structured if isinstance(structured, str) else structured["text"]).keys() == {"answer"}
+    print("dspy: an answer, and one that follows a JSON schema")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ def main() -> None:
     parsed = openai.chat.completions.parse(model=model, messages=messages, response_format=City, max_tokens=80)
     assert isinstance(parsed.choices[0].message.parsed, City)
     anthropic = Anthropic(base_url=URL, api_key="none")
-    message = anthropic.messages.create(model=model, max_tokens=20, messages=messages, temperature=0)
+    call = {"model": model, "max_tokens": 20, "messages": messages, "extra_body": {"temperature": 0}}
+    message = anthropic.messages.create(**call)
     assert "Paris" in message.content[0].text
-    with anthropic.messages.stream(model=model, max_tokens=20, messages=messages, temperature=0) as events:
+    with anthropic.messages.stream(**call) as events:
         assert "Paris" in "".join(events.text_stream)
     print("openai and anthropic: whole answers, streams, responses and structured output")
 

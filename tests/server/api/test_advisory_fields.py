@@ -83,6 +83,13 @@ def test_a_response_has_every_field_of_the_official_type(api_server: RunningServ
     Response.model_validate(answer)
 
 
+def test_a_json_object_may_have_a_schema(api_server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}
+    form = {"type": "json_object", "schema": schema}
+    answer = api_server.post("/v1/chat/completions", {**CHAT, "max_tokens": 60, "response_format": form})
+    assert json.loads(answer.json()["choices"][0]["message"]["content"]) == {"a": 7}
+
+
 def test_an_aborted_stream_is_logged_with_status_499(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     log = tmp_path / "access.jsonl"
     llm = AsyncLLM(

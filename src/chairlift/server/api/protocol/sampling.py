@@ -57,6 +57,12 @@ class JsonObjectFormat(RequestBody):
     type: Literal["json_object"]
 
 
+class JsonObjectWithSchemaFormat(JsonObjectFormat):
+    """The form of llama.cpp and Together, which some clients send."""
+
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
 class JsonSchema(RequestBody):
     name: str
     description: str | None = Field(None, description="Has no effect.")
@@ -69,7 +75,7 @@ class JsonSchemaFormat(RequestBody):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[TextFormat | JsonObjectWithSchemaFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class EngineFields(CompatibilityFields):
@@ -134,7 +140,7 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
             return constraint
         if constraint is not None:
             raise RequestError("send only one of response_format and structured_outputs", "structured_outputs")
-        schema = form.json_schema.schema_ if form.type == "json_schema" else None
+        schema = form.json_schema.schema_ if form.type == "json_schema" else form.schema_
         return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
 
     @property
