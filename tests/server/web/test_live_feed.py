@@ -104,7 +104,7 @@ def test_a_snapshot_has_the_progress_and_the_blocks_of_unfinished_requests() -> 
     assert snapshot["requests"][2]["waiting"]["reason"] == "seats"
 
 
-def test_a_slow_reader_is_told_that_it_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_a_slow_reader_lost_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_feed, "MAX_RECENT_BYTES", 1000)
     engine = TrackedEngine()
     feed = feed_of(engine)

@@ -158,6 +158,21 @@ def test_the_number_of_readers_is_limited_and_a_closed_page_is_not_counted(
     wait_for(can_open)
 
 
+def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_model_dir: Callable[..., Path]) -> None:
+    with run_server(tiny_llm(tiny_model_dir), "tiny") as server:
+        server.slow_down(0.02)
+        with httpx.stream("GET", f"{server.url}/v1/page/events", timeout=20) as response:
+            lines = response.iter_lines()
+            assert next(lines)
+            body = completion_body(50, request_id="last", stream=True, return_token_ids=True)
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as answer:
+                chunks = answer.iter_lines()
+                assert next(chunks)
+                server.admission.is_draining = True
+                assert list(chunks)[-2:] == ["data: [DONE]", ""]
+            assert any('"request_finished"' in line for line in lines), "the page shows the last request to its end"
+
+
 def test_a_burst_needs_page_control(guarded: RunningServer) -> None:
     answer = guarded.post("/v1/page/burst", {}, ADMIN)
     assert answer.status_code == 403

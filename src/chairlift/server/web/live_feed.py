@@ -110,7 +110,7 @@ class LiveFeed:
 
     def _begin_part(self, now: float) -> None:
         self._part, self._part_start = self.opening(now), now
-        self._part_bytes = sum(map(len, self._part))
+        self._part_bytes = 0  # Without the snapshot, which may be large if the queue is long.
 
     def history(self) -> Iterator[bytes]:
         """The events so far as JSON, separated by commas: parts that begin with a snapshot, in order.

@@ -118,7 +118,7 @@ def data_router(
             num_readers -= 1
 
         redactor = Redactor(observer.viewer(request), observer.tracker)
-        return EventStream(page_stream(observer, feed, redactor), on_close=close)
+        return EventStream(page_stream(observer, feed, redactor, admission), on_close=close)
 
     @routes.post("/v1/page/burst", status_code=202)
     async def send_burst(request: Request) -> BurstView:
@@ -145,8 +145,10 @@ def data_router(
     return routes
 
 
-async def page_stream(observer: EngineObserver, feed: LiveFeed, redactor: Redactor) -> AsyncIterator[bytes]:
-    """Yield the history for an admin, and then frames of new events; see docs/guide/live-page.md for their form."""
+async def page_stream(
+    observer: EngineObserver, feed: LiveFeed, redactor: Redactor, admission: AdmissionController
+) -> AsyncIterator[bytes]:
+    """Yield the history for an admin, and then frames of new events (ADR 41), until the server has drained."""
     index: int | None = None
     if redactor.viewer.is_admin:
         parts, index = feed.history(), feed.next_index
@@ -154,6 +156,7 @@ async def page_stream(observer: EngineObserver, feed: LiveFeed, redactor: Redact
             yield to_named_event("history", b'{"events":[%b]}' % part)
             await asyncio.sleep(0)
     last_frame = -IDLE_FRAME_SECONDS
+    is_last = False
     while True:
         now = observer.now()
         events = None if index is None else feed.events_since(index, redactor)
@@ -166,4 +169,7 @@ async def page_stream(observer: EngineObserver, feed: LiveFeed, redactor: Redact
         if events or now - last_frame >= IDLE_FRAME_SECONDS:
             last_frame = now
             yield to_named_event("frame", b'{"time":%f,"events":[%b]}' % (now, b",".join(events)))
+        if is_last:
+            return
+        is_last = admission.is_draining and not admission.num_calls
         await asyncio.sleep(FRAME_SECONDS)
