@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from conftest import SECRETS  # type: ignore[attr-defined]
 from running_server import MODEL, RunningServer, wait_for
@@ -91,6 +91,49 @@ def test_regenerate_edit_and_the_history_after_a_reload(chat: Page, server: Runn
     expect(chat.locator("#conversations button")).to_have_count(1)
 
 
+def test_another_conversation_can_be_chosen_during_an_answer(chat: Page, server: RunningServer) -> None:
+    set_parameters(chat, max_tokens="4")
+    send(chat, "First")
+    finish(chat)
+    chat.get_by_role("button", name="New conversation").click()
+    set_parameters(chat, max_tokens="2000")
+    send(chat, "Count from 1 to 1000.")
+    expect(chat.locator(".message.assistant .content").last).to_contain_text(re.compile(r"\w"))
+    chat.get_by_role("button", name="First").click()
+    expect(chat.get_by_role("button", name="Regenerate")).to_be_visible()
+    wait_for(lambda: not server.llm.num_unfinished)
+
+
+def test_a_reload_during_an_answer_keeps_the_message_and_the_part_that_was_received(chat: Page) -> None:
+    set_parameters(chat, max_tokens="2000")
+    send(chat, "Count from 1 to 1000.")
+    expect(chat.locator(".message.assistant .content").last).to_contain_text(re.compile(r"\w"))
+    chat.reload()
+    expect(chat.locator(".message.user .content")).to_have_text("Count from 1 to 1000.")
+    expect(chat.locator(".message.assistant .content")).to_contain_text(re.compile(r"\w"))
+
+
+def test_two_tabs_keep_the_conversations_of_each_other(browser: Browser, server: RunningServer) -> None:
+    with browser.new_context() as context:
+        tabs = [context.new_page() for _ in range(2)]
+        for tab in tabs:
+            tab.goto(f"{server.url}/chat")
+        for number, tab in enumerate(tabs):
+            set_parameters(tab, max_tokens="4")
+            send(tab, f"In tab {number}")
+            finish(tab)
+        tabs[0].reload()
+        expect(tabs[0].locator("#conversations button")).to_have_count(2)
+
+
+def test_an_answer_without_an_end_is_an_error(chat: Page) -> None:
+    answer_with(chat, "A part", finish_reason=None)
+    send(chat, "Hello")
+    expect(chat.locator("#log .problem").last).to_contain_text("The connection was lost")
+    expect(chat.locator(".message.assistant .content")).to_have_text("A part")
+    expect(chat.get_by_role("button", name="Try again")).to_be_visible()
+
+
 def test_an_error_is_shown_at_the_answer_and_can_be_tried_again(chat: Page) -> None:
     chat.expected_problems.append("400")  # type: ignore[attr-defined]
     set_parameters(chat, max_tokens="999999")
@@ -131,12 +174,13 @@ HOSTILE = """<script>window.wasExecuted = 1</script>
 """
 
 
-def answer_with(page: Page, text: str) -> None:
+def answer_with(page: Page, text: str, finish_reason: str | None = "stop") -> None:
     """Let the server answer with a text, in small chunks."""
 
     def respond(route: Route) -> None:
         parts = [text[start : start + 7] for start in range(0, len(text), 7)]
         chunks = [{"id": "chatcmpl-x", "choices": [{"index": 0, "delta": {"content": part}}]} for part in parts]
+        chunks.append({"id": "chatcmpl-x", "choices": [{"index": 0, "delta": {}, "finish_reason": finish_reason}]})
         body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 
@@ -185,6 +229,8 @@ def render(page: Page, text: str) -> Any:
         ("[a](https://x.example/)", [["p", ["a", "a"]]]),
         ("![a](https://x.example/i.png)", [["p", ["a", "a"]]]),
         ("a\n---\nb", [["p", "a"], ["hr"], ["p", "b"]]),
+        ("[a](https://x.example/b_(c))", [["p", ["a", "a"]]]),
+        ("***a***", [["p", ["strong", ["em", "a"]]]]),
         (r"\*a\*", [["p", "*", "a", "*"]]),
         ("**open", [["p", "**open"]]),
         ("", []),
@@ -201,6 +247,12 @@ def test_code_and_tables(chat: Page) -> None:
     _, head, body = table[1]
     assert head == ["thead", ["tr", ["th", "a"], ["th", "b"]]]
     assert body == ["tbody", ["tr", ["td", "1"], ["td", ["em", "2"]]]]
+
+
+def test_a_table_below_a_paragraph_and_a_bar_within_a_cell(chat: Page) -> None:
+    paragraph, table = render(chat, "Here:\n| a \\| b | c |\n|---|---|\n| 1 | 2 |")
+    assert paragraph == ["p", "Here:"]
+    assert table[1][1] == ["thead", ["tr", ["th", "a ", "|", " b"], ["th", "c"]]]
 
 
 def test_long_texts_take_linear_time(chat: Page) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,7 @@ def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_model_dir: Calla
             with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as answer:
                 chunks = answer.iter_lines()
                 assert next(chunks)
-                server.admission.is_draining = True
+                server.uvicorn.handle_exit(signal.SIGTERM, None)
                 assert list(chunks)[-2:] == ["data: [DONE]", ""]
             assert any('"request_finished"' in line for line in lines), "the page shows the last request to its end"
 

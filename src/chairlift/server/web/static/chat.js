@@ -2,6 +2,7 @@
 
 import { ApiError, request } from "./api.js";
 import { Conversations, title } from "./conversations.js";
+import { copyText } from "./copy.js";
 import { readMessages } from "./event_stream.js";
 import { formatCount, formatNumber, formatSeconds } from "./format.js";
 import { StreamedMarkdown } from "./markdown.js";
@@ -16,6 +17,9 @@ const input = element("input");
 
 /** The answer in progress. */
 let running = null;
+
+/** The messages of the shown conversation. */
+let views = [];
 
 // -- messages -------------------------------------------------------------------------------------------------------
 
@@ -78,21 +82,21 @@ function button(text, action) {
 
 function showConversation() {
   const { messages } = store.current;
-  const views = messages.map((message) => new MessageView(message));
+  views = messages.map((message) => new MessageView(message));
   if (views.length) log.replaceChildren(...views.map((view) => view.root));
   else log.replaceChildren(make("p", "empty", "Send a message to begin."));
-  addActions(views);
+  addActions();
   log.scrollTop = log.scrollHeight;
   showList();
 }
 
 /** The last answer can be generated again, and the last message of the user can be changed. */
-function addActions(views) {
+function addActions() {
   if (running) return;
   const last = views.at(-1);
   if (last?.message.role === "assistant") {
     last.actions.append(button(last.message.error ? "Try again" : "Regenerate", regenerate));
-    if (last.message.content) last.actions.append(button("Copy", () => navigator.clipboard.writeText(last.message.content)));
+    if (last.message.content) last.actions.append(button("Copy", () => copyText(last.message.content)));
   }
   const lastOfUser = views.findLast((view) => view.message.role === "user");
   lastOfUser?.actions.append(button("Edit", edit));
@@ -127,15 +131,14 @@ function requestBody() {
 }
 
 async function answer() {
-  const conversation = store.current;
   const body = requestBody();
   /** @type {import("./conversations.js").Message} */
   const message = { role: "assistant", content: "" };
-  conversation.messages.push(message);
-  running = { controller: new AbortController(), conversation };
+  store.current.messages.push(message);
+  running = { controller: new AbortController() };
+  store.save();
   showConversation();
-  const view = new MessageView(message);
-  log.lastElementChild.replaceWith(view.root);
+  const view = views.at(-1);
   setRunning(view, true);
   try {
     await stream(body, message, view, running.controller.signal);
@@ -145,21 +148,22 @@ async function answer() {
   }
   running = null;
   setRunning(view, false);
-  await addTiming(message);
   if (!store.save()) message.error = "The storage of this browser is full: delete a conversation.";
   element("announcement").textContent = message.error ?? `Answer: ${message.content.slice(0, 300)}`;
-  if (store.current === conversation) showConversation();
+  showConversation();
+  await addTiming(message);
+  store.save();
+  const shown = views.find((entry) => entry.message === message);
+  if (shown) draw(shown);
 }
 
 async function stream(body, message, view, signal) {
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
   const response = await request("/v1/chat/completions", options);
   let isDrawn = true;
-  const draw = () => {
+  const drawAgain = () => {
     isDrawn = true;
-    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-    view.update();
-    if (isAtEnd) log.scrollTop = log.scrollHeight;
+    draw(view);
   };
   await readMessages(response.body, (_kind, chunk) => {
     if (chunk.error) throw new ApiError(500, chunk.error.message);
@@ -171,9 +175,17 @@ async function stream(body, message, view, signal) {
     const reasoning = choice.delta.reasoning_content ?? choice.delta.reasoning;
     if (reasoning) message.reasoning = (message.reasoning ?? "") + reasoning;
     if (choice.finish_reason) message.finishReason = choice.finish_reason;
-    if (isDrawn) requestAnimationFrame(draw);
+    if (isDrawn) requestAnimationFrame(drawAgain);
     isDrawn = false;
   });
+  if (!message.finishReason) throw new Error("the stream ended early");
+}
+
+/** Draw a message again; the end stays in view. */
+function draw(view) {
+  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+  view.update();
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
 }
 
 /** Ask the server how long each part of the request took. */
@@ -246,6 +258,13 @@ input.addEventListener("keydown", (event) => {
   }
 });
 element("stop").addEventListener("click", stop);
+addEventListener("pagehide", () => {
+  if (running) store.save();
+});
+addEventListener("storage", () => {
+  store.takeOver();
+  showList();
+});
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") stop();
 });

@@ -49,6 +49,11 @@ export class Conversations {
     this.save();
   }
 
+  /** Take over what another tab has saved. */
+  takeOver() {
+    this.list = [this.current, ...read().filter((entry) => entry.id !== this.current.id)];
+  }
+
   /** Returns false if the storage of the browser is full. */
   save() {
     try {

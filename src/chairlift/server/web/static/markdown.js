@@ -4,6 +4,8 @@
  * The time is linear in the length of the text.
  */
 
+import { copyText } from "./copy.js";
+
 const MAX_DEPTH = 16;
 const MAX_LABEL = 1000;
 const MAX_URL = 2000;
@@ -46,7 +48,7 @@ const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(\s+|$)/;
 const QUOTE = /^ {0,3}> ?/;
-const TABLE_RULE = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
+const TABLE_RULE = /^\|? *:?-+:? *(\| *:?-+:? *)*\|?$/;
 
 /** The source of each block of a text. A block begins at a line that cannot continue the block before it. */
 function splitBlocks(text) {
@@ -70,6 +72,12 @@ function splitBlocks(text) {
       if (kind === "list") lines.push(line);
       else end();
       continue;
+    }
+    if (kind === "text" && lines.length > 1 && isTableRule(line, lines.at(-1))) {
+      const head = lines.pop();
+      end();
+      kind = "text";
+      lines.push(head);
     }
     const isIndented = /^\s/.test(line);
     const isItem = next === "list" && (isIndented || isOrdered(line) === isOrdered(lines[0] ?? line));
@@ -98,6 +106,10 @@ function isOrdered(line) {
   return /^ *\d/.test(line);
 }
 
+function isTableRule(line, head) {
+  return head.includes("|") && TABLE_RULE.test(line.trim());
+}
+
 function isFenceEnd(line, fence) {
   const text = line.trim();
   return text.length >= fence.length && text === fence[0].repeat(text.length);
@@ -123,7 +135,7 @@ function renderBlock(source, depth = 0) {
     return quote;
   }
   if (depth < MAX_DEPTH && kind === "list") return renderList(lines, depth);
-  if (lines.length > 1 && lines[0].includes("|") && TABLE_RULE.test(lines[1])) return renderTable(lines);
+  if (lines.length > 1 && isTableRule(lines[1], lines[0])) return renderTable(lines);
   const paragraph = document.createElement("p");
   appendInline(paragraph, source);
   return paragraph;
@@ -139,7 +151,7 @@ function renderCode(lines) {
   bar.append(Object.assign(document.createElement("span"), { textContent: language || "text" }));
   const copy = Object.assign(document.createElement("button"), { type: "button", textContent: "Copy" });
   copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
+    await copyText(text);
     copy.textContent = "Copied";
     setTimeout(() => (copy.textContent = "Copy"), 1500);
   });
@@ -186,7 +198,7 @@ function renderList(lines, depth) {
 
 function renderTable(lines) {
   const table = document.createElement("table");
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|");
+  const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/);
   const head = table.createTHead().insertRow();
   for (const text of cells(lines[0])) {
     const cell = document.createElement("th");
@@ -272,6 +284,7 @@ function markEnd(text, index, mark, missing) {
     end = text.indexOf(mark, end + (text[end + 1] === mark ? 2 : 1));
   }
   if (end === -1) missing.add(mark);
+  else if (mark.length === 2 && text[end + 2] === mark[0]) end++; // ***both***
   return end;
 }
 
@@ -295,14 +308,23 @@ function linkAt(text, index, depth) {
   const [label, ...rest] = text.slice(start, start + MAX_LABEL).split("](", 2);
   if (!rest.length || label.includes("[") || label.includes("\n")) return null;
   const middle = start + label.length;
-  const target = text.slice(middle + 2, middle + 2 + MAX_URL).split(")", 2);
-  if (target.length < 2 || target[0].includes("\n")) return null;
-  const end = middle + 2 + target[0].length;
-  const [url] = target[0].trim().split(/\s/);
+  const end = targetEnd(text, middle + 2);
+  if (end === -1) return null;
+  const [url] = text.slice(middle + 2, end).trim().split(/\s/);
   if (!SAFE_URL.test(url)) return { node: document.createTextNode(text.slice(index, end + 1)), end: end + 1 };
   const node = link(url);
   appendInline(node, label || url, depth + 1);
   return { node, end: end + 1 };
+}
+
+/** The closing parenthesis of the target of a link; the target may contain pairs of parentheses. */
+function targetEnd(text, start) {
+  let numOpen = 0;
+  for (let index = start; index < Math.min(text.length, start + MAX_URL) && text[index] !== "\n"; index++) {
+    if (text[index] === "(") numOpen++;
+    else if (text[index] === ")" && numOpen-- === 0) return index;
+  }
+  return -1;
 }
 
 function autolinkAt(text, index) {
