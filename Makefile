@@ -91,8 +91,8 @@ CLIENTS := llm langchain-openai instructor pydantic-ai-slim[openai] openai-agent
   llama-index-llms-openai-like haystack-ai
 
 test-clients: venv ## Let clients and frameworks, unchanged, talk to a server (SDKs, agents, LangChain, litellm and others).
-	@for script in tests/clients/check_*.py examples/langchain_chat.py; do \
-	  tests/clients/with-clients "$(CLIENTS)" $$script || exit 1; done
+	@for script in tests/clients/check_*.py; do tests/clients/with-clients "$(CLIENTS)" $$script || exit 1; done
+	tests/clients/with-clients "$(CLIENTS)" examples/langchain_chat.py
 
 load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	tests/clients/with-clients guidellm -m guidellm run --disable-progress --output kind=console \

@@ -27,11 +27,11 @@ def record(trace: Path, events: Path) -> None:
 
 
 def replay(trace: Path, events: Path, max_num_seqs: int) -> Any:
-    """Return the metrics of the replayed trace, as `chairlift simulate` prints them in its last line."""
+    """Return the metrics of the replayed trace, as `chairlift simulate --json` prints them."""
     command = [sys.executable, "-m", "chairlift", "simulate", "--trace", str(trace), "--fitted-to", str(events)]
-    command += ["--max-num-seqs", str(max_num_seqs)]
+    command += ["--max-num-seqs", str(max_num_seqs), "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout)
 
 
 def main() -> None:

@@ -138,6 +138,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> No
         stdout=terminal,
         stderr=terminal,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(terminal)
 
