@@ -107,8 +107,8 @@ def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: R
     page.mouse.move(x, y)
     expect(page.locator("#tooltip")).to_contain_text(re.compile(r"step [\d,]+.*before the last one.*seat 0"))
     page.mouse.click(x, y)
+    expect(page.locator("#selected-id")).to_have_text(re.compile(r"^burst-[0-9a-f]+-\d+~\d+$"))
     selected = page.inner_text("#selected-id")
-    assert re.fullmatch(r"burst-[0-9a-f]+-\d+~\d+", selected)
     assert page.evaluate("decodeURIComponent(location.hash)") == f"#request={selected}"
     page.keyboard.press("Escape")
     expect(page.locator("#nothing-selected")).to_be_visible()
