@@ -57,8 +57,8 @@ def test_an_answer_streams_with_its_timing_and_a_link_to_its_lane(
 
 
 def test_stop_keeps_the_part_that_was_received_and_ends_the_request(chat: Page, server: RunningServer) -> None:
-    set_parameters(chat, max_tokens="2000")
-    send(chat, "Count from 1 to 1000.")
+    set_parameters(chat, temperature="0", max_tokens="2000")
+    send(chat, "Write the numbers from 1 to 1000, one per line.")
     expect(chat.locator(".message.assistant .content").last).to_contain_text(re.compile(r"\w"))
     chat.get_by_role("button", name="Stop").click()
     expect(chat.locator("#send")).to_be_visible()
@@ -96,8 +96,8 @@ def test_another_conversation_can_be_chosen_during_an_answer(chat: Page, server:
     send(chat, "First")
     finish(chat)
     chat.get_by_role("button", name="New conversation").click()
-    set_parameters(chat, max_tokens="2000")
-    send(chat, "Count from 1 to 1000.")
+    set_parameters(chat, temperature="0", max_tokens="2000")
+    send(chat, "Write the numbers from 1 to 1000, one per line.")
     expect(chat.locator(".message.assistant .content").last).to_contain_text(re.compile(r"\w"))
     chat.get_by_role("button", name="First").click()
     expect(chat.get_by_role("button", name="Regenerate")).to_be_visible()
@@ -105,11 +105,11 @@ def test_another_conversation_can_be_chosen_during_an_answer(chat: Page, server:
 
 
 def test_a_reload_during_an_answer_keeps_the_message_and_the_part_that_was_received(chat: Page) -> None:
-    set_parameters(chat, max_tokens="2000")
-    send(chat, "Count from 1 to 1000.")
+    set_parameters(chat, temperature="0", max_tokens="2000")
+    send(chat, "Write the numbers from 1 to 1000, one per line.")
     expect(chat.locator(".message.assistant .content").last).to_contain_text(re.compile(r"\w"))
     chat.reload()
-    expect(chat.locator(".message.user .content")).to_have_text("Count from 1 to 1000.")
+    expect(chat.locator(".message.user .content")).to_have_text("Write the numbers from 1 to 1000, one per line.")
     expect(chat.locator(".message.assistant .content")).to_contain_text(re.compile(r"\w"))
 
 
