@@ -30,7 +30,7 @@ class SlowExecutor(AnnouncingExecutor):
         return super().submit(output)
 
 
-def build(config: EngineConfig, front_end: FrontEnd) -> Any:
+def build(config: EngineConfig, front_end: FrontEnd, _turn: object) -> Any:
     block_size, limits = config.block_size, config.scheduler_config(MAX_MODEL_LEN, 32)
     manager = make_kv_cache_manager(KVPool(NUM_BLOCKS, block_size, MAX_MODEL_LEN), enable_prefix_caching=True)
     executor = CheckingExecutor(block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs)

@@ -120,7 +120,9 @@ def run_server(
         allowed_hosts=allowed_hosts,
         pages=pages,
     )
-    server = DrainingServer(uvicorn_config(app, limits, tls, log_level="warning"), llm, app.state.admission)
+    server = DrainingServer(
+        uvicorn_config(app, limits, tls, log_level="warning"), app.state.models, app.state.admission
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:

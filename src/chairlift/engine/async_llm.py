@@ -150,6 +150,11 @@ class AsyncLLM:
         return self._client.engine
 
     @property
+    def engine_pid(self) -> int | None:
+        """The id of the engine's process; None if it runs in a thread of this process."""
+        return self._client.engine_pid
+
+    @property
     def is_healthy(self) -> bool:
         """Whether the engine serves requests, now or after a restart for which requests wait."""
         return self._dead is None and self._client.unavailable is None

@@ -93,12 +93,17 @@ class PrometheusMetrics(Collector):
     Args:
         tracker: a tracker that receives the same events before this sink.
         gauges: additional gauges: name -> (help, function that returns the value).
+        model_name: the value of the label `model_name`; None is the name of the model in its events.
     """
 
     def __init__(
-        self, tracker: RequestTracker, gauges: dict[str, tuple[str, Callable[[], float]]] | None = None
+        self,
+        tracker: RequestTracker,
+        gauges: dict[str, tuple[str, Callable[[], float]]] | None = None,
+        model_name: str | None = None,
     ) -> None:
         self._tracker = tracker
+        self._model_name = model_name
         self._gauges = gauges or {}
         self._histograms = {name: BucketCounts(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
         self._counters: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
@@ -218,7 +223,8 @@ class PrometheusMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         started = self._tracker.started
-        labels = {"model_name": "" if started is None else started.model, "engine": "0"}
+        name = "" if started is None else started.model
+        labels = {"model_name": name if self._model_name is None else self._model_name, "engine": "0"}
         yield from self._gauge_families(labels)
         for name, (text, names) in COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=[*labels, *names])

@@ -97,7 +97,7 @@ def run(
     )
     process_exit = ProcessExit(limits.drain_timeout)
     uvicorn_options = uvicorn_config(app, limits, tls, log_config=None, access_log=False, timeout_keep_alive=60)
-    server = DrainingServer(uvicorn_options, llm, app.state.admission, process_exit)
+    server = DrainingServer(uvicorn_options, app.state.models, app.state.admission, process_exit)
     trim_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:

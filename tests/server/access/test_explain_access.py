@@ -113,7 +113,7 @@ def test_a_slow_event_reader_receives_the_number_of_lost_events() -> None:
         subscription = hub.subscribe(2)
         hub.publish(RequestRejected(float(i), f"r{i}", "") for i in range(5))
         subscription.close()
-        observer = SimpleNamespace(tracker=tracker)
+        observer = SimpleNamespace(observer=SimpleNamespace(tracker=tracker))
         stream: AsyncIterator[bytes] = event_stream(observer, subscription)  # type: ignore[arg-type]
         return [part.decode() async for part in stream]
 
@@ -127,7 +127,7 @@ def obstacle(
 ) -> str | None:
     llm = SimpleNamespace(status=lambda: EngineStatus(state, 0, 3600.0, unfinished, stalled, last_failure))
     admission = SimpleNamespace(is_draining=False)
-    return readiness_obstacle(llm, admission)  # type: ignore[arg-type]
+    return readiness_obstacle(SimpleNamespace(models=[llm]), admission)  # type: ignore[arg-type]
 
 
 def test_an_engine_that_restarts_or_has_died_is_not_ready() -> None:

@@ -15,7 +15,7 @@ from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import EngineDeadError, EngineUnavailableError
 from chairlift.outputs import EngineCoreOutput
 
-EngineState = Literal["starting", "running", "restarting", "cannot_restart", "dead"]
+EngineState = Literal["starting", "running", "restarting", "cannot_restart", "dead", "unloaded"]
 OnOutputs = Callable[[list[EngineCoreOutput]], None]
 OnFailure = Callable[[list[str] | None, EngineDeadError], None]
 
@@ -27,7 +27,7 @@ class EngineStatus:
     Attributes:
         state: "restarting": started requests have failed, other requests wait for the restart; "cannot_restart":
             restarts have failed for so long that requests end with EngineUnavailableError, while restarts are still
-            attempted; "dead": the engine will not run again.
+            attempted; "dead": the engine will not run again; "unloaded": there is no engine until a request needs it.
         restarts: number of restarts.
         seconds_since_step: time since the last step ended, or since the engine was ready if there was no step.
         num_unfinished: prompts in progress.
@@ -46,6 +46,9 @@ class EngineStatus:
 class EngineClient(ABC):
     """Sends commands to an engine, and receives its outputs and events.
 
+    Args:
+        events: delivers the events of this engine; None creates a hub.
+
     Attributes:
         engine: the engine, once it is ready.
         state, restarts, last_failure: see `EngineStatus`.
@@ -54,8 +57,8 @@ class EngineClient(ABC):
     engine: ServedEngine
     _loop: asyncio.AbstractEventLoop
 
-    def __init__(self) -> None:
-        self.events = EventHub()
+    def __init__(self, events: EventHub | None = None) -> None:
+        self.events = EventHub() if events is None else events
         self.state: EngineState = "starting"
         self.restarts = 0
         self.last_failure: str | None = None
@@ -65,6 +68,11 @@ class EngineClient(ABC):
     @property
     def unavailable(self) -> EngineUnavailableError | None:
         """The error that new requests end with in state "cannot_restart"; None in other states."""
+        return None
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The id of the engine's process; None if it runs in a thread of this process."""
         return None
 
     @property

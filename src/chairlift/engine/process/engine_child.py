@@ -54,13 +54,16 @@ class EngineChild:
     Args:
         command: runs `engine_process.main`.
         log_level: the lowest level of the log lines that it sends.
+        turn_folder: see ProcessClient.
 
     Raises:
         ConfigError: no folder for temporary files is writable.
         OSError: the operating system cannot start a process now.
     """
 
-    def __init__(self, config: EngineConfig, command: Sequence[str], log_level: int) -> None:
+    def __init__(
+        self, config: EngineConfig, command: Sequence[str], log_level: int, turn_folder: Path | None = None
+    ) -> None:
         self.is_closed = False
         self._oom_kills = ControlGroups().oom_kills()
         with contextlib.ExitStack() as undo:
@@ -71,7 +74,7 @@ class EngineChild:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
             undo.pop_all()
         assert self._process.stdin is not None
-        launch = msgspec.json.encode(EngineLaunch.create(config, address, self._folder, log_level)) + b"\n"
+        launch = msgspec.json.encode(EngineLaunch.create(config, address, self._folder, log_level, turn_folder)) + b"\n"
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(launch)
             self._process.stdin.flush()

@@ -6,6 +6,7 @@ stays open as long as the front end runs; when it is closed, this process exits.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -14,7 +15,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +49,7 @@ from chairlift.errors import ChairliftError
 from chairlift.events import DroppableEvent, Event
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_memory
+from chairlift.system.step_turn import StepTurn
 
 logger = logging.getLogger("chairlift")
 
@@ -56,6 +59,8 @@ MAX_UNREAD_EVENTS: Final = 16_384
 LINGER_SECONDS: Final = 2.0
 STACKS_FILE: Final = "stacks"
 
+NO_TURN: Final[AbstractContextManager[None]] = nullcontext()
+
 
 class EngineLaunch(msgspec.Struct):
     """The line on standard input. `folder` is private to the two processes, and the last one removes it."""
@@ -64,10 +69,14 @@ class EngineLaunch(msgspec.Struct):
     config: dict[str, Any]
     folder: str
     log_level: int
+    turn_folder: str | None
 
     @classmethod
-    def create(cls, config: EngineConfig, address: Address, folder: Path, log_level: int) -> EngineLaunch:
-        return cls(address, json.loads(json.dumps(asdict(config), default=str)), str(folder), log_level)
+    def create(
+        cls, config: EngineConfig, address: Address, folder: Path, log_level: int, turn_folder: Path | None
+    ) -> EngineLaunch:
+        fields = json.loads(json.dumps(asdict(config), default=str))
+        return cls(address, fields, str(folder), log_level, None if turn_folder is None else str(turn_folder))
 
 
 class FrontEnd:
@@ -121,16 +130,24 @@ class FrontEnd:
 
 
 class AnnouncingExecutor:
-    """An executor that reports the new requests of a step before it is computed, because they are lost if it fails."""
+    """An executor that reports the new requests of a step before it is computed, because they are lost if it fails.
 
-    def __init__(self, executor: Executor, on_start: Callable[[list[str]], None]) -> None:
+    Args:
+        turn: is held while a step is computed.
+    """
+
+    def __init__(
+        self, executor: Executor, on_start: Callable[[list[str]], None], turn: AbstractContextManager[None] = NO_TURN
+    ) -> None:
         self._executor = executor
         self._on_start = on_start
+        self._turn = turn
 
     def submit(self, output: SchedulerOutput) -> Any:
         if output.new_requests:
             self._on_start([request.request_id for request in output.new_requests])
-        return self._executor.submit(output)
+        with self._turn:
+            return self._executor.submit(output)
 
     def result(self, handle: Any) -> ModelRunnerOutput:
         return self._executor.result(handle)
@@ -160,17 +177,32 @@ def main() -> None:
     with Path(launch.folder, STACKS_FILE).open("w") as stacks:
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        status = run(EngineConfig(**launch.config), link)
+        with open_step_turn(launch.turn_folder) as turn:
+            status = run(EngineConfig(**launch.config), link, turn)
     link.close(LINGER_SECONDS)
     zmq.Context.instance().term()
     sys.exit(status)
 
 
-def run(config: EngineConfig, link: Link[ToEngine]) -> int:
-    """Build an engine and run it over the link; returns the exit status of the process."""
+@contextlib.contextmanager
+def open_step_turn(folder: str | None) -> Iterator[AbstractContextManager[None]]:
+    """Open the turn of engines that use the same CPU cores. Without a folder it is always free."""
+    if folder is None:
+        yield NO_TURN
+        return
+    with contextlib.closing(StepTurn(Path(folder))) as turn:
+        yield turn
+
+
+def run(config: EngineConfig, link: Link[ToEngine], turn: AbstractContextManager[None] = NO_TURN) -> int:
+    """Build an engine and run it over the link; returns the exit status of the process.
+
+    Args:
+        turn: is held while a step is computed or measured.
+    """
     front_end = FrontEnd(link)
     try:
-        engine = _build(config, front_end)
+        engine = _build(config, front_end, turn)
     except ChairliftError as error:
         link.send(StartFailed(type(error).__name__, str(error)))
         return 2
@@ -200,11 +232,14 @@ def _make_gate(engine: Any) -> GrammarGate:
     return GrammarGate(grammars)
 
 
-def _build(config: EngineConfig, front_end: FrontEnd) -> Any:
+def _build(config: EngineConfig, front_end: FrontEnd, turn: AbstractContextManager[None]) -> Any:
     from chairlift.engine.startup.factory import build_engine
 
     engine = build_engine(
-        config, events=front_end, around_executor=lambda inner: AnnouncingExecutor(inner, front_end.send_started)
+        config,
+        events=front_end,
+        around_executor=lambda inner: AnnouncingExecutor(inner, front_end.send_started, turn),
+        turn=turn,
     )
     trim_memory()
     front_end.send_ready(engine.facts)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from chairlift.config import EngineConfig
+from chairlift.engine.event_hub import EventHub
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
@@ -71,6 +72,8 @@ class ProcessClient(EngineClient):
             a file, and it is restarted. The first start is limited by FIRST_START_SECONDS, or by the timeout if that is
             longer, and a restart as described at START_FACTOR. 0: there are no limits.
         command: runs `engine_process.main`.
+        events: see EngineClient.
+        turn_folder: the folder of the StepTurn of all engines that use the same CPU cores; None if there is one engine.
 
     Raises:
         ModelLoadError: the model cannot be found.
@@ -82,8 +85,10 @@ class ProcessClient(EngineClient):
         *,
         watchdog_timeout: float = DEFAULT_WATCHDOG_TIMEOUT,
         command: Sequence[str] = ENGINE_COMMAND,
+        events: EventHub | None = None,
+        turn_folder: Path | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(events)
         self._config = config
         self._command = command
         self._files = resolve_model(config.model, accept_terms=config.accept_terms)
@@ -98,7 +103,11 @@ class ProcessClient(EngineClient):
         self._next_start = 0.0
         self._created = self._ready_time = self.now()
         self._is_closed = False
-        self._child = EngineChild(config, command, logger.getEffectiveLevel())
+        self._turn_folder = turn_folder
+        self._child = self._make_child(config, logger.getEffectiveLevel())
+
+    def _make_child(self, config: EngineConfig, log_level: int) -> EngineChild:
+        return EngineChild(config, self._command, log_level, self._turn_folder)
 
     @property
     def engine_pid(self) -> int:
@@ -287,7 +296,7 @@ class ProcessClient(EngineClient):
         config = restart_config(self._config, self.engine.facts, self.restarts)
         try:
             # Its startup summary is in the log already.
-            self._child = EngineChild(config, self._command, max(logging.WARNING, logger.getEffectiveLevel()))
+            self._child = self._make_child(config, max(logging.WARNING, logger.getEffectiveLevel()))
         except (OSError, ConfigError) as error:
             self._handle_failure(f"the engine process cannot be started: {error}")
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
 from chairlift.clock import Clock, MonotonicClock
@@ -87,6 +88,7 @@ def build_engine(
     clock: Clock | None = None,
     events: EventSink | None = None,
     around_executor: Callable[[Executor], Executor] | None = None,
+    turn: AbstractContextManager[None] | None = None,
 ) -> Engine:
     """Load the model, plan the KV pool and the token budget, and connect the scheduler with the model runner.
 
@@ -96,6 +98,7 @@ def build_engine(
         clock: the engine's clock; None selects the monotonic clock.
         events: a listener in addition to `config.event_log`.
         around_executor: wraps the model runner in another executor.
+        turn: is held while a step is measured.
 
     Raises:
         ModelLoadError: the model cannot be found, read or run.
@@ -119,12 +122,12 @@ def build_engine(
         loaded.sampling_defaults.max_new_tokens,
     )
     loaded.provide_kv_cache(plan, layout)
-    step_time = _step_time(config, loaded, limits.max_model_len, plan)
-    row_time = None if config.speculative is None else _row_time(loaded, limits.max_model_len, plan)
+    step_time = _step_time(config, loaded, limits.max_model_len, plan, turn)
+    row_time = None if config.speculative is None else _row_time(loaded, limits.max_model_len, plan, turn)
     draft_row_time = None
     if draft is not None:
         draft.provide_kv_cache(plan, KVLayout.one_group(draft.config.num_layers))
-        draft_row_time = _row_time(draft, limits.max_model_len, plan)
+        draft_row_time = _row_time(draft, limits.max_model_len, plan, turn)
     scheduler_config = config.scheduler_config(
         limits.max_model_len, step_time=step_time, row_time=row_time, draft_row_time=draft_row_time
     )
@@ -167,7 +170,13 @@ def build_engine(
     return Engine(facts, core, loaded, config.seed, listeners)
 
 
-def _step_time(config: EngineConfig, loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> StepTime | None:
+def _step_time(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    max_model_len: int,
+    plan: KVCachePlan,
+    turn: AbstractContextManager[None] | None,
+) -> StepTime | None:
     """The measured time of steps, which limits chunks; None if the token budget is configured or has a fixed default.
 
     Static batches do not stream tokens, so their steps need not be short.
@@ -176,23 +185,27 @@ def _step_time(config: EngineConfig, loaded: LoadedModel, max_model_len: int, pl
     if not is_chosen or loaded.choice.kernels != "native":
         return None
     if loaded.step_time is None:
-        timer = _chunk_timer(loaded, max_model_len, plan)
+        timer = _chunk_timer(loaded, max_model_len, plan, turn)
         measured = measure_steps(timer.seconds_of, timer.longest)
         loaded.step_time = None if measured is None else measured.step_time()
     return loaded.step_time
 
 
-def _row_time(loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> RowTime | None:
+def _row_time(
+    loaded: LoadedModel, max_model_len: int, plan: KVCachePlan, turn: AbstractContextManager[None] | None
+) -> RowTime | None:
     """The measured time of steps by their number of sampled rows."""
     if loaded.row_time is None:
-        timer = _chunk_timer(loaded, max_model_len, plan)
+        timer = _chunk_timer(loaded, max_model_len, plan, turn)
         loaded.row_time = measure_rows(timer.sampled_seconds_of, timer.longest)
     return loaded.row_time
 
 
-def _chunk_timer(loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> ChunkTimer:
+def _chunk_timer(
+    loaded: LoadedModel, max_model_len: int, plan: KVCachePlan, turn: AbstractContextManager[None] | None
+) -> ChunkTimer:
     runner = _runner(loaded, 1, max_model_len, plan)
-    return ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows))
+    return ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows), turn)
 
 
 def _runner(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -175,14 +176,22 @@ class ChunkTimer:
         max_model_len: maximum number of tokens of a request.
         num_blocks: number of blocks of the pool.
         num_groups: number of groups of layers, which share the blocks, because only the time counts.
+        turn: is held while a step runs.
 
     Attributes:
         longest: number of tokens of the longest chunk; one token remains uncomputed, so that nothing is sampled.
     """
 
     def __init__(
-        self, runner: ModelRunner, max_model_len: int, block_size: int, num_blocks: int, num_groups: int = 1
+        self,
+        runner: ModelRunner,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        num_groups: int = 1,
+        turn: AbstractContextManager[None] | None = None,
     ) -> None:
+        self._turn = turn or nullcontext()
         self._runner = runner
         self._num_groups = num_groups
         self._block_size = block_size
@@ -206,8 +215,9 @@ class ChunkTimer:
         request = NewRequest("probe", [0] * num_known, num_known, context, tables, SamplingParams(), 0, [])
         draft_token_ids = {"probe": drafts} if drafts else {}
         output = SchedulerOutput(0, {"probe": num_tokens}, [request], draft_token_ids=draft_token_ids)
-        started = time.perf_counter()
-        self._runner.result(self._runner.submit(output))
-        seconds = time.perf_counter() - started
+        with self._turn:
+            started = time.perf_counter()
+            self._runner.result(self._runner.submit(output))
+            seconds = time.perf_counter() - started
         self._runner.submit(SchedulerOutput(1, {}, removed=["probe"]))
         return seconds

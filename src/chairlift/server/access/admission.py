@@ -64,7 +64,6 @@ class AdmissionController:
         self._keys = keys or KeyRing()
         self._meters: dict[str, KeyMeter] = {}
         self._queues: dict[str, WaitingPrompts] = {}
-        self.stop_preparation: Callable[[str], None] = lambda _message: None
 
     def admit(
         self,

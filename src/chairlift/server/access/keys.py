@@ -38,11 +38,13 @@ class KeyInfo:
         name: The name of the key in messages and logs.
         tenant: The unit of fair scheduling and accounting to which its requests belong.
         is_admin: Whether it may read the state of the engine and the requests of all keys.
+        models: The names of the models that it may use; None for all.
     """
 
     name: str
     tenant: str
     is_admin: bool
+    models: frozenset[str] | None = None
 
 
 ANONYMOUS = KeyInfo("", "", True)
@@ -162,7 +164,7 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
 
     Args:
         path: A TOML file with an array of tables `keys`, or JSON lines (.jsonl). Each entry has the fields `name`,
-            `hash` (hexadecimal SHA-256), `admin`, `weight`, and those of `KeyLimits`.
+            `hash` (hexadecimal SHA-256), `admin`, `weight`, `models`, and those of `KeyLimits`.
         secrets_given: Keys as SECRET or NAME=SECRET. They are admin keys.
 
     Raises:
@@ -214,7 +216,7 @@ def parse_key(record: Any, where: str) -> Key:
     """
     if not isinstance(record, dict):
         raise ConfigError(f"{where} must be a table, got {record!r:.80}")
-    known = {"name", "hash", "admin", "weight", *KeyLimits.__dataclass_fields__}
+    known = {"name", "hash", "admin", "weight", "models", *KeyLimits.__dataclass_fields__}
     if unknown := record.keys() - known:
         raise ConfigError(f"{where}: unknown fields {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     name, admin = record.get("name"), record.get("admin", False)
@@ -232,7 +234,19 @@ def parse_key(record: Any, where: str) -> Key:
         _number(record, "cpu_seconds_per_minute", where),
     )
     weight = _number(record, "weight", where)
-    return Key(KeyInfo(name, name, admin), bytes.fromhex(hashed[1]), limits, 1.0 if weight is None else weight)
+    return Key(
+        KeyInfo(name, name, admin, _models(record, where)),
+        bytes.fromhex(hashed[1]),
+        limits,
+        1.0 if weight is None else weight,
+    )
+
+
+def _models(record: dict[str, Any], where: str) -> frozenset[str] | None:
+    names = record.get("models")
+    if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise ConfigError(f"{where}: models must be a list of names of models, got {names!r:.80}")
+    return None if names is None else frozenset(names)
 
 
 def _number(record: dict[str, Any], name: str, where: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -11,11 +11,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import RequestError
-from chairlift.server.api.chat import ChatServing
-from chairlift.server.api.completions import CompletionServing
-from chairlift.server.api.messages import MessagesServing
 from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.api.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from chairlift.server.api.protocol.completions import CompletionRequest, CompletionResponse
@@ -33,41 +29,21 @@ from chairlift.server.api.protocol.tokenization import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from chairlift.server.api.responses import ResponsesServing
-from chairlift.server.api.serving import Endpoint, UtilityServing
 from chairlift.server.http.body_limits import LARGE_BODY, check_depth
 from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.http.streaming import cancel_on_disconnect
-from chairlift.server.preparation.planners import Planners
+from chairlift.server.models.model_calls import CallFields, ModelCalls, read_call_fields
 from chairlift.server.preparation.preparation import Preparation
-
-Endpoints = Mapping[str, Endpoint[Any, Any]]
-"""Path -> endpoint."""
 
 GENERATION_ERRORS: Final = (400, 401, 404, 408, 413, 429, 503)
 """The statuses of the errors of endpoints that generate."""
 
-SERVINGS: Final[dict[str, type[Endpoint[Any, Any]]]] = {
-    "/v1/completions": CompletionServing,
-    "/v1/chat/completions": ChatServing,
-    "/v1/messages": MessagesServing,
-    "/v1/messages/count_tokens": UtilityServing,
-    "/v1/responses": ResponsesServing,
-    "/tokenize": UtilityServing,
-    "/detokenize": UtilityServing,
-}
-"""Path -> the class that answers its calls."""
 
-
-def make_endpoints(llm: AsyncLLM, model_name: str, planners: Planners, preparation: Preparation) -> Endpoints:
-    """Create the endpoints with a request body."""
-    return {path: serving(llm, model_name, planners[path], preparation) for path, serving in SERVINGS.items()}
-
-
-def prepared_route_class(endpoints: Endpoints, preparation: Preparation, max_json_depth: int) -> type[APIRoute]:
+def prepared_route_class(calls: ModelCalls, preparation: Preparation, max_json_depth: int) -> type[APIRoute]:
     """Create the route class of endpoints with a request body.
 
     Args:
+        preparation: checks large bodies on threads.
         max_json_depth: the maximum nesting depth of arrays and objects in a body.
     """
     parse_lock = asyncio.Lock()
@@ -89,22 +65,30 @@ def prepared_route_class(endpoints: Endpoints, preparation: Preparation, max_jso
                         check_depth(body, max_json_depth)
                     elif not _is_json(request):
                         raise RequestError(NOT_JSON_MESSAGE)
-                    elif preparation.should_use_worker(body):
-                        return await cancel_on_disconnect(request, handle_large(request))
                     else:
-                        await preparation.run(request.state.key.tenant, check_depth, body, max_json_depth)
+                        fields = CallFields()
+                        if calls.needs_fields:
+                            fields = await preparation.run(request.state.key.tenant, read_call_fields, body)
+                        return await cancel_on_disconnect(request, handle_large(request, fields))
                     del body
                     return await cancel_on_disconnect(request, handle_small(request))
                 finally:
                     slot.close()
 
-            async def handle_large(request: Request) -> Response:
-                body = await request.body()
-                request._body = b""  # The body is not read again, but the request exists until its stream ends.
-                prepared = await preparation.prepare(request.state.key.tenant, self.path, body)
-                del body
-                request.state.release_body()
-                return await endpoints[self.path].respond(prepared.body, request, prepared.plan)
+            async def handle_large(request: Request, fields: CallFields) -> Response:
+                tenant = request.state.key.tenant
+                async with calls.lease(self.path, fields, request) as lease:
+                    service, body = lease.service, await request.body()
+                    if not service.preparation.should_use_worker(body):
+                        await preparation.run(tenant, check_depth, body, max_json_depth)
+                        del body
+                        return await handle_small(request)
+                    request._body = b""  # The body is not read again, but the request exists until its stream ends.
+                    prepared = await service.preparation.prepare(tenant, self.path, body)
+                    del body
+                    request.state.release_body()
+                    calls.check(prepared.body, lease, request)
+                    return await service.endpoints[self.path].respond(prepared.body, request, prepared.plan)
 
             return handle
 
@@ -116,58 +100,58 @@ def _is_json(request: Request) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-def body_routers(endpoints: Endpoints, route_class: type[APIRoute]) -> list[APIRouter]:
+def body_routers(calls: ModelCalls, route_class: type[APIRoute]) -> list[APIRouter]:
     """The routes of endpoints with a request body."""
-    return [_openai_router(endpoints, route_class), _anthropic_router(endpoints, route_class)]
+    return [_openai_router(calls, route_class), _anthropic_router(calls, route_class)]
 
 
 def _error_responses(model: type[BaseModel], statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": model} for status in statuses}
 
 
-def _openai_router(endpoints: Endpoints, route_class: type[APIRoute]) -> APIRouter:
+def _openai_router(calls: ModelCalls, route_class: type[APIRoute]) -> APIRouter:
     routes = APIRouter(responses=_error_responses(ErrorBody, (400, 404, 429, 503)), route_class=route_class)
     generation_errors = _error_responses(ErrorBody, GENERATION_ERRORS)
 
     @routes.post("/v1/completions", response_model=CompletionResponse, responses=generation_errors)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts (OpenAI)."""
-        return await endpoints["/v1/completions"].respond(body, request)
+        return await calls.respond("/v1/completions", body, request)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=generation_errors)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Generate the next message of a conversation (OpenAI)."""
-        return await endpoints["/v1/chat/completions"].respond(body, request)
+        return await calls.respond("/v1/chat/completions", body, request)
 
     @routes.post("/v1/responses", response_model=ResponseObject, responses=generation_errors)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Generate a response to input items (OpenAI)."""
-        return await endpoints["/v1/responses"].respond(body, request)
+        return await calls.respond("/v1/responses", body, request)
 
     @routes.post("/tokenize", response_model=TokenizeResponse)
     async def tokenize_text(body: TokenizeRequest, request: Request) -> Response:
         """Convert a prompt or messages to token ids (vLLM)."""
-        return await endpoints["/tokenize"].respond(body, request)
+        return await calls.respond("/tokenize", body, request)
 
     @routes.post("/detokenize", response_model=DetokenizeResponse)
     async def detokenize_ids(body: DetokenizeRequest, request: Request) -> Response:
         """Convert token ids to text (vLLM)."""
-        return await endpoints["/detokenize"].respond(body, request)
+        return await calls.respond("/detokenize", body, request)
 
     return routes
 
 
-def _anthropic_router(endpoints: Endpoints, route_class: type[APIRoute]) -> APIRouter:
+def _anthropic_router(calls: ModelCalls, route_class: type[APIRoute]) -> APIRouter:
     routes = APIRouter(responses=_error_responses(MessagesError, GENERATION_ERRORS), route_class=route_class)
 
     @routes.post("/v1/messages", response_model=MessagesResponse)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Generate the next message of a conversation (Anthropic)."""
-        return await endpoints["/v1/messages"].respond(body, request)
+        return await calls.respond("/v1/messages", body, request)
 
     @routes.post("/v1/messages/count_tokens", response_model=TokenCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """Count the prompt tokens of a conversation (Anthropic)."""
-        return await endpoints["/v1/messages/count_tokens"].respond(body, request)
+        return await calls.respond("/v1/messages/count_tokens", body, request)
 
     return routes

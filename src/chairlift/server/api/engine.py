@@ -21,7 +21,10 @@ from chairlift.observability.step_cost import CostLine
 from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.served_model import ServedModel
 from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.merged_metrics import MergedMetrics
 
 MAX_BUFFERED_EVENTS: Final = 4096
 """Maximum number of events that are buffered for a slow reader before the oldest ones are dropped."""
@@ -76,9 +79,10 @@ class EngineView(BaseModel):
 
     object: Literal["engine"] = "engine"
     status: EngineStatus
+    model: str
     configuration: dict[str, Any]
-    kernels: str = Field(description="The kernel set; native kernels with their instruction set.")
-    plan: KVCachePlanView
+    kernels: str | None = Field(description="The kernel set; native kernels with their instruction set.")
+    plan: KVCachePlanView | None
     pool: BlockPoolView | None
     batch: BatchView | None
     step_cost: CostLine | None
@@ -86,51 +90,52 @@ class EngineView(BaseModel):
     cpu_seconds: dict[str, float] = Field(description="CPU seconds outside of the engine for each API key.")
 
 
-def router(observer: EngineObserver) -> APIRouter:
-    """The endpoints of the engine: its state and events for admin keys, and its metrics for all keys."""
+def router(manager: ModelManager) -> APIRouter:
+    """The endpoints of the engines: their states and events for admin keys, and their metrics for all keys."""
     routes = APIRouter()
     readers: set[Subscription] = set()
     registry = CollectorRegistry()
-    registry.register(observer.metrics)
+    registry.register(MergedMetrics([model.observer.metrics for model in manager.models]))
 
     @routes.get("/v1/engine", responses=ADMIN_ERRORS)
-    async def get_engine(request: Request) -> EngineView:
-        """Return the status, configuration, KV pool and batch of the engine."""
-        _require_admin(observer, request)
-        return _engine_view(observer, request.app.state.admission.cpu_seconds())
+    async def get_engine(request: Request, model: str | None = None) -> EngineView:
+        """Return the status, configuration, KV pool and batch of the engine of a model."""
+        _require_admin(request)
+        return _engine_view(manager.find(model, request.state.key), request.app.state.admission.cpu_seconds())
 
     @routes.get("/v1/events", responses={**ADMIN_ERRORS, 503: {"model": ErrorBody}})
-    async def stream_events(request: Request) -> Response:
-        """Stream the events of the engine from now on, the configuration first. A slow reader loses the oldest events
-        and receives their number."""
-        _require_admin(observer, request)
+    async def stream_events(request: Request, model: str | None = None) -> Response:
+        """Stream the events of the engine of a model from now on, the configuration first. A slow reader loses the
+        oldest events and receives their number."""
+        _require_admin(request)
+        served = manager.find(model, request.state.key)
         if len(readers) >= MAX_READERS:
             raise HTTPException(503, f"/v1/events has {MAX_READERS} readers, which is the maximum: disconnect one")
-        subscription = observer.llm.events.subscribe(MAX_BUFFERED_EVENTS)
+        subscription = served.events.subscribe(MAX_BUFFERED_EVENTS)
         readers.add(subscription)
 
         def close() -> None:
             readers.discard(subscription)
             subscription.close()
 
-        return EventStream(event_stream(observer, subscription), on_close=close)
+        return EventStream(event_stream(served, subscription), on_close=close)
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def get_metrics() -> Response:
-        """Return the metrics in the text format of Prometheus."""
+        """Return the metrics of all models in the text format of Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 
 
-def _require_admin(observer: EngineObserver, request: Request) -> None:
-    if not observer.viewer(request).is_admin:
+def _require_admin(request: Request) -> None:
+    if not request.state.key.is_admin:
         raise HTTPException(403, f"{request.url.path} shows the requests of all keys and needs an admin key")
 
 
-async def event_stream(observer: EngineObserver, subscription: Subscription) -> AsyncIterator[bytes]:
+async def event_stream(model: ServedModel, subscription: Subscription) -> AsyncIterator[bytes]:
     """Yield the events of a subscription as server-sent events, with a `dropped` event after each loss."""
-    if (started := observer.tracker.started) is not None:
+    if (started := model.observer.tracker.started) is not None:
         yield to_named_event(started.type, to_json(started).encode())
     num_dropped = 0
     while True:
@@ -147,18 +152,20 @@ async def event_stream(observer: EngineObserver, subscription: Subscription) -> 
         yield to_named_event(event.type, to_json(event).encode())
 
 
-def _engine_view(observer: EngineObserver, cpu_seconds: dict[str, float]) -> EngineView:
-    llm, tracker = observer.llm, observer.tracker
-    started = tracker.started
+def _engine_view(model: ServedModel, cpu_seconds: dict[str, float]) -> EngineView:
+    observer, facts = model.observer, model.facts
+    tracker, started = observer.tracker, observer.tracker.started
+    plan = None if facts is None else KVCachePlanView.model_validate(facts.kv_cache_plan, from_attributes=True)
     return EngineView(
-        status=llm.status(),
+        status=model.status(),
+        model=model.name,
         configuration={} if started is None else asdict(started),
-        kernels=llm.engine.facts.kernels,
-        plan=KVCachePlanView.model_validate(llm.engine.facts.kv_cache_plan, from_attributes=True),
+        kernels=None if facts is None else facts.kernels,
+        plan=plan,
         pool=_pool_view(observer),
         batch=_batch_view(observer),
         step_cost=tracker.cost.line(),
-        events_dropped=llm.events.num_dropped,
+        events_dropped=model.events.num_dropped,
         cpu_seconds=cpu_seconds,
     )
 

@@ -8,13 +8,16 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from chairlift.engine.async_llm import AsyncLLM
-from chairlift.engine.process.client import EngineState
+from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.api.protocol.base import Health
+from chairlift.server.models.model_manager import ModelManager
 
 STALL_SECONDS: Final = 10.0
 """An engine with unfinished requests is not ready after this time without a step."""
+
+HEALTH_ORDER: Final = ("running", "starting", "unloaded", "restarting", "cannot_restart", "dead")
+"""The states of engines from the best to the worst."""
 
 NOT_RUNNING: Final[dict[EngineState, str]] = {
     "starting": "the engine is starting",
@@ -22,6 +25,7 @@ NOT_RUNNING: Final[dict[EngineState, str]] = {
     "cannot_restart": "the engine died and cannot be restarted; the server tries again regularly",
     "dead": "the engine is dead",
 }
+"""The states in which an engine does not serve requests. A model without an engine is loaded by its next call."""
 
 
 class ReadyStatus(BaseModel):
@@ -32,11 +36,18 @@ class ReadyStatus(BaseModel):
     reason: str | None = None
 
 
-def readiness_obstacle(llm: AsyncLLM, admission: AdmissionController) -> str | None:
-    """The reason why the server cannot answer requests; None if it can."""
+def readiness_obstacle(manager: ModelManager, admission: AdmissionController) -> str | None:
+    """The reason why the server cannot answer requests of any model; None if it can."""
     if admission.is_draining:
         return f"the server is shutting down and has {admission.num_calls} unfinished calls"
-    status = llm.status()
+    obstacles = [engine_obstacle(model.status()) for model in manager.models]
+    return obstacles[0] if all(obstacles) else None
+
+
+def engine_obstacle(status: EngineStatus) -> str | None:
+    """The reason why an engine cannot answer requests; None if it can, or if the next request loads its model."""
+    if status.state == "unloaded":
+        return None
     if status.state != "running":
         text = NOT_RUNNING[status.state]
         return text if status.last_failure is None else f"{text}: {status.last_failure}"
@@ -45,16 +56,17 @@ def readiness_obstacle(llm: AsyncLLM, admission: AdmissionController) -> str | N
     return f"no step for {status.seconds_stalled:.0f} seconds with {status.num_unfinished} unfinished requests"
 
 
-def router(llm: AsyncLLM, admission: AdmissionController) -> APIRouter:
+def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """The routes that a load balancer or an orchestrator checks."""
     routes = APIRouter()
 
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"model": Health}}, response_model_exclude_none=True)
     async def health(response: Response) -> Health:
-        """Return 200 while the engine runs or restarts, and 503 if it cannot be restarted."""
-        status = llm.status()
-        if status.state == "running" or status.state == "starting":
+        """Return 200 while an engine runs or restarts or can be started, and 503 if none can be restarted."""
+        statuses = [model.status() for model in manager.models]
+        status = min(statuses, key=lambda status: HEALTH_ORDER.index(status.state))
+        if status.state == "running" or status.state == "starting" or status.state == "unloaded":
             return Health(status="ok")
         if status.state != "restarting":
             response.status_code = 503
@@ -63,10 +75,11 @@ def router(llm: AsyncLLM, admission: AdmissionController) -> APIRouter:
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", responses={503: {"model": ReadyStatus}})
     async def ready(response: Response) -> ReadyStatus:
-        """Return 200 if the engine runs and, while it has unfinished requests, computes steps."""
-        if (reason := readiness_obstacle(llm, admission)) is None:
-            return ReadyStatus(status="ready", state=llm.status().state)
+        """Return 200 if an engine runs and, while it has unfinished requests, computes steps, or can be started."""
+        state = manager.default.status().state
+        if (reason := readiness_obstacle(manager, admission)) is None:
+            return ReadyStatus(status="ready", state=state)
         response.status_code = 503
-        return ReadyStatus(status="not ready", state=llm.status().state, reason=reason)
+        return ReadyStatus(status="not ready", state=state, reason=reason)
 
     return routes

@@ -1,48 +1,85 @@
-"""The endpoint /v1/models, and the check of the model name of a request."""
+"""The endpoints /v1/models, and those that load and unload models."""
 
 from __future__ import annotations
 
-import time
+from typing import Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
-from chairlift.engine.async_llm import AsyncLLM
-from chairlift.server.api.protocol.base import ErrorBody, ModelCard, ModelList
+from chairlift.server.api.protocol.base import (
+    ErrorBody,
+    ModelCard,
+    ModelChangeView,
+    ModelList,
+    ModelStatus,
+    ModelSwitch,
+    ModelSwitchList,
+)
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.served_model import ServedModel
+
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {"model": ErrorBody} for status in (403, 404)}
+SWITCH_ERRORS: Final = {**ERRORS, 409: {"model": ErrorBody}, 503: {"model": ErrorBody}}
 
 
-class UnknownModelError(HTTPException):
-    """The request names a model that this server does not serve."""
-
-    code = "model_not_found"
-
-
-def check_model(requested: str | None, name: str) -> None:
-    """Raise UnknownModelError if a request names another model."""
-    if requested is not None and requested != name:
-        raise UnknownModelError(404, f"model {requested!r:.100} is not served here: use {name!r} or leave out model")
-
-
-def router(llm: AsyncLLM, model_name: str) -> APIRouter:
-    """The routes that list the served model."""
+def router(manager: ModelManager) -> APIRouter:
+    """The routes that list the models, and for admin keys those that load and unload them (llama.cpp)."""
     routes = APIRouter()
-    facts = llm.engine.facts
-    card = ModelCard(
-        id=model_name,
-        created=int(time.time()),
-        max_model_len=facts.scheduler_config.max_model_len,
-        default_sampling_params=facts.sampling_defaults.values(),
-    )
 
     @routes.get("/v1/models")
-    async def list_models() -> ModelList:
-        """List the served model (OpenAI)."""
-        return ModelList(data=[card])
+    async def list_models(request: Request) -> ModelList:
+        """List the models that the key may use, with their states (OpenAI)."""
+        return ModelList(data=[model_card(model) for model in manager.visible(request.state.key)])
 
-    @routes.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
-    async def get_model(model: str) -> ModelCard:
-        """Describe the served model (OpenAI)."""
-        check_model(model, model_name)
-        return card
+    @routes.get("/v1/models/{model:path}", responses=ERRORS)
+    async def get_model(model: str, request: Request) -> ModelCard:
+        """Describe a model (OpenAI)."""
+        return model_card(manager.find(model, request.state.key))
+
+    @routes.post("/models/load", responses=SWITCH_ERRORS)
+    async def load_model(body: ModelSwitch, request: Request) -> ModelCard:
+        """Load a model, and wait until it is ready."""
+        _require_admin(request)
+        return model_card(await manager.load(body.model, request.state.key))
+
+    @routes.post("/models/unload", responses=SWITCH_ERRORS)
+    async def unload_model(body: ModelSwitch, request: Request) -> ModelCard:
+        """Unload a model that no call uses."""
+        _require_admin(request)
+        return model_card(await manager.unload(body.model, request.state.key))
+
+    @routes.get("/models/changes", responses=ERRORS)
+    async def list_changes(request: Request) -> ModelSwitchList:
+        """List the latest loads and unloads, the oldest first."""
+        _require_admin(request)
+        data = [ModelChangeView.model_validate(change, from_attributes=True) for change in manager.changes]
+        return ModelSwitchList(data=data, memory_bytes=manager.memory_bytes, budget_bytes=manager.limits.memory_bytes)
 
     return routes
+
+
+def model_card(model: ServedModel) -> ModelCard:
+    """The description of a model in /v1/models."""
+    facts = model.facts
+    return ModelCard(
+        id=model.name,
+        created=model.created,
+        max_model_len=None if facts is None else facts.scheduler_config.max_model_len,
+        default_sampling_params={} if facts is None else facts.sampling_defaults.values(),
+        aliases=list(model.aliases),
+        status=ModelStatus(
+            value=model.state,
+            reason=model.failure,
+            memory_bytes=model.memory_bytes,
+            num_unfinished=model.num_unfinished,
+            num_waiting=model.num_waiting,
+            num_loads=model.num_loads,
+            load_seconds=model.load_seconds or None,
+        ),
+    )
+
+
+def _require_admin(request: Request) -> None:
+    if not request.state.key.is_admin:
+        raise HTTPException(403, f"{request.url.path} changes what all keys use and needs an admin key")

@@ -15,6 +15,8 @@ from chairlift.observability.explain import Explanation
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.what_if import what_ifs
 from chairlift.server.api.protocol.base import ErrorBody
+from chairlift.server.models.model_calls import ModelCalls, ModelWait
+from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
 NOT_FOUND_ERRORS: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody}}
@@ -62,60 +64,98 @@ class RequestView(BaseModel):
     sequences: list[SequenceView]
 
 
+class ModelWaitView(BaseModel):
+    """The wait of a call until its model was loaded. It ends before its sequences arrive at the engine."""
+
+    id: str
+    model: str
+    model_state: str
+    seconds: float
+    is_waiting: bool
+    text: str
+
+
 class RequestList(BaseModel):
-    """The sequences of all unfinished requests."""
+    """The sequences of all unfinished requests, and the calls that wait for a model to be loaded."""
 
     object: Literal["list"] = "list"
     data: list[SequenceView]
+    waiting_for_model: list[ModelWaitView]
 
 
 class ExplanationView(BaseModel):
-    """The explanations of all sequences of a request."""
+    """The explanations of all sequences of a request, and of its wait for the model, if it was not loaded."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     id: str
     object: Literal["request.explanation"] = "request.explanation"
     sequences: list[Explanation]
+    model_wait: ModelWaitView | None = None
 
 
-def router(observer: EngineObserver) -> APIRouter:
+def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
     """Create the endpoints below /v1/requests. A key can read the requests of its tenant; an admin key can read all."""
     routes = APIRouter()
 
     @routes.get("/v1/requests")
     async def list_requests(request: Request) -> RequestList:
         """List the unfinished requests by arrival."""
-        viewer = observer.viewer(request)
-        found = (entry for entry in observer.tracker.requests() if entry.state in ("waiting", "running"))
-        return RequestList(data=[_view(observer, entry) for entry in found if viewer.can_see(entry.tenant)])
+        viewer = observers.viewer(request)
+        found = [
+            (observer, entry)
+            for observer in observers.all
+            for entry in observer.tracker.requests()
+            if entry.state in ("waiting", "running") and viewer.can_see(entry.tenant)
+        ]
+        found.sort(key=lambda each: each[1].arrived.time)
+        waits = [_wait_view(wait) for wait in calls.waiting() if viewer.can_see(wait.tenant)]
+        return RequestList(data=[_view(observer, entry) for observer, entry in found], waiting_for_model=waits)
 
     @routes.get("/v1/requests/{request_id}", responses=NOT_FOUND_ERRORS)
     async def get_request(request_id: str, request: Request) -> RequestView:
         """Return the state of a request, by the `id` of its response."""
-        found = _find(observer, request_id, request)
+        observer, found = _find(observers, request_id, request)
         return RequestView(id=request_id, sequences=[_view(observer, entry) for entry in found])
 
     @routes.get("/v1/requests/{request_id}/explain", responses={**NOT_FOUND_ERRORS, 429: {"model": ErrorBody}})
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
         """Explain why a request waited. This counts towards the requests per minute of the key."""
         request.app.state.admission.admit_query(request.state.key)
-        found = _find(observer, request_id, request)
+        wait = calls.find_wait(request_id)
+        if wait is not None and not observers.viewer(request).can_see(wait.tenant):
+            wait = None
+        wait_view = None if wait is None else _wait_view(wait)
+        if wait is not None and (wait.ended is None or wait.error is not None):
+            return ExplanationView(id=request_id, sequences=[], model_wait=wait_view)
+        observer, found = _find(observers, request_id, request)
         explainer, viewer = observer.explainer, observer.viewer(request)
         blocked = [explainer.blocked_request(entry) for entry in found]
         changes = await asyncio.to_thread(lambda: [[] if one is None else what_ifs(one) for one in blocked])
         now = observer.now()
         explained = [explainer.explain(entry, viewer, now, its) for entry, its in zip(found, changes, strict=True)]
-        return ExplanationView(id=request_id, sequences=explained)
+        return ExplanationView(id=request_id, sequences=explained, model_wait=wait_view)
 
     return routes
 
 
-def _find(observer: EngineObserver, request_id: str, request: Request) -> list[TrackedRequest]:
-    if found := observer.find(request_id, observer.viewer(request)):
-        return found
+def _find(observers: ModelObservers, request_id: str, request: Request) -> tuple[EngineObserver, list[TrackedRequest]]:
+    for observer in observers.all:
+        if found := observer.find(request_id, observer.viewer(request)):
+            return observer, found
     reason = "it ended too long ago, did not reach the engine, or belongs to another key"
     raise HTTPException(404, f"request {request_id!r:.140} is not known: {reason}")
+
+
+def _wait_view(wait: ModelWait) -> ModelWaitView:
+    return ModelWaitView(
+        id=wait.call_id,
+        model=wait.model.name,
+        model_state=wait.model.state,
+        seconds=wait.seconds,
+        is_waiting=wait.ended is None,
+        text=wait.describe(),
+    )
 
 
 def _view(observer: EngineObserver, request: TrackedRequest) -> SequenceView:

@@ -8,7 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -20,7 +20,6 @@ from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.api.call_usage import CallUsage, timing_headers
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.api.models import check_model
 from chairlift.server.api.protocol.base import RequestBody, UsageInfo
 from chairlift.server.api.protocol.sampling import EngineFields, SamplingFields
 from chairlift.server.api.stream_chunks import DONE, NULL, encode
@@ -57,6 +56,12 @@ Body = TypeVar("Body", bound=RequestBody)
 Result = TypeVar("Result")
 
 
+class Closeable(Protocol):
+    """What a call holds until it ends."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class ApiCall(Generic[Fields, Plans]):
     """One call of an endpoint that generates, from its admission to its end."""
@@ -68,6 +73,7 @@ class ApiCall(Generic[Fields, Plans]):
     model: str
     usage: CallUsage
     permit: Permit
+    lease: Closeable
     created: int = field(default_factory=lambda: int(time.time()))
 
     def close(self) -> None:
@@ -75,6 +81,7 @@ class ApiCall(Generic[Fields, Plans]):
         for generation in self.generations:
             generation.abort()
         self.permit.close()
+        self.lease.close()
 
     def fail_after_deadline(self) -> None:
         """End all generations with an error, because the deadline has passed and the engine does not respond."""
@@ -218,7 +225,6 @@ class UtilityServing(Endpoint[RequestBody, bytes]):
     """An endpoint that runs nothing on the engine. Its planner computes the body of the response."""
 
     async def respond(self, body: RequestBody, request: Request, plan: bytes | None = None) -> Response:
-        check_model(getattr(body, "model", None), self.model_name)
         with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
             content = await self.plan(body, request) if plan is None else plan
         return Response(content, media_type="application/json")
@@ -238,7 +244,6 @@ class Serving(Endpoint[Fields, Plans]):
         """The writer of the response to a call that streams."""
 
     async def respond(self, body: Fields, request: Request, plan: Plans | None = None) -> Response:
-        check_model(body.model, self.model_name)
         if plan is None:
             request.app.state.admission.check_token_rate(request.state.key)
             plan = await self.plan(body, request)
@@ -282,14 +287,15 @@ class Serving(Endpoint[Fields, Plans]):
             request.state.key,
             token_ids,
             params,
-            timeout=body.timeout,
+            timeout=_remaining_seconds(body.timeout, request),
             cache_salt=body.cache_salt,
             slot=request.state.slot,
         )
-        call_id = f"{self.id_prefix}{body.request_id or uuid.uuid4().hex}"
+        request_id = body.request_id or getattr(request.state, "request_id", None) or uuid.uuid4().hex
+        call_id = f"{self.id_prefix}{request_id}"
         request.state.call_id = call_id
         request.state.usage = usage = CallUsage(sum(map(len, token_ids)))
-        call = ApiCall(body, plan, [], call_id, self.model_name, usage, permit)
+        call = ApiCall(body, plan, [], call_id, self.model_name, usage, permit, request.state.lease.renew())
         try:
             for index, prompt in enumerate(prompts):
                 request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"
@@ -365,6 +371,11 @@ def _ignored_fields(body: EngineFields, plan: RequestPlan) -> list[str]:
     """The fields of a body that have no effect, by the names that they have at its endpoint."""
     names = body.chat_field_names
     return [*body.ignored_fields(), *(names.get(field, field) for field in plan.ignored)]
+
+
+def _remaining_seconds(timeout: float | None, request: Request) -> float | None:
+    """What is left of the timeout of a call that may have waited for its model."""
+    return None if timeout is None or timeout <= 0 else max(1e-3, timeout - request.state.model_seconds)
 
 
 def output_size(output: RequestOutput) -> int:

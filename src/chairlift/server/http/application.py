@@ -1,8 +1,8 @@
-"""The HTTP application: endpoints, middlewares and error handlers over one engine."""
+"""The HTTP application: endpoints, middlewares and error handlers over one or several models."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request
@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 import chairlift
 from chairlift.engine.async_llm import AsyncLLM
+from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ChairliftError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
@@ -22,20 +23,22 @@ from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api import engine, health, messages, models, requests
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.body_routes import body_routers, make_endpoints, prepared_route_class
-from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.api.body_routes import body_routers, prepared_route_class
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.unicode_check import check_unicode
-from chairlift.server.preparation.planners import make_planners
+from chairlift.server.models.engine_loader import EngineLoader
+from chairlift.server.models.model_calls import ModelCalls
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.model_observers import ModelObservers
+from chairlift.server.models.model_spec import ModelLimits, ModelSpec
+from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
 from chairlift.server.telemetry.call_log import CallLogMiddleware
-from chairlift.server.telemetry.engine_observer import EngineObserver
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.live_feed import LiveFeed
 from chairlift.server.web.page_options import PageOptions
 from chairlift.server.web.page_routes import data_router, file_router
 
@@ -58,43 +61,84 @@ def create_app(
 
     Args:
         served_model_name: The name of the model in requests and responses. Default: the model's own name.
-        on_ready: Called when the application accepts requests.
-        keys: The API keys. Without keys every request is accepted.
-        limits: The limits of the server. Default: `ServerLimits()`.
         api: The options of the API. Default: `ApiOptions()`.
+        workers: Processes that prepare large bodies. Without them all bodies are prepared on threads.
+        on_ready, keys, limits, observability, cors, allowed_hosts, pages: See `create_models_app`.
+    """
+    name = served_model_name or llm.engine.facts.model_name
+    is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
+    admission = AdmissionController(limits, keys, is_fair=is_fair)
+    model = ServedModel(name, None, llm.events)
+    model.set_service(ModelService(llm, name, api or ApiOptions(), admission.record_cpu_seconds, workers))
+    return create_models_app(
+        ModelManager([model]),
+        admission,
+        on_ready,
+        keys=keys,
+        limits=limits,
+        observability=observability,
+        cors=cors,
+        allowed_hosts=allowed_hosts,
+        pages=pages,
+    )
+
+
+def make_model_manager(
+    specs: Sequence[ModelSpec], loader: EngineLoader, limits: ModelLimits | None = None
+) -> ModelManager:
+    """Create the manager of models that are loaded on demand.
+
+    Args:
+        specs: the models; their names and aliases differ.
+    """
+    models = [ServedModel(spec.name, spec, EventHub()) for spec in specs]
+    return ModelManager(models, loader, limits)
+
+
+def create_models_app(
+    manager: ModelManager,
+    admission: AdmissionController,
+    on_ready: Callable[[], None] | None = None,
+    *,
+    keys: KeyRing | None = None,
+    limits: ServerLimits | None = None,
+    observability: ObservabilityOptions | None = None,
+    cors: CorsOptions | None = None,
+    allowed_hosts: AllowedHosts | None = None,
+    pages: PageOptions | None = None,
+) -> FastAPI:
+    """Create the application that serves the API over the models of a manager, which it closes when it shuts down.
+
+    Args:
+        admission: Admits the calls of all models.
+        on_ready: Called when the application accepts requests.
+        keys: The API keys, as in `admission`. Without keys every request is accepted.
+        limits: The limits of the server, as in `admission`. Default: `ServerLimits()`.
         observability: The access log and traces. Default: none.
         cors: The origins whose pages may call the API from a browser. Default: none.
-        workers: Processes that prepare large bodies. Without them all bodies are prepared on threads.
         allowed_hosts: The hosts that requests may name. Default: every host.
         pages: The options of the live page. Default: `PageOptions()`.
 
     Returns:
-        The application. `app.state.admission` counts the calls in progress and can drain the server.
+        The application. `app.state.admission` counts the calls in progress and can drain the server, and
+        `app.state.models` is the manager.
         `app.state.paths` lists the paths of the endpoints.
     """
-    name = served_model_name or llm.engine.facts.model_name
-    limits = limits or ServerLimits()
-    keys = keys or KeyRing()
-    is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
-    admission = AdmissionController(limits, keys, is_fair=is_fair)
-    observer = EngineObserver(llm)
-    feed = LiveFeed(observer.tracker)
-    llm.events.add(feed)
-    listeners = [] if observability is None else observability.listeners(observer)
-    preparation = Preparation(admission.record_cpu_seconds, workers)
-    admission.stop_preparation = preparation.stop
-    conversations = ConversationPlanner(llm.engine, api or ApiOptions())
+    limits, keys = limits or ServerLimits(), keys or KeyRing()
+    observers, calls = ModelObservers(manager.models), ModelCalls(manager)
+    listeners = [] if observability is None else observability.listeners(observers)
+    preparation = Preparation(admission.record_cpu_seconds)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        llm.open()
+        manager.open()
         if on_ready is not None:
             on_ready()
-        preparation.start(conversations.log_template_warnings)
         yield
-        await llm.aclose()
+        await manager.aclose()
         preparation.close()
-        feed.close()
+        for model in manager.models:
+            model.feed.close()
         for listener in listeners:
             listener.close()
 
@@ -107,18 +151,18 @@ def create_app(
         redoc_url=None,
     )
     app.state.admission = admission
+    app.state.models = manager
     _add_middlewares(app, limits, keys, cors or CorsOptions())
     app.add_middleware(HostMiddleware, allowed=allowed_hosts or AllowedHosts())
     if observability is not None:
         has_body = observability.access_log_bodies
-        app.add_middleware(CallLogMiddleware, observer=observer, listeners=listeners, has_body=has_body)
+        app.add_middleware(CallLogMiddleware, observer=observers, listeners=listeners, has_body=has_body)
     for kind in (RequestValidationError, ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
-    endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
-    routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
-    routers += [models.router(llm, name), engine.router(observer), requests.router(observer)]
-    routers += [health.router(llm, admission), file_router()]
-    routers.append(data_router(observer, feed, admission, name, pages or PageOptions()))
+    routers = body_routers(calls, prepared_route_class(calls, preparation, limits.max_json_depth))
+    routers += [models.router(manager), engine.router(manager), requests.router(observers, calls)]
+    routers += [health.router(manager, admission), file_router()]
+    routers.append(data_router(manager, admission, pages or PageOptions()))
     for router in routers:
         app.include_router(router)
     app.state.paths = sorted({route.path for router in routers for route in router.routes if isinstance(route, Route)})

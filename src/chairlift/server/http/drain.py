@@ -10,10 +10,10 @@ import asyncio
 import logging
 import socket
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 
-from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.http.process_exit import (
     ENGINE_STOP_SECONDS,
@@ -28,24 +28,33 @@ from chairlift.server.http.process_exit import (
 logger = logging.getLogger("chairlift")
 
 
+class ServerEngine(Protocol):
+    """The engine or the models of a server."""
+
+    def stop(self, reason: str) -> None: ...
+
+    async def aclose(self, seconds: float | None = None) -> None: ...
+
+
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that keeps listening until it has drained.
 
     Args:
         config: The configuration of uvicorn. Its `timeout_graceful_shutdown` is overwritten with FLUSH_SECONDS.
+        engine: Is stopped when the server has drained.
         process_exit: Limits the time until the process ends. None if the process continues after the server.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
-        llm: AsyncLLM,
+        engine: ServerEngine,
         admission: AdmissionController,
         process_exit: ProcessExit | None = None,
     ) -> None:
         super().__init__(config)
         config.timeout_graceful_shutdown = FLUSH_SECONDS
-        self._llm = llm
+        self._engine = engine
         self._admission = admission
         self._process_exit = process_exit
         self._deadline = 0.0
@@ -94,8 +103,7 @@ class DrainingServer(uvicorn.Server):
                 logger.warning("%d calls end with an error because the server stops", admission.num_calls)
                 limit = f"drain_timeout={admission.limits.drain_timeout:g} s"
                 reason = "it received a second signal" if self._is_forced else limit
-                admission.stop_preparation(f"the server stopped before it had read this request ({reason})")
-                self._llm.stop(f"the server stopped before it had answered this request ({reason}): send it again")
+                self._engine.stop(f"the server stopped before it had answered this request ({reason}): send it again")
             self.should_exit = is_late or not admission.num_calls
             if self.should_exit:
                 self._limit_exit(EXIT_SECONDS)
@@ -104,6 +112,6 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the engine while connections send the responses that were written to them."""
         seconds = FORCED_ENGINE_STOP_SECONDS if self._is_forced else ENGINE_STOP_SECONDS
-        closing = asyncio.create_task(self._llm.aclose(seconds))
+        closing = asyncio.create_task(self._engine.aclose(seconds))
         await super().shutdown(sockets)
         await closing

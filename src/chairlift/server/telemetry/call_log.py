@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.api.call_usage import CallUsage
-from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.engine_observer import CallObserver
 
 MAX_BODY_BYTES: Final = 4096
 MAX_PATH_CHARACTERS: Final = 1024
@@ -64,7 +64,7 @@ class CallLogMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, observer: EngineObserver, listeners: Sequence[CallListener], has_body: bool = False
+        self, app: ASGIApp, observer: CallObserver, listeners: Sequence[CallListener], has_body: bool = False
     ) -> None:
         self._app = app
         self._observer = observer

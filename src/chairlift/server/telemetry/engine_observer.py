@@ -5,42 +5,73 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from starlette.requests import Request
 
 from chairlift.clock import Clock, MonotonicClock
-from chairlift.engine.async_llm import AsyncLLM
+from chairlift.engine.event_hub import EventHub
+from chairlift.engine.process.client import EngineStatus
 from chairlift.events import Event, RequestArrived, RequestRejected
 from chairlift.observability.explain import Explainer, Viewer
 from chairlift.observability.prometheus import PrometheusMetrics
-from chairlift.observability.tracked_request import TrackedRequest
+from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import KeyInfo
 
 MAX_CALLS: Final = 4096
 
 
+class ObservedEngine(Protocol):
+    """The engine of a model, whether it runs now or not."""
+
+    events: EventHub
+
+    def status(self) -> EngineStatus: ...
+
+
+class CallObserver(Protocol):
+    """Finds the requests of API calls in one or several engines."""
+
+    def now(self) -> float:
+        """The time in seconds of the clock of all engines."""
+
+    def sequences(self, call_id: str) -> list[TrackedRequest]:
+        """The known sequences of an API call."""
+
+    def spans(self, request: TrackedRequest, now: float) -> list[list[WaitSpan]]:
+        """The waits of a request; see `RequestTracker.spans`."""
+
+
 class EngineObserver:
     """Receives the events of an engine and answers queries about it.
 
     Args:
+        model_name: the name of the model in metrics; None is the name in its events.
         clock: the clock of the engine; None is the monotonic clock, which all processes of a machine share.
         max_finished: maximum number of requests that are kept after they ended.
     """
 
-    def __init__(self, llm: AsyncLLM, clock: Clock | None = None, max_finished: int = 1000) -> None:
-        self.llm = llm
+    def __init__(
+        self,
+        engine: ObservedEngine,
+        clock: Clock | None = None,
+        max_finished: int = 1000,
+        model_name: str | None = None,
+    ) -> None:
+        self.engine = engine
         self.tracker = RequestTracker(max_finished)
         self.explainer = Explainer(self.tracker)
         self.calls = CallSequences()
         self._clock = clock or MonotonicClock()
         self._secret = Viewer().secret
         self.metrics = PrometheusMetrics(
-            self.tracker, {name: (text, partial(value, llm)) for name, (text, value) in ENGINE_GAUGES.items()}
+            self.tracker,
+            {name: (text, partial(value, engine)) for name, (text, value) in ENGINE_GAUGES.items()},
+            model_name,
         )
         for listener in (self.tracker, self.calls, self.metrics):
-            llm.events.add(listener)
+            engine.events.add(listener)
 
     def now(self) -> float:
         return self._clock.now()
@@ -58,21 +89,25 @@ class EngineObserver:
         found = (self.tracker.get(request_id) for request_id in self.calls.get(call_id))
         return [request for request in found if request is not None]
 
+    def spans(self, request: TrackedRequest, now: float) -> list[list[WaitSpan]]:
+        """The waits of a request; see `RequestTracker.spans`."""
+        return self.tracker.spans(request, now)
 
-ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[AsyncLLM], float]]]] = {
-    "chairlift:engine_up": ("1 if the engine is running.", lambda llm: float(llm.status().state == "running")),
+
+ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[ObservedEngine], float]]]] = {
+    "chairlift:engine_up": ("1 if the engine is running.", lambda engine: float(engine.status().state == "running")),
     "chairlift:engine_cannot_restart": (
         "1 if the engine died and cannot be restarted, so that requests are rejected.",
-        lambda llm: float(llm.status().state == "cannot_restart"),
+        lambda engine: float(engine.status().state == "cannot_restart"),
     ),
-    "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda llm: float(llm.status().restarts)),
+    "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda engine: float(engine.status().restarts)),
     "chairlift:engine_seconds_since_step": (
         "Seconds since the end of the last step.",
-        lambda llm: llm.status().seconds_since_step,
+        lambda engine: engine.status().seconds_since_step,
     ),
     "chairlift:events_dropped": (
         "Number of events that the server dropped because it was busy.",
-        lambda llm: float(llm.events.num_dropped),
+        lambda engine: float(engine.events.num_dropped),
     ),
 }
 

@@ -12,7 +12,7 @@ from chairlift.system.output_files import check_writable
 
 if TYPE_CHECKING:
     from chairlift.server.telemetry.access_log import AccessLog
-    from chairlift.server.telemetry.engine_observer import EngineObserver
+    from chairlift.server.telemetry.engine_observer import CallObserver
     from chairlift.server.telemetry.tracing import CallTracer
 
 
@@ -44,7 +44,7 @@ class ObservabilityOptions:
         if self.otlp_traces_endpoint is not None:
             check_installed("opentelemetry", "otel", f"otlp_traces_endpoint={self.otlp_traces_endpoint}")
 
-    def listeners(self, observer: EngineObserver) -> list[AccessLog | CallTracer]:
+    def listeners(self, observer: CallObserver) -> list[AccessLog | CallTracer]:
         """Create the listeners of calls. The caller must close them."""
         from chairlift.server.telemetry.access_log import AccessLog
 

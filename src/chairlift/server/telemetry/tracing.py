@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.server.telemetry.call_log import CallRecord
-from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.engine_observer import CallObserver
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -35,7 +35,7 @@ class CallTracer:
         exporter: receives the spans in batches, on a thread of its own.
     """
 
-    def __init__(self, observer: EngineObserver, exporter: SpanExporter, service_name: str = "chairlift") -> None:
+    def __init__(self, observer: CallObserver, exporter: SpanExporter, service_name: str = "chairlift") -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -91,7 +91,7 @@ class CallTracer:
         start = nanoseconds(request.arrived.time)
         span = self._tracer.start_span("sequence", parent, attributes=attributes, start_time=start)
         inside = set_span_in_context(span, parent)
-        for spans in self._observer.tracker.spans(request, end):
+        for spans in self._observer.spans(request, end):
             for wait in spans:
                 trace_part(f"wait: {wait.reason}", wait.start, wait.end, {"steps": wait.num_steps})
         if request.first_scheduled is not None and request.first_token is not None:

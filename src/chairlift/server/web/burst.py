@@ -21,19 +21,18 @@ logger = logging.getLogger("chairlift")
 class BurstSender:
     """Sends bursts of synthetic requests to the engine, and discards their outputs."""
 
-    def __init__(self, llm: AsyncLLM, admission: AdmissionController) -> None:
-        self._llm = llm
+    def __init__(self, admission: AdmissionController) -> None:
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def send(self, body: BurstBody, key: KeyInfo) -> BurstView:
+    async def send(self, llm: AsyncLLM, body: BurstBody, key: KeyInfo) -> BurstView:
         """Start the requests of a burst. They count as one call of the key, and as its tokens.
 
         Raises:
             RequestError: the longest request does not fit in `max_model_len`, or a limit of the queue is exceeded.
             OverloadedError: as `AdmissionController.admit`.
         """
-        facts = self._llm.engine.facts
+        facts = llm.engine.facts
         longest, limit = body.max_prompt_tokens + body.max_output_tokens, facts.scheduler_config.max_model_len
         if longest > limit:
             raise RequestError(
@@ -51,7 +50,7 @@ class BurstSender:
                 request = BurstRequest(
                     id=f"{burst_id}-{index}", num_prompt_tokens=len(prompt), num_output_tokens=num_output_tokens
                 )
-                generations.append(self._start(request, prompt, permit))
+                generations.append(_start(llm, request, prompt, permit))
                 requests.append(request)
         except BaseException:
             _abort(generations, permit)
@@ -61,16 +60,17 @@ class BurstSender:
         task.add_done_callback(self._tasks.discard)
         return BurstView(requests=requests)
 
-    def _start(self, request: BurstRequest, prompt: list[int], permit: Permit) -> Generation:
-        return self._llm.start(
-            None,
-            prompt,
-            SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False),
-            request_id=request.id,
-            tenant=permit.tenant,
-            cache_salt=permit.cache_salt,
-            on_output=permit.track_prompt(len(prompt)).record_output,
-        )
+
+def _start(llm: AsyncLLM, request: BurstRequest, prompt: list[int], permit: Permit) -> Generation:
+    return llm.start(
+        None,
+        prompt,
+        SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False),
+        request_id=request.id,
+        tenant=permit.tenant,
+        cache_salt=permit.cache_salt,
+        on_output=permit.track_prompt(len(prompt)).record_output,
+    )
 
 
 def _draw_lengths(body: BurstBody) -> list[tuple[int, int]]:

@@ -18,9 +18,10 @@ import chairlift
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
-from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.served_model import ServedModel
 from chairlift.server.web.burst import BurstSender
-from chairlift.server.web.live_feed import HISTORY_SECONDS, LiveFeed, encode_event
+from chairlift.server.web.live_feed import HISTORY_SECONDS, encode_event
 from chairlift.server.web.page_bodies import BurstBody, BurstView, PageView, SimulationBody, SimulationView, read_body
 from chairlift.server.web.page_options import NO_SIMULATION, PageOptions
 from chairlift.server.web.redaction import Redactor
@@ -81,12 +82,13 @@ def _page_endpoint(name: str) -> Any:
     return get_page
 
 
-def data_router(
-    observer: EngineObserver, feed: LiveFeed, admission: AdmissionController, model_name: str, options: PageOptions
-) -> APIRouter:
-    """The routes of the live page's data. Requests of other keys have opaque ids, unless the key is an admin's."""
+def data_router(manager: ModelManager, admission: AdmissionController, options: PageOptions) -> APIRouter:
+    """The routes of the live page's data. Requests of other keys have opaque ids, unless the key is an admin's.
+
+    The query parameter `model` selects the model that a page shows.
+    """
     routes = APIRouter(include_in_schema=False)
-    sender = BurstSender(observer.llm, admission)
+    sender = BurstSender(admission)
     simulating = asyncio.Lock()
     num_readers = 0
 
@@ -97,7 +99,7 @@ def data_router(
         available = options.simulate_static is not None
         return PageView(
             version=chairlift.__version__,
-            models=[model_name],
+            models=[model.name for model in manager.visible(key)],
             is_admin=key.is_admin,
             key=key.name,
             control=options.page_control,
@@ -106,9 +108,10 @@ def data_router(
         )
 
     @routes.get("/v1/page/events")
-    async def stream_events(request: Request) -> Response:
+    async def stream_events(request: Request, model: str | None = None) -> Response:
         """Stream the events of the last ten minutes, and then frames of new events."""
         nonlocal num_readers
+        served = manager.find(model, request.state.key)
         if num_readers >= MAX_READERS:
             raise HTTPException(503, f"the live page is open {MAX_READERS} times, which is the maximum: close one")
         num_readers += 1
@@ -117,22 +120,28 @@ def data_router(
             nonlocal num_readers
             num_readers -= 1
 
-        redactor = Redactor(observer.viewer(request), observer.tracker)
-        return EventStream(page_stream(observer, feed, redactor, admission), on_close=close)
+        redactor = Redactor(served.observer.viewer(request), served.observer.tracker)
+        return EventStream(page_stream(served, redactor, admission), on_close=close)
 
     @routes.post("/v1/page/burst", status_code=202)
-    async def send_burst(request: Request) -> BurstView:
+    async def send_burst(request: Request, model: str | None = None) -> BurstView:
         """Send a burst of synthetic requests."""
         if not options.page_control:
             raise HTTPException(403, "this server does not accept bursts: start it with --page-control")
-        return await sender.send(await read_body(request, BurstBody), request.state.key)
+        body = await read_body(request, BurstBody)
+        lease = await manager.acquire(manager.find(model, request.state.key))
+        try:
+            return await sender.send(lease.service.llm, body, request.state.key)
+        finally:
+            lease.close()
 
     @routes.post("/v1/page/simulation")
-    async def simulate(request: Request) -> Response:
+    async def simulate(request: Request, model: str | None = None) -> Response:
         """Simulate static batching of requests. This counts towards the requests per minute of the key."""
         admission.admit_query(request.state.key)
         body = await read_body(request, SimulationBody)
-        engine, cost = observer.tracker.started, observer.tracker.cost.line()
+        tracker = manager.find(model, request.state.key).observer.tracker
+        engine, cost = tracker.started, tracker.cost.line()
         if options.simulate_static is None:
             raise HTTPException(403, NO_SIMULATION)
         if engine is None or cost is None:
@@ -145,10 +154,9 @@ def data_router(
     return routes
 
 
-async def page_stream(
-    observer: EngineObserver, feed: LiveFeed, redactor: Redactor, admission: AdmissionController
-) -> AsyncIterator[bytes]:
+async def page_stream(model: ServedModel, redactor: Redactor, admission: AdmissionController) -> AsyncIterator[bytes]:
     """Yield the history for an admin, and then frames of new events (ADR 41), until the server has drained."""
+    observer, feed = model.observer, model.feed
     index: int | None = None
     if redactor.viewer.is_admin:
         parts, index = feed.history(), feed.next_index

@@ -105,15 +105,62 @@ class Timings(BaseModel):
     )
 
 
+class ModelStatus(BaseModel):
+    """The state of a model, as in llama.cpp's server with several models.
+
+    `value` is unloaded, loading, loaded, unloading or failed, and `reason` the error of the last load that failed.
+    `memory_bytes` is the memory of its engine process, known if the server loads models on demand.
+    """
+
+    value: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+    reason: str | None
+    memory_bytes: int
+    num_unfinished: int
+    num_waiting: int
+    num_loads: int
+    load_seconds: float | None
+
+
 class ModelCard(BaseModel):
+    """A model in /v1/models. `max_model_len` is null until the model has been loaded for the first time."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "chairlift"
-    max_model_len: int
+    max_model_len: int | None
     default_sampling_params: dict[str, float | int] = Field(
         {}, description="The sampling parameters of requests that do not set them; see --generation-config."
     )
+
+    aliases: list[str] = Field([], description="Other names of the model in requests.")
+    status: ModelStatus
+
+
+class ModelSwitch(RequestBody):
+    """The model that /models/load or /models/unload changes."""
+
+    model: str
+
+
+class ModelChangeView(BaseModel):
+    """A model that was loaded or unloaded, or could not be loaded; `time` is in seconds since the epoch."""
+
+    time: float
+    model: str
+    change: Literal["loaded", "unloaded", "failed"]
+    seconds: float
+    reason: str
+    memory_bytes: int
+
+
+class ModelSwitchList(BaseModel):
+    """The latest changes, and the memory of all models now."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelChangeView]
+    memory_bytes: int
+    budget_bytes: int | None
 
 
 class ModelList(BaseModel):

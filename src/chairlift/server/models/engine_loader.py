@@ -1,0 +1,131 @@
+"""Loaders of engines: the interface `EngineLoader`, and `ProcessLoader`, which starts each engine in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from chairlift.config import EngineConfig
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.engine.memory_trimming import trim_memory
+from chairlift.engine.process.process_client import ProcessClient
+from chairlift.engine.startup.required_memory import plan_required_memory
+from chairlift.errors import EngineDeadError
+from chairlift.loading.resolve import resolve_model
+from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.served_model import CpuSecondsSink, ModelService, ServedModel
+from chairlift.server.preparation.preparation import PreparationWorkers
+from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
+from chairlift.worker.memory import available_host_memory
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """How a model will be loaded.
+
+    Attributes:
+        config: the configuration of its engine, with the size of the KV pool.
+        memory_bytes: the memory that it will need.
+        description: the memory in words.
+    """
+
+    config: EngineConfig
+    memory_bytes: int
+    description: str
+
+
+class EngineLoader(Protocol):
+    """Plans and starts the engines of models."""
+
+    def plan(self, spec: ModelSpec, budget: int | None) -> LoadPlan:
+        """Plan an engine; any thread may call it. Raises ModelLoadError or ConfigError.
+
+        Args:
+            budget: maximum memory of all engines together; None is the free memory.
+        """
+
+    async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
+        """Start an engine and wait until it is ready. Raises ModelLoadError, ConfigError or EngineDeadError."""
+
+    def measured_bytes(self, service: ModelService) -> int:
+        """The memory of an engine as the operating system counts it; 0 if it is unknown."""
+
+    def abort(self) -> None:
+        """End the loads in progress with an EngineDeadError."""
+
+
+class ProcessLoader:
+    """Starts each engine in a process. The processes compute steps in turns, because they use the same CPU cores.
+
+    Args:
+        watchdog_timeout: see ProcessClient.
+        max_json_depth: see WorkerSetup.
+        on_cpu_seconds: see Preparation.
+    """
+
+    def __init__(self, watchdog_timeout: float, max_json_depth: int, on_cpu_seconds: CpuSecondsSink) -> None:
+        self._watchdog_timeout = watchdog_timeout
+        self._max_json_depth = max_json_depth
+        self._on_cpu_seconds = on_cpu_seconds
+        self._turns = Path(tempfile.mkdtemp(prefix="chairlift-turns-"))
+        self._starting: set[ProcessClient] = set()
+        self._lock = threading.Lock()
+        self._is_aborted = False
+
+    def plan(self, spec: ModelSpec, budget: int | None) -> LoadPlan:
+        config, required = plan_required_memory(spec.config, available_host_memory() if budget is None else budget)
+        return LoadPlan(config, required.total, str(required))
+
+    async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
+        return await asyncio.to_thread(self._load, model, plan)
+
+    def _load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
+        assert model.spec is not None
+        config, api = plan.config, model.spec.api
+        fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
+        client = ProcessClient(
+            config, watchdog_timeout=self._watchdog_timeout, events=model.events, turn_folder=self._turns
+        )
+        with self._lock:
+            self._starting.add(client)
+        try:
+            if self._is_aborted:
+                client.close()
+                raise EngineDeadError("the server stops")
+            client.wait_until_ready()
+        finally:
+            with self._lock:
+                self._starting.discard(client)
+        setup = WorkerSetup(
+            config.model, config.skip_tokenizer_init, client.engine.facts, api, self._max_json_depth, fingerprint
+        )
+        llm = AsyncLLM(client=client)
+        service = ModelService(llm, model.name, api, self._on_cpu_seconds, PreparationWorkers(setup))
+        trim_memory()
+        return service
+
+    def measured_bytes(self, service: ModelService) -> int:
+        try:
+            memory = psutil.Process(service.llm.engine_pid or 0).memory_full_info()
+        except (psutil.Error, OSError):
+            return 0
+        # The proportional size counts a page that several processes share once.
+        return int(getattr(memory, "pss", memory.uss))
+
+    def abort(self) -> None:
+        self._is_aborted = True
+        with self._lock:
+            starting = list(self._starting)
+        for client in starting:
+            threading.Thread(target=client.close, args=(0.0,), daemon=True).start()
+
+    def close(self) -> None:
+        """Remove the files of the turns, after all engines have ended."""
+        shutil.rmtree(self._turns, ignore_errors=True)

@@ -1,0 +1,155 @@
+"""ModelCalls: gives calls to the models that they name, and remembers which calls waited for a model to be loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.errors import DeadlineError, RequestError
+from chairlift.server.api.endpoints import SERVINGS
+from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.served_model import ModelLease, ServedModel
+
+MAX_WAITS: Final = 4096
+
+
+@dataclass(slots=True)
+class ModelWait:
+    """The wait of a call until its model was loaded.
+
+    Attributes:
+        began, ended: in seconds of the monotonic clock; `ended` is None while it waits.
+        error: why the call ended without a model.
+    """
+
+    call_id: str
+    tenant: str
+    model: ServedModel
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    error: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The duration so far."""
+        return (time.monotonic() if self.ended is None else self.ended) - self.began
+
+    def describe(self) -> str:
+        """One sentence that says what the call waited for."""
+        name = self.model.name
+        if self.error is not None:
+            return f"The call waited {self.seconds:.1f} s for model {name!r}, and ended with: {self.error}"
+        if self.ended is not None:
+            return f"The call waited {self.seconds:.1f} s until model {name!r} was loaded."
+        if self.model.state == "loading":
+            return f"The call has waited for {self.seconds:.1f} s: model {name!r} is being loaded."
+        if self.model.is_leaving:
+            return f"The call has waited for {self.seconds:.1f} s: model {name!r} makes room for another one first."
+        return f"The call has waited for {self.seconds:.1f} s: model {name!r} waits for its turn and for memory."
+
+
+class CallFields(msgspec.Struct):
+    """The fields of a body that select its model."""
+
+    model: Any = None
+    request_id: Any = None
+    timeout: Any = None
+
+
+class ModelCalls:
+    """Answers calls with a body by the model that they name. A call waits until this model is loaded."""
+
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
+        self._waits: OrderedDict[str, ModelWait] = OrderedDict()
+
+    @property
+    def needs_fields(self) -> bool:
+        """Whether the model of a body must be known before the body is prepared in a worker."""
+        return len(self._manager.models) > 1
+
+    def waiting(self) -> list[ModelWait]:
+        """The calls that wait now, the oldest first."""
+        return [wait for wait in self._waits.values() if wait.ended is None]
+
+    def find_wait(self, call_id: str) -> ModelWait | None:
+        """The wait of a call; None if it did not wait for a model, or too long ago."""
+        return self._waits.get(call_id)
+
+    async def respond(self, path: str, body: Any, request: Request) -> Response:
+        """Answer a call with a valid body.
+
+        Raises:
+            UnknownModelError, ModelNotAllowedError, ModelLoadFailedError: the model cannot be used.
+            ChairliftError: as `Endpoint.respond`.
+        """
+        fields = CallFields(*(getattr(body, name, None) for name in CallFields.__struct_fields__))
+        async with self.lease(path, fields, request) as lease:
+            return await lease.service.endpoints[path].respond(body, request)
+
+    def check(self, body: Any, lease: ModelLease, request: Request) -> None:
+        """Raise UnknownModelError or ModelNotAllowedError if a body does not name the model of the lease."""
+        name = getattr(body, "model", None)
+        if self._manager.find(name, request.state.key) is not lease.model:
+            raise RequestError(f"model={name!r:.100} is given twice with different values: remove one", "model")
+
+    @asynccontextmanager
+    async def lease(self, path: str, fields: CallFields, request: Request) -> AsyncIterator[ModelLease]:
+        """Use the model of a call, after it has been loaded. `request.state.lease` is the lease."""
+        name = fields.model if isinstance(fields.model, str) else None
+        model = self._manager.find(name, request.state.key)
+        lease: ModelLease | None = getattr(request.state, "lease", None)
+        if lease is not None and lease.model is model:
+            yield lease  # A second lease might wait until the first one is closed.
+            return
+        request.state.model_seconds = 0.0
+        lease = self._manager.try_acquire(model) or await self._wait(model, path, fields, request)
+        request.state.lease = lease
+        try:
+            yield lease
+        finally:
+            lease.close()
+
+    async def _wait(self, model: ServedModel, path: str, fields: CallFields, request: Request) -> ModelLease:
+        request_id = fields.request_id if isinstance(fields.request_id, str) else uuid.uuid4().hex
+        request.state.request_id = request_id
+        wait = ModelWait(f"{getattr(SERVINGS[path], 'id_prefix', '')}{request_id}", request.state.key.tenant, model)
+        self._waits[wait.call_id] = wait
+        while len(self._waits) > MAX_WAITS:
+            self._waits.popitem(last=False)
+        timeout = fields.timeout if isinstance(fields.timeout, int | float) and fields.timeout > 0 else None
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._manager.acquire(model)
+        except TimeoutError:
+            wait.error = f"the timeout of {timeout:g} s has passed while model {model.name!r} was not loaded"
+            raise DeadlineError(wait.error) from None
+        except BaseException as error:
+            wait.error = str(error) or "the client disconnected"
+            raise
+        finally:
+            wait.ended = time.monotonic()
+            request.state.model_seconds = wait.seconds
+
+
+def read_call_fields(body: bytes) -> CallFields:
+    """Read the fields that select the model from a JSON body, in time proportional to its size.
+
+    Raises:
+        RequestError: the body is not a JSON object.
+    """
+    try:
+        return msgspec.json.decode(body, type=CallFields)
+    except (msgspec.DecodeError, RecursionError):
+        raise RequestError(NOT_JSON_MESSAGE) from None

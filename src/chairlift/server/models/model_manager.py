@@ -1,0 +1,374 @@
+"""ModelManager: loads the models of a server when calls need them, and unloads them, within a budget of memory.
+
+    unloaded --- first call ---> loading ---> loaded --- idle for keep_alive, or memory is needed ---> unloading --+
+       ^                            |                                                                              |
+       |                          failed: its calls end with the reason, and a later call tries again              |
+       +-----------------------------------------------------------------------------------------------------------+
+
+One model is loaded at a time, in the order of the first calls for them. A model with calls is never unloaded. If no
+idle model can make room, the least recently used ones leave: they end their calls, while new calls wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from starlette.exceptions import HTTPException
+
+from chairlift.errors import ChairliftError, ConfigError, EngineDeadError, EngineUnavailableError, OverloadedError
+from chairlift.server.access.keys import KeyInfo
+from chairlift.server.models.engine_loader import EngineLoader
+from chairlift.server.models.model_spec import ModelLimits
+from chairlift.server.models.served_model import ModelLease, ServedModel
+from chairlift.worker.memory import format_memory
+
+logger = logging.getLogger("chairlift")
+
+SWEEP_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 5.0
+"""Calls for a model that could not be loaded fail for this time with the same reason, before it is tried again."""
+
+RESIDENCE_FACTOR: Final = 4.0
+"""A busy model keeps its memory for at least this multiple of the time in which it was loaded, so that a server with
+too little memory for its load spends at most a fifth of the time on loading."""
+
+MAX_CHANGES: Final = 256
+
+
+class UnknownModelError(HTTPException):
+    """The request names a model that this server does not serve."""
+
+    code = "model_not_found"
+
+
+class ModelNotAllowedError(HTTPException):
+    """The key of the request is limited to other models."""
+
+    code = "model_not_allowed"
+
+
+class ModelLoadFailedError(EngineUnavailableError):
+    """The model of the request could not be loaded."""
+
+
+class _NotNeededError(Exception):
+    """All calls that waited for a model have ended before there was memory for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChange:
+    """A model that was loaded or unloaded, or could not be loaded.
+
+    Attributes:
+        time: seconds since the epoch.
+        seconds: the duration.
+        reason: why; the error if it failed.
+        memory_bytes: the memory of all models after the change.
+    """
+
+    time: float
+    model: str
+    change: Literal["loaded", "unloaded", "failed"]
+    seconds: float
+    reason: str
+    memory_bytes: int
+
+
+class ModelManager:
+    """The models of a server. It must be used on one event loop.
+
+    Args:
+        models: the models; calls without a model use the first one.
+        loader: starts engines; None if all models are loaded already.
+
+    Attributes:
+        changes: the latest changes, the oldest first.
+    """
+
+    def __init__(
+        self, models: Sequence[ServedModel], loader: EngineLoader | None = None, limits: ModelLimits | None = None
+    ) -> None:
+        self.models = list(models)
+        self.limits = limits or ModelLimits()
+        self.changes: deque[ModelChange] = deque(maxlen=MAX_CHANGES)
+        self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
+        self._loader = loader
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._unloads: set[asyncio.Task[None]] = set()
+        self._stop_reason: str | None = None
+
+    @property
+    def default(self) -> ServedModel:
+        """The model of calls that name none."""
+        return self.models[0]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of all engine processes."""
+        return sum(model.memory_bytes for model in self.models)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of calls that wait for a model."""
+        return sum(model.num_waiting for model in self.models)
+
+    def find(self, name: str | None, key: KeyInfo) -> ServedModel:
+        """The model that a call names.
+
+        Raises:
+            UnknownModelError: no model has this name.
+            ModelNotAllowedError: the key is limited to other models.
+        """
+        allowed = self.visible(key)
+        model = (allowed or [self.default])[0] if name is None else self._by_name.get(name)
+        if model is None:
+            names = " or ".join(repr(each.name) for each in allowed)
+            hint = f"use {names}" if len(self.models) > 1 else f"use {names} or leave out model"
+            raise UnknownModelError(404, f"model {name!r:.100} is not served here: {hint}")
+        if model not in allowed:
+            names = ", ".join(each.name for each in allowed) or "none of the models of this server"
+            raise ModelNotAllowedError(
+                403, f"API key {key.name!r} may not use model {model.name!r}; it may use {names}"
+            )
+        return model
+
+    def visible(self, key: KeyInfo) -> list[ServedModel]:
+        """The models that a key may use."""
+        return [model for model in self.models if key.models is None or model.name in key.models]
+
+    async def acquire(self, model: ServedModel) -> ModelLease:
+        """Wait until a model is loaded, and use it. The caller must close the lease.
+
+        Raises:
+            ModelLoadFailedError: the model cannot be loaded.
+            OverloadedError: too many calls wait for models.
+            EngineDeadError: the server stops.
+        """
+        if (lease := self.try_acquire(model)) is not None:
+            return lease
+        if self.num_waiting >= self.limits.max_waiting:
+            raise OverloadedError(
+                f"{self.num_waiting} calls wait for models to be loaded, which is the maximum: try again later",
+                max(1.0, model.load_seconds),
+                "queue_full",
+            )
+        model.num_waiting += 1
+        try:
+            while (lease := self.try_acquire(model)) is None:
+                await self._wait_for_load(model)
+        finally:
+            model.num_waiting -= 1
+            self._changed.set()
+        return lease
+
+    def try_acquire(self, model: ServedModel) -> ModelLease | None:
+        """Use a model if it is loaded and does not leave; otherwise return None."""
+        if model.state != "loaded" or model.is_leaving:
+            return None
+        return ModelLease(model, self._handle_release)
+
+    def _handle_release(self, model: ServedModel) -> None:
+        model.last_used = time.monotonic()
+        self._changed.set()
+
+    async def _wait_for_load(self, model: ServedModel) -> None:
+        if self._stop_reason is not None:
+            raise EngineDeadError(self._stop_reason)
+        if model.failure is not None and time.monotonic() - model.failed_at < RETRY_SECONDS:
+            raise _load_error(model)
+        if model.loading is None:
+            model.loading = asyncio.create_task(self._load(model))
+            model.loading.add_done_callback(partial(_forget_loading, model))
+        await asyncio.shield(model.loading)
+
+    # -- loading -------------------------------------------------------------------------------------------------
+
+    async def _load(self, model: ServedModel) -> None:
+        """Load a model after those before it, and after others have made room for it."""
+        async with self._turn:
+            if model.state == "loaded":
+                model.is_leaving = False
+                return
+            try:
+                await self._load_now(model)
+            except _NotNeededError:
+                logger.info("model %r is not loaded, because no call waits for it any more", model.name)
+            except asyncio.CancelledError:
+                model.state, model.memory_bytes = "unloaded", 0
+                raise EngineDeadError(self._stop_reason or "the server stops") from None
+            except Exception as error:
+                if not isinstance(error, ChairliftError):
+                    logger.exception("model %r could not be loaded", model.name)
+                model.state, model.memory_bytes = "failed", 0
+                model.failure, model.failed_at = str(error) or repr(error), time.monotonic()
+                self._record(model, "failed", 0.0, model.failure)
+                raise _load_error(model) from error
+            finally:
+                for other in self.models:
+                    other.is_leaving = False
+                self._changed.set()
+
+    async def _load_now(self, model: ServedModel) -> None:
+        assert self._loader is not None
+        assert model.spec is not None, "only a model with a configuration is unloaded"
+        budget = self.limits.memory_bytes
+        plan = await asyncio.to_thread(self._loader.plan, model.spec, budget)
+        if budget is not None:
+            if plan.memory_bytes > budget:
+                raise ConfigError(
+                    f"model {model.name!r} needs {plan.description}, and models_memory_bytes={format_memory(budget)}: "
+                    "raise --models-memory-bytes, or lower kv_cache_memory_bytes of the model"
+                )
+            await self._make_room(model, plan.memory_bytes, budget)
+        started = time.monotonic()
+        model.state, model.memory_bytes = "loading", plan.memory_bytes
+        logger.info("loading model %r: %s", model.name, plan.description)
+        service = await self._loader.load(model, plan)
+        service.start()
+        model.set_service(service)
+        model.load_seconds = time.monotonic() - started
+        model.memory_bytes = max(plan.memory_bytes, self._loader.measured_bytes(service))
+        self._record(model, "loaded", model.load_seconds, "a call needed it")
+
+    async def _make_room(self, model: ServedModel, needed: int, budget: int) -> None:
+        """Unload models, the least recently used ones first, until `needed` bytes are free."""
+        while (missing := self.memory_bytes + needed - budget) > 0:
+            self._changed.clear()
+            victims = choose_victims((other for other in self.models if other.state == "loaded"), missing)
+            for victim in victims:
+                if victim.is_idle:
+                    await self._unload(victim, f"memory was needed for model {model.name!r}")
+                elif time.monotonic() - victim.loaded_at >= RESIDENCE_FACTOR * victim.load_seconds:
+                    victim.is_leaving = True
+            if not model.num_waiting:
+                raise _NotNeededError
+            if self.memory_bytes + needed > budget:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), SWEEP_SECONDS)
+
+    async def _unload(self, model: ServedModel, reason: str) -> None:
+        started = time.monotonic()
+        await model.unload()
+        self._record(model, "unloaded", time.monotonic() - started, reason)
+
+    def _record(
+        self, model: ServedModel, change: Literal["loaded", "unloaded", "failed"], seconds: float, reason: str
+    ) -> None:
+        entry = ModelChange(time.time(), model.name, change, seconds, reason, self.memory_bytes)
+        self.changes.append(entry)
+        level = logging.WARNING if change == "failed" else logging.INFO
+        memory = format_memory(entry.memory_bytes)
+        logger.log(level, "model %r %s in %.1f s (%s); all models: %s", model.name, change, seconds, reason, memory)
+
+    async def load(self, name: str, key: KeyInfo) -> ServedModel:
+        """Load a model, as a call for it would; raises as `find` and `acquire`."""
+        model = self.find(name, key)
+        (await self.acquire(model)).close()
+        return model
+
+    async def unload(self, name: str, key: KeyInfo) -> ServedModel:
+        """Unload a model.
+
+        Raises:
+            HTTPException: the model has unfinished calls, or it is the only one and always loaded.
+        """
+        model = self.find(name, key)
+        if model.spec is None:
+            raise HTTPException(409, f"model {model.name!r} is always loaded: start the server with --keep-alive")
+        async with self._turn:
+            if not model.is_idle:
+                raise HTTPException(409, f"model {model.name!r} has unfinished calls: wait until they have ended")
+            if model.state == "loaded":
+                await self._unload(model, "it was requested")
+        return model
+
+    # -- background ----------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect loaded models to the running event loop, and start to unload models that are not used."""
+        for model in self.models:
+            if model.service is not None:
+                model.service.start()
+        if self._loader is not None:
+            self._sweeper = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = time.monotonic()
+            for model in self.models:
+                if model.num_unfinished:
+                    model.last_used = now
+                if (reason := _reason_to_unload(model, now)) is not None and not self._turn.locked():
+                    async with self._turn:
+                        if model.is_idle and model.state == "loaded":
+                            try:
+                                await self._unload(model, reason)
+                            except Exception:
+                                logger.exception("model %r could not be unloaded", model.name)
+
+    def stop(self, reason: str) -> None:
+        """End all calls with an error, without waiting; call `aclose` afterwards."""
+        self._stop_reason = reason
+        if self._loader is not None:
+            self._loader.abort()
+        for model in self.models:
+            if model.loading is not None:
+                model.loading.cancel()
+            if model.service is not None:
+                model.service.stop(reason)
+
+    async def aclose(self, seconds: float | None = None) -> None:
+        """Stop all engines, and wait until they have ended; see `AsyncLLM.aclose`."""
+        self.stop(self._stop_reason or "the engine was shut down")
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        services = [model.service for model in self.models if model.service is not None]
+        await asyncio.gather(*(service.aclose(seconds) for service in services))
+
+
+def choose_victims(loaded: Iterable[ServedModel], missing: int) -> list[ServedModel]:
+    """The models to unload so that `missing` bytes become free: idle ones before busy ones, and the least recently used
+    ones first; all of them if they are not enough."""
+    victims: list[ServedModel] = []
+    for model in sorted(loaded, key=lambda model: (not model.is_idle, model.last_used)):
+        if missing <= 0:
+            break
+        if model.spec is not None:
+            victims.append(model)
+            missing -= model.memory_bytes
+    return victims
+
+
+def _reason_to_unload(model: ServedModel, now: float) -> str | None:
+    if model.spec is None or model.state != "loaded" or not model.is_idle:
+        return None
+    status = model.status()
+    if status.state in ("cannot_restart", "dead"):
+        return f"its engine cannot be restarted: {status.last_failure}"
+    if model.spec.keep_alive is None or now - model.last_used < model.spec.keep_alive:
+        return None
+    return f"no call for {model.spec.keep_alive:g} s"
+
+
+def _forget_loading(model: ServedModel, task: asyncio.Task[None]) -> None:
+    model.loading = None
+    if not task.cancelled():
+        task.exception()  # Marks it as retrieved, because all calls that waited for it may have been cancelled.
+
+
+def _load_error(model: ServedModel) -> ModelLoadFailedError:
+    seconds = max(0.0, RETRY_SECONDS - (time.monotonic() - model.failed_at))
+    return ModelLoadFailedError(
+        f"model {model.name!r} cannot be loaded: {model.failure}. It is tried again after {RETRY_SECONDS:g} s.", seconds
+    )

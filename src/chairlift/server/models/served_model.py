@@ -1,0 +1,161 @@
+"""ServedModel: a model that a server offers under a name, whether it is loaded or not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.engine.event_hub import EventHub
+from chairlift.engine.process.client import EngineStatus
+from chairlift.engine.served_engine import EngineFacts
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.api.endpoints import make_endpoints
+from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.preparation.planners import make_planners
+from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
+from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.web.live_feed import LiveFeed
+
+ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+
+CpuSecondsSink = Callable[[str, float], None]
+
+
+class ModelService:
+    """Answers the calls of a loaded model: its engine, endpoints and preparation workers.
+
+    Args:
+        llm: the engine, which is closed with the service.
+        on_cpu_seconds, workers: see `Preparation`.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        name: str,
+        api: ApiOptions,
+        on_cpu_seconds: CpuSecondsSink,
+        workers: PreparationWorkers | None,
+    ) -> None:
+        self.llm = llm
+        self.preparation = Preparation(on_cpu_seconds, workers)
+        self._conversations = ConversationPlanner(llm.engine, api)
+        planners = make_planners(llm.engine, self._conversations)
+        self.endpoints = make_endpoints(llm, name, planners, self.preparation)
+
+    def start(self) -> None:
+        """Connect the engine to the running event loop."""
+        self.llm.open()
+        self.preparation.start(self._conversations.log_template_warnings)
+
+    def stop(self, reason: str) -> None:
+        """End all calls with an error, without waiting; call `aclose` afterwards."""
+        self.preparation.stop(reason)
+        self.llm.stop(reason)
+
+    async def aclose(self, seconds: float | None = None) -> None:
+        """Stop the engine and the preparation workers; see `AsyncLLM.aclose`."""
+        await self.llm.aclose(seconds)
+        self.preparation.close()
+
+
+class ServedModel:
+    """A model with its state, and with what is kept while it is unloaded: its metrics and its finished requests.
+
+    Args:
+        spec: how to load it; None for a model that is loaded already and never unloaded.
+        events: delivers the events of its engines, one after another.
+
+    Attributes:
+        service: what answers its calls while it is loaded.
+        facts: the properties of its engine; None before it is loaded for the first time.
+        failure: why it could not be loaded the last time.
+        memory_bytes: the memory of its engine process, planned and then measured; 0 while it is unloaded.
+        num_leases: the calls that use it now. num_waiting: the calls that wait for it.
+        is_leaving: it will be unloaded as soon as its calls have ended, and new calls wait.
+        loaded_at, load_seconds, last_used: in seconds of the monotonic clock.
+    """
+
+    def __init__(self, name: str, spec: ModelSpec | None, events: EventHub) -> None:
+        self.name = name
+        self.spec = spec
+        self.created = int(time.time())
+        self.events = events
+        self.service: ModelService | None = None
+        self.state: ModelState = "unloaded"
+        self.facts: EngineFacts | None = None
+        self.failure: str | None = None
+        self.memory_bytes = 0
+        self.num_leases = self.num_waiting = self.num_loads = self.num_unloads = 0
+        self.is_leaving = False
+        self.loaded_at = self.load_seconds = self.last_used = self.failed_at = 0.0
+        self.loading: asyncio.Task[None] | None = None
+        self.observer = EngineObserver(self, model_name=name)
+        self.feed = LiveFeed(self.observer.tracker)
+        events.add(self.feed)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return () if self.spec is None else self.spec.aliases
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call uses it or waits for it."""
+        return not self.num_leases and not self.num_waiting and not self.num_unfinished
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of prompts in its engine."""
+        return 0 if self.service is None else self.service.llm.num_unfinished
+
+    def status(self) -> EngineStatus:
+        """The state of its engine, which is "unloaded" if there is none."""
+        if self.service is not None:
+            return self.service.llm.status()
+        return EngineStatus("unloaded", 0, 0.0, 0, 0.0, self.failure)
+
+    def set_service(self, service: ModelService) -> None:
+        """Answer calls with this service from now on."""
+        self.service, self.state, self.failure = service, "loaded", None
+        self.facts = service.llm.engine.facts
+        self.loaded_at = self.last_used = time.monotonic()
+        self.num_loads += 1
+
+    async def unload(self, seconds: float | None = None) -> None:
+        """Close the service. The caller has checked that no call uses it."""
+        service, self.service = self.service, None
+        assert service is not None
+        self.state = "unloading"
+        await service.aclose(seconds)
+        self.state, self.is_leaving, self.memory_bytes = "unloaded", False, 0
+        self.num_unloads += 1
+
+
+class ModelLease:
+    """The use of a loaded model by one call, which prevents that it is unloaded until it is closed."""
+
+    def __init__(self, model: ServedModel, on_close: Callable[[ServedModel], None]) -> None:
+        self.model = model
+        self._on_close = on_close
+        self._is_closed = False
+        model.num_leases += 1
+
+    @property
+    def service(self) -> ModelService:
+        assert self.model.service is not None, "a model with a lease is loaded"
+        return self.model.service
+
+    def renew(self) -> ModelLease:
+        """Another lease of the same model, for a response that continues after this lease is closed."""
+        return ModelLease(self.model, self._on_close)
+
+    def close(self) -> None:
+        """End the use. Further calls have no effect."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.model.num_leases -= 1
+            self._on_close(self.model)

@@ -1,0 +1,71 @@
+"""StepTurn: a lock by which processes that use the same CPU cores compute in turns."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+try:
+    import fcntl
+except ImportError:  # Windows has no advisory locks; there, processes compute at the same time.
+    fcntl = None  # type: ignore[assignment]
+
+MAX_WAIT_SECONDS: Final = 10.0
+FIRST_PAUSE_SECONDS: Final = 50e-6
+LONGEST_PAUSE_SECONDS: Final = 1e-3
+
+
+class StepTurn:
+    """A lock between processes, which alternate if several of them want it all the time.
+
+    A process first takes the lock `next`, then `now`, and releases `next` at once. So while one process has `now`, the
+    other that waits for it has `next`, and gets `now` before the first one can take it again. The operating system
+    releases the locks of a process that ends. A wait ends after MAX_WAIT_SECONDS without the lock, so that a process
+    that hangs does not stop the others.
+
+    Args:
+        folder: contains the files of the locks, for all processes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._next = (folder / "next").open("w")
+        self._now = (folder / "now").open("w")
+
+    def __enter__(self) -> None:
+        deadline = time.monotonic() + MAX_WAIT_SECONDS
+        has_next = _lock(self._next.fileno(), deadline)
+        _lock(self._now.fileno(), deadline)
+        if has_next:
+            _unlock(self._next.fileno())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _unlock(self._now.fileno())
+
+    def close(self) -> None:
+        """Release the locks and close the files."""
+        self._next.close()
+        self._now.close()
+
+
+def _lock(descriptor: int, deadline: float) -> bool:
+    if fcntl is None:
+        return False
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def _unlock(descriptor: int) -> None:
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
