@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import openai
+from fastapi import FastAPI
 
 from chairlift import AsyncLLM
 from chairlift.server.access.admission import AdmissionController
@@ -106,8 +107,6 @@ def run_server(
     allowed_hosts: AllowedHosts | None = None,
     pages: PageOptions | None = None,
 ) -> Iterator[RunningServer]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    limits = limits or ServerLimits()
     app = create_app(
         llm,
         name,
@@ -120,19 +119,26 @@ def run_server(
         allowed_hosts=allowed_hosts,
         pages=pages,
     )
-    server = DrainingServer(
-        uvicorn_config(app, limits, tls, log_level="warning"), app.state.models, app.state.admission
-    )
+    with run_app(app, limits, tls) as (url, server):
+        access_log = None if observability is None else observability.access_log
+        yield RunningServer(llm, url, app.state.admission, server, access_log)
+
+
+@contextlib.contextmanager
+def run_app(
+    app: FastAPI, limits: ServerLimits | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, DrainingServer]]:
+    """Run an application on a free port; yields its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn_config(app, limits or ServerLimits(), tls, log_level="warning")
+    server = DrainingServer(config, app.state.models, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.01)
     scheme = "http" if tls is None else "https"
-    url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-    yield RunningServer(
-        llm, url, app.state.admission, server, None if observability is None else observability.access_log
-    )
+    yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", server
     server.should_exit = True
     thread.join(timeout=20)
     assert not thread.is_alive()

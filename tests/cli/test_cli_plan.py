@@ -71,7 +71,7 @@ def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir:
     load = ["--input-len", "uniform:1..30", "--output-len", "uniform:1..30"]
     record = record_of(str(tiny_model_dir("llama")), "--memory", "16MiB", *options, *load)
     served = serve_options(record["serve"])
-    assert served["model"] == str(tiny_model_dir("llama"))
+    assert served["model"] == [str(tiny_model_dir("llama"))]
     assert served["num_kv_blocks"] == record["num_kv_blocks"]
     assert served["max_model_len"] == record["max_model_len"]
     assert served["kv"] == record["fit"]["pool"]["kv"]

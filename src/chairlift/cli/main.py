@@ -16,6 +16,7 @@ from chairlift.cli.config_file import ENVIRONMENT_SETTINGS, add_config_file
 from chairlift.cli.engine_options import MODEL_HELP, add_engine_options, log_to_stderr
 from chairlift.cli.generate import generate
 from chairlift.cli.key import key
+from chairlift.cli.model_options import MODEL_VARIABLE, ModelOptions, add_model_options
 from chairlift.cli.models import models, pull
 from chairlift.cli.option_groups import OptionValues, add_group, option
 from chairlift.cli.plan import plan
@@ -56,6 +57,7 @@ def common(
 
 
 @app.command(context_settings=ENVIRONMENT_SETTINGS)
+@add_model_options
 @add_engine_options
 @add_sampling_options
 @add_serve_options
@@ -73,9 +75,17 @@ def common(
     served_model_name=(str | None, "Name of the model in requests."),
 )
 def serve(
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, envvar="CHAIRLIFT_MODEL", show_envvar=False)] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"{MODEL_HELP} Several models are loaded on demand.",
+            envvar=MODEL_VARIABLE,
+            show_envvar=False,
+        ),
+    ] = None,
     *,
     options: OptionValues,
+    models: ModelOptions,
     config: EngineConfig,
     limits: ServerLimits,
     access: AccessOptions,
@@ -97,6 +107,8 @@ def serve(
         api=api,
         observability=observability,
         pages=pages,
+        models=models.specs(config, api) if models.on_demand else None,
+        model_limits=models.limits() if models.on_demand else None,
     )
 
 

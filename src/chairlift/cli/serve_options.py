@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from chairlift.cli.option_groups import (
@@ -20,6 +21,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event
 from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import load_keys
 from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api.api_options import ApiOptions
@@ -147,10 +149,13 @@ def add_sampling_options(command: Command) -> Command:
 
 def _access(values: OptionValues) -> AccessOptions:
     chosen = pop_options(values, ACCESS)
-    keys = load_keys(chosen.pop("api_key_file"), chosen.pop("api_key") or ())
+    file, secrets = chosen.pop("api_key_file"), chosen.pop("api_key") or ()
+    load = partial(load_keys, file, secrets)
+    keys = load()
+    reloader = None if file is None else KeyReloader(keys, file, load)
     hosts = chosen.pop("allowed_hosts")
     allowed_hosts = None if hosts is None else AllowedHosts(parse_hosts(hosts))
-    return AccessOptions(keys, cors=_cors(values), allowed_hosts=allowed_hosts, **chosen)
+    return AccessOptions(keys, cors=_cors(values), allowed_hosts=allowed_hosts, key_reloader=reloader, **chosen)
 
 
 def _cors(values: OptionValues) -> CorsOptions:
@@ -161,12 +166,13 @@ def _cors(values: OptionValues) -> CorsOptions:
 
 def _api(values: OptionValues) -> ApiOptions:
     chosen = pop_options(values, API)
-    template = _read_template(chosen.pop("chat_template"))
-    return ApiOptions(chat_template=template, **chosen)
+    file = chosen.pop("chat_template")
+    return ApiOptions(chat_template=None if file is None else read_template(file), **chosen)
 
 
-def _read_template(file: Path | None) -> str | None:
+def read_template(file: Path) -> str:
+    """Read a chat template; raises ConfigError."""
     try:
-        return None if file is None else file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"chat_template={str(file)!r} cannot be read: {error}") from None

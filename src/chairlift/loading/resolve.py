@@ -88,6 +88,19 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFile
     return _folder(_download(model), model)
 
 
+def model_name(model: str | None) -> str:
+    """The name of a model in responses, which `resolve_model` returns, without a download or a check."""
+    model = DEFAULT_MODEL if model is None else model
+    if (packaged := PACKAGED_MODELS.get(model)) is not None:
+        return packaged.name
+    path = Path(model).expanduser()
+    if path.suffix == ".json":
+        return path.resolve().parent.name if path.name == "config.json" else path.stem
+    if path.suffix == ".gguf" or path.is_file():
+        return path.stem
+    return path.resolve().name if path.is_dir() else model
+
+
 def _folder(path: Path, name: str) -> ModelFiles:
     if (path / "config.json").is_file():
         return ModelFiles("hf", path, name)

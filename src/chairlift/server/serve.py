@@ -6,9 +6,10 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process.process_client import ProcessClient
@@ -19,8 +20,13 @@ from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.init_process import fork_if_process_1
 from chairlift.server.http.process_exit import EXIT_SECONDS, ProcessExit
+from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
+from chairlift.worker.memory import format_memory
+
+if TYPE_CHECKING:
+    from chairlift.server.models.model_manager import ModelManager
 
 logger = logging.getLogger("chairlift")
 
@@ -41,6 +47,8 @@ def run(
     api: ApiOptions,
     observability: ObservabilityOptions,
     pages: PageOptions,
+    models: Sequence[ModelSpec] | None = None,
+    model_limits: ModelLimits | None = None,
 ) -> None:
     """Run a server until a signal stops it. `DrainingServer` and `ProcessExit` describe how it stops.
 
@@ -50,6 +58,8 @@ def run(
         served_model_name: The name of the model in requests and responses. Default: the model's own name.
         watchdog_timeout: As for `ProcessClient`.
         started: `time.perf_counter()` when the command started, to log the duration of the start.
+        models: Models that are loaded on demand, instead of `config` and `api`.
+        model_limits: Their limits.
 
     Raises:
         ConfigError: The address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
@@ -57,47 +67,57 @@ def run(
             `ProcessClient.wait_until_ready`.
     """
     fork_if_process_1()
-    config = _server_config(config, access)
-    config.check_files()
+    if models is None:
+        config = _server_config(config, access)
+    else:
+        models = _server_specs(models, served_model_name, access)
     access.check_host(host)
     access.keys.log_short_secrets()
     tls = access.load_tls()
     listener = _listen(host, port)
-    allowed_hosts = access.allowed_hosts_for(host)
-    client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
+    client = ProcessClient(config, watchdog_timeout=watchdog_timeout) if models is None else None
 
     # These modules are imported while the engine process loads the model, because they take long to import.
     from chairlift.engine.async_llm import AsyncLLM
     from chairlift.engine.memory_trimming import trim_memory
-    from chairlift.server.http.application import create_app
+    from chairlift.server.access.admission import AdmissionController
+    from chairlift.server.http.application import create_models_app, make_model_manager, make_single_manager
     from chairlift.server.http.drain import DrainingServer
     from chairlift.server.http.protocol import uvicorn_config
+    from chairlift.server.models.engine_loader import ProcessLoader
     from chairlift.server.preparation.preparation import PreparationWorkers
     from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
-    fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
-    client.wait_until_ready()
-    llm = AsyncLLM(client=client)
+    is_fair = config.scheduling_policy == "fair"
+    admission = AdmissionController(limits, access.keys, is_fair=is_fair)
+    loader = None
+    if client is not None:
+        fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
+        client.wait_until_ready()
+        facts, depth = client.engine.facts, limits.max_json_depth
+        setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
+        workers = PreparationWorkers(setup)
+        manager = make_single_manager(AsyncLLM(client=client), served_model_name, api, admission, workers)
+    else:
+        assert models is not None
+        loader = ProcessLoader(watchdog_timeout, limits.max_json_depth, admission.record_cpu_seconds)
+        manager = make_model_manager(models, loader, model_limits)
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    log_ready = partial(_log_ready, url, served_model_name or llm.engine.facts.model_name, started)
-    facts, depth = client.engine.facts, limits.max_json_depth
-    worker_setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
-    app = create_app(
-        llm,
-        served_model_name,
-        log_ready,
+    app = create_models_app(
+        manager,
+        admission,
+        partial(_log_ready, url, manager, started),
         keys=access.keys,
         limits=limits,
-        api=api,
         observability=observability,
         cors=access.cors,
-        workers=PreparationWorkers(worker_setup),
-        allowed_hosts=allowed_hosts,
+        key_reloader=access.key_reloader,
+        allowed_hosts=access.allowed_hosts_for(host),
         pages=pages,
     )
     process_exit = ProcessExit(limits.drain_timeout)
     uvicorn_options = uvicorn_config(app, limits, tls, log_config=None, access_log=False, timeout_keep_alive=60)
-    server = DrainingServer(uvicorn_options, app.state.models, app.state.admission, process_exit)
+    server = DrainingServer(uvicorn_options, manager, admission, process_exit)
     trim_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -105,7 +125,25 @@ def run(
     finally:
         process_exit.end_at_next_signal()
         process_exit.limit(EXIT_SECONDS)
-        llm.close()
+        manager.close()
+        if loader is not None:
+            loader.close()
+
+
+def _server_specs(
+    specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions
+) -> Sequence[ModelSpec]:
+    """The models with the configurations of a server."""
+    if served_model_name is not None:
+        raise ConfigError("served_model_name is for one model that is always loaded: name models with --models")
+    names = {spec.name for spec in specs}
+    for key in access.keys.by_tenant.values():
+        if key.info.models is not None and (unknown := key.info.models - names):
+            raise ConfigError(
+                f"API key {key.info.name!r} is limited to the models {', '.join(sorted(unknown))}, which are not "
+                f"served: the models are {', '.join(sorted(names))}"
+            )
+    return [replace(spec, config=_server_config(spec.config, access)) for spec in specs]
 
 
 def _server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
@@ -115,14 +153,20 @@ def _server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
             "static_run_to=global needs the output lengths of all requests in advance, which a server does not have: "
             "omit the option, or use it offline (bench, simulate)"
         )
+    config.check_files()
     weights = access.keys.tenant_weights()
     return replace(config, tenant_weights=weights) if weights else config
 
 
-def _log_ready(url: str, model_name: str, started: float) -> None:
+def _log_ready(url: str, manager: ModelManager, started: float) -> None:
     seconds = time.perf_counter() - started
+    names = ", ".join(repr(model.name) for model in manager.models)
     logger.info("for browsers: the live page %s/ and the chat page %s/chat", url, url)
-    logger.info("ready in %.1f s: %s/v1 answers as model %r", seconds, url, model_name)
+    if manager.default.service is not None:
+        logger.info("ready in %.1f s: %s/v1 answers as model %s", seconds, url, names)
+        return
+    limit = "" if manager.limits.memory_bytes is None else f" within {format_memory(manager.limits.memory_bytes)}"
+    logger.info("ready in %.1f s: %s/v1 loads the models %s on demand%s", seconds, url, names, limit)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -154,3 +154,13 @@ def test_other_machines_are_served_only_with_a_key_or_an_explicit_option(tmp_pat
         AccessOptions(ssl_certfile=tmp_path / "cert.pem")
     with pytest.raises(ConfigError, match="no such file"):
         AccessOptions(ssl_certfile=tmp_path / "cert.pem", ssl_keyfile=tmp_path / "key.pem")
+
+
+def test_a_key_may_be_limited_to_models(tmp_path: Path) -> None:
+    record = key_record(new_secret(), name="bob", models=["a", "b"])
+    path = tmp_path / "keys.toml"
+    path.write_text(to_toml(record))
+    assert load_keys(path).by_tenant["bob"].info.models == {"a", "b"}
+    for wrong in ("a", [], [1]):
+        with pytest.raises(ConfigError, match="models must be a list of names of models, got"):
+            key_record(new_secret(), name="bob", models=wrong)

@@ -14,9 +14,9 @@ from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 from chairlift.worker.memory import format_memory
 
-PROCESS_BYTES: Final = 320 << 20
-"""Resident memory of an engine process without a model: Python, the libraries of torch, tokenizer and message buffers.
-Measured with torch 2.13: 240 to 290 MiB."""
+PROCESS_BYTES: Final = 256 << 20
+"""Memory of an engine process without a model: Python, the libraries of torch, tokenizer and message buffers. With
+torch 2.13 it is about 215 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

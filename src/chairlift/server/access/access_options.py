@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
+from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.http.allowed_hosts import LOOPBACK_HOSTS, AllowedHosts
 from chairlift.server.http.cors import CorsOptions
@@ -22,6 +23,7 @@ class AccessOptions:
 
     Attributes:
         keys: The accepted API keys. A server without keys accepts every request.
+        key_reloader: Reads the keys again when their file changes; None without a file.
         allow_unauthenticated: Permits a server without keys to listen on addresses other than the loopback.
         ssl_certfile, ssl_keyfile: PEM files of the certificate and its key. The server uses TLS if both are given.
         cors: The origins whose pages may call the server from a browser.
@@ -37,6 +39,7 @@ class AccessOptions:
     ssl_keyfile: Path | None = None
     cors: CorsOptions = field(default_factory=CorsOptions)
     allowed_hosts: AllowedHosts | None = None
+    key_reloader: KeyReloader | None = None
 
     def __post_init__(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

@@ -129,6 +129,12 @@ class AdmissionController:
         else:
             slot.close()
 
+    def update_limits(self) -> None:
+        """Use the limits that the keys have now. Their rates begin with a full minute."""
+        for tenant, meter in self._meters.items():
+            known = self._keys.by_tenant.get(tenant)
+            meter.set_limits(KeyLimits() if known is None else known.limits)
+
     def record_cpu_seconds(self, tenant: str, seconds: float) -> None:
         """Account for CPU time that a call of a tenant used outside of the engine."""
         if tenant in self._meters:

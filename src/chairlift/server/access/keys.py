@@ -133,6 +133,10 @@ class KeyRing:
         if len({key.digest for key in self._keys}) < len(self._keys):
             raise ConfigError("two API keys have the same secret: give each key a different secret")
 
+    def replace(self, other: KeyRing) -> None:
+        """Accept the keys of another ring instead."""
+        self._keys, self.by_tenant = other._keys, other.by_tenant
+
     def __len__(self) -> int:
         return len(self._keys)
 

@@ -50,15 +50,22 @@ class KeyMeter:
 
     def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
         self._name = name
-        self._limits = limits
         self._clock = clock
-        self._buckets = {
-            unit: TokenBucket(per_minute, clock())
-            for unit in ("requests", "tokens", "cpu_seconds")
-            if (per_minute := getattr(limits, f"{unit}_per_minute")) is not None
-        }
+        self._buckets: dict[str, TokenBucket] = {}
         self.num_concurrent = 0
         self.total_cpu_seconds = 0.0
+        self.set_limits(limits)
+
+    def set_limits(self, limits: KeyLimits) -> None:
+        """Use these limits from now on. A rate that does not change keeps what has been used of it."""
+        self._limits = limits
+        rates = {unit: getattr(limits, f"{unit}_per_minute") for unit in ("requests", "tokens", "cpu_seconds")}
+        old, self._buckets = self._buckets, {}
+        for unit, per_minute in rates.items():
+            if unit in old and old[unit].per_minute == per_minute:
+                self._buckets[unit] = old[unit]
+            elif per_minute is not None:
+                self._buckets[unit] = TokenBucket(per_minute, self._clock())
 
     def check_call(self) -> None:
         """Check that one more call may start now.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -19,6 +20,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ChairliftError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
+from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api import engine, health, messages, models, requests
@@ -65,13 +67,10 @@ def create_app(
         workers: Processes that prepare large bodies. Without them all bodies are prepared on threads.
         on_ready, keys, limits, observability, cors, allowed_hosts, pages: See `create_models_app`.
     """
-    name = served_model_name or llm.engine.facts.model_name
     is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
     admission = AdmissionController(limits, keys, is_fair=is_fair)
-    model = ServedModel(name, None, llm.events)
-    model.set_service(ModelService(llm, name, api or ApiOptions(), admission.record_cpu_seconds, workers))
     return create_models_app(
-        ModelManager([model]),
+        make_single_manager(llm, served_model_name, api, admission, workers),
         admission,
         on_ready,
         keys=keys,
@@ -81,6 +80,20 @@ def create_app(
         allowed_hosts=allowed_hosts,
         pages=pages,
     )
+
+
+def make_single_manager(
+    llm: AsyncLLM,
+    served_model_name: str | None,
+    api: ApiOptions | None,
+    admission: AdmissionController,
+    workers: PreparationWorkers | None,
+) -> ModelManager:
+    """Create the manager of one model that is always loaded; for the arguments see `create_app`."""
+    name = served_model_name or llm.engine.facts.model_name
+    model = ServedModel(name, None, llm.events)
+    model.set_service(ModelService(llm, name, api or ApiOptions(), admission.record_cpu_seconds, workers))
+    return ModelManager([model])
 
 
 def make_model_manager(
@@ -106,6 +119,7 @@ def create_models_app(
     cors: CorsOptions | None = None,
     allowed_hosts: AllowedHosts | None = None,
     pages: PageOptions | None = None,
+    key_reloader: KeyReloader | None = None,
 ) -> FastAPI:
     """Create the application that serves the API over the models of a manager, which it closes when it shuts down.
 
@@ -118,6 +132,7 @@ def create_models_app(
         cors: The origins whose pages may call the API from a browser. Default: none.
         allowed_hosts: The hosts that requests may name. Default: every host.
         pages: The options of the live page. Default: `PageOptions()`.
+        key_reloader: Changes the keys while the server runs. Default: they do not change.
 
     Returns:
         The application. `app.state.admission` counts the calls in progress and can drain the server, and
@@ -134,7 +149,13 @@ def create_models_app(
         manager.open()
         if on_ready is not None:
             on_ready()
+        reloading = None
+        if key_reloader is not None:
+            key_reloader.on_change = admission.update_limits
+            reloading = asyncio.create_task(key_reloader.run())
         yield
+        if reloading is not None:
+            reloading.cancel()
         await manager.aclose()
         preparation.close()
         for model in manager.models:

@@ -66,7 +66,8 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
         info = ErrorInfo(message=str(error), type="invalid_request_error", param=error.param)
         return 400, ErrorBody(error=info)
     if isinstance(error, EngineDeadError):
-        return 503, ErrorBody(error=ErrorInfo(message=str(error), type="service_unavailable_error"))
+        code = getattr(error, "code", None)
+        return 503, ErrorBody(error=ErrorInfo(message=str(error), type="service_unavailable_error", code=code))
     if isinstance(error, OverloadedError):
         is_unavailable = error.code in ("shutting_down", "preparation_failed")
         status, kind = (503, "service_unavailable_error") if is_unavailable else (429, "rate_limit_error")

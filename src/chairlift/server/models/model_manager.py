@@ -58,6 +58,10 @@ class ModelNotAllowedError(HTTPException):
 class ModelLoadFailedError(EngineUnavailableError):
     """The model of the request could not be loaded."""
 
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, retry_after)
+        self.code = "model_load_failed"
+
 
 class _NotNeededError(Exception):
     """All calls that waited for a model have ended before there was memory for it."""
@@ -335,6 +339,12 @@ class ModelManager:
             self._sweeper.cancel()
         services = [model.service for model in self.models if model.service is not None]
         await asyncio.gather(*(service.aclose(seconds) for service in services))
+
+    def close(self) -> None:
+        """Stop all engines, and block until they have ended, after the event loop has ended."""
+        for model in self.models:
+            if model.service is not None:
+                model.service.llm.close()
 
 
 def choose_victims(loaded: Iterable[ServedModel], missing: int) -> list[ServedModel]:

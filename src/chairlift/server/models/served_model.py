@@ -104,8 +104,9 @@ class ServedModel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call uses it or waits for it."""
-        return not self.num_leases and not self.num_waiting and not self.num_unfinished
+        """Whether no call uses it. Calls that wait for it count too, unless it leaves, because they are next."""
+        is_next = self.num_waiting > 0 and not self.is_leaving
+        return not self.num_leases and not self.num_unfinished and not is_next
 
     @property
     def num_unfinished(self) -> int:

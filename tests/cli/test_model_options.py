@@ -1,0 +1,131 @@
+"""Tests the options of `chairlift serve` that name several models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chairlift.cli.main import app
+from chairlift.errors import ConfigError
+from chairlift.server.models.model_spec import ModelSpec
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the server is started with."""
+    taken: dict[str, Any] = {}
+    monkeypatch.setattr("chairlift.server.serve.run", lambda config, **options: taken.update(options, config=config))
+    return taken
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two models and two other files."""
+    for name in ("one", "no-model"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one" / "config.json").write_text("{}")
+    (tmp_path / "two.gguf").write_bytes(b"GGUF")
+    (tmp_path / "notes.txt").write_text("")
+    return tmp_path
+
+
+def serve(*arguments: str, **environment: str) -> None:
+    result = CliRunner(env=environment).invoke(app, ["serve", *arguments])
+    if isinstance(result.exception, ConfigError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+
+
+def names(served: dict[str, Any]) -> dict[str, str | None]:
+    specs: list[ModelSpec] = served["models"]
+    return {spec.name: spec.config.model for spec in specs}
+
+
+def test_one_model_is_loaded_at_the_start(served: dict[str, Any], folder: Path) -> None:
+    serve(str(folder / "one"))
+    assert (served["models"], served["config"].model) == (None, str(folder / "one"))
+    serve()
+    assert (served["models"], served["config"].model) == (None, None)
+
+
+def test_several_models_and_a_folder(served: dict[str, Any], folder: Path) -> None:
+    serve(str(folder / "one"), "some/hub-model", "--max-num-seqs", "3", "--models-memory-bytes", "2GiB")
+    assert names(served) == {"one": str(folder / "one"), "some/hub-model": "some/hub-model"}
+    assert [spec.config.max_num_seqs for spec in served["models"]] == [3, 3]
+    assert [spec.keep_alive for spec in served["models"]] == [300.0, 300.0]
+    assert served["model_limits"].memory_bytes == 2 << 30
+    serve("--model-dir", str(folder))
+    assert names(served) == {"one": str(folder / "one"), "two": str(folder / "two.gguf")}
+    serve("two", "--model-dir", str(folder), "--keep-alive", "-1")
+    assert names(served) == {"two": str(folder / "two.gguf")}
+    assert served["models"][0].keep_alive is None
+
+
+def test_options_of_single_models_in_a_file(served: dict[str, Any], folder: Path) -> None:
+    config = folder / "serve.yaml"
+    config.write_text(
+        f"""
+        model: [{folder}/one]
+        max-num-seqs: 5
+        keep-alive: 60
+        models:
+          small:
+            model: {folder}/two.gguf
+            aliases: [s, tiny]
+            quantization: int8
+            kv-cache-memory-bytes: 1GiB
+            keep-alive: -1
+            reasoning-parser: none
+          {folder}/two.gguf:
+        """
+    )
+    serve("--config", str(config))
+    one, small, plain = served["models"]
+    assert (one.name, one.config.max_num_seqs, one.keep_alive, one.api.reasoning_parser) == ("one", 5, 60.0, "auto")
+    assert (small.name, small.aliases, small.keep_alive) == ("small", ("s", "tiny"), None)
+    assert (small.config.quantization, small.config.kv_cache_memory_bytes) == ("int8", 1 << 30)
+    assert (small.config.max_num_seqs, small.api.reasoning_parser) == (5, "none")
+    assert plain.config.model == str(folder / "two.gguf")
+
+
+def test_a_path_with_spaces_in_the_environment_is_one_model(served: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "my model"
+    path.mkdir()
+    serve(CHAIRLIFT_MODEL=str(path))
+    assert served["config"].model == str(path)
+    serve(CHAIRLIFT_MODEL="some/model other/model")
+    assert names(served) == {"some/model": "some/model", "other/model": "other/model"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "[1]"], "models must be models by name, such as"),
+        (["--models", '{"a": 1}'], "models: a: must have options as `name: value`, got 1"),
+        (["--models", '{"a": {"quantisation": "int8"}}'], "quantisation is not an option of a model: did you mean"),
+        (["--models", '{"a": {"quantization": "int7"}}'], "models: a: quantization must be one of"),
+        (
+            ["--models", '{"a": {"max_num_seqs": "many"}}'],
+            "models: a: max_num_seqs='many' has a wrong type: Expected `int`, got `str`",
+        ),
+        (["--models", '{"a": {"aliases": "b"}}'], "models: a: aliases must be a list of names, got 'b'"),
+        (["--models", '{"a": {"keep_alive": -2}}'], "keep_alive must be a number of seconds, or -1 for no limit"),
+        (["--models", '{"a": {}, "b": {"aliases": ["a"]}}'], "two models have the name 'a': a and b"),
+        (["x/one", "y/two", "--event-log", "log"], "event_log is one file, and there are 2 models"),
+        (["--models-memory-bytes", "lots"], "models_memory_bytes must be a positive amount"),
+        (["--model-dir", "nowhere"], "model_dir=nowhere: No such file or directory"),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str, served: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r".") as failed:
+        serve(*arguments)
+    assert message in str(failed.value)
+    assert not served
+
+
+def test_a_folder_without_models(served: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"contains no model: a model is a folder with config.json or a .gguf file"):
+        serve("--model-dir", str(tmp_path))

@@ -1,0 +1,39 @@
+"""Tests the plan of an engine's memory before it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chairlift.config import EngineConfig
+from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
+from chairlift.errors import ConfigError, ModelLoadError
+from chairlift.models.parameter_memory import parameter_bytes
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_the_plan_is_what_the_engine_takes(kernels: str, tiny_model_dir: Callable[..., Path]) -> None:
+    given = EngineConfig(str(tiny_model_dir("llama")), kernels=kernels, skip_tokenizer_init=True, num_threads=1)
+    config, required = plan_required_memory(given, PROCESS_BYTES + (16 << 20))
+    engine = build_engine(config)
+    assert required.weights == parameter_bytes(engine.loaded.model)
+    assert required.kv_cache == engine.facts.kv_cache_plan.num_bytes
+    assert required.total <= PROCESS_BYTES + (16 << 20)
+
+
+def test_the_size_of_the_pool_may_be_given(tiny_model_dir: Callable[..., Path]) -> None:
+    given = EngineConfig(str(tiny_model_dir("llama")), num_kv_blocks=10)
+    config, required = plan_required_memory(given, 1)
+    assert config == given
+    assert required.total > required.kv_cache > 0
+
+
+def test_too_little_memory_is_an_error_with_the_numbers(tiny_model_dir: Callable[..., Path]) -> None:
+    given = EngineConfig(str(tiny_model_dir("llama")))
+    with pytest.raises(ConfigError, match="models_memory_bytes=200 MiB leaves nothing for K and V of model 'tiny_"):
+        plan_required_memory(given, 200 << 20)
+    with pytest.raises(ModelLoadError, match="there is no such file or folder"):
+        plan_required_memory(EngineConfig("/nowhere/model"), 1 << 30)

@@ -1,0 +1,53 @@
+"""Tests that changes of the key file take effect while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from chairlift.errors import OverloadedError
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.key_reload import KeyReloader
+from chairlift.server.access.keys import key_record, load_keys, new_secret, to_toml
+
+
+def write(path: Path, *records: dict[str, object]) -> None:
+    """Replace the file, as editors and configuration management do."""
+    new = path.with_suffix(".new")
+    new.write_text("\n\n".join(map(to_toml, records)))
+    new.replace(path)
+
+
+def test_added_removed_and_changed_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, (alice, bob) = tmp_path / "keys.toml", (new_secret(), new_secret())
+    write(path, key_record(alice, name="alice", max_concurrent=1))
+    load = partial(load_keys, path)
+    keys = load()
+    admission = AdmissionController(None, keys)
+    reloader = KeyReloader(keys, path, load, admission.update_limits)
+    found = keys.find(alice)
+    assert found is not None
+    slot = admission.reserve_slot(found)
+    with pytest.raises(OverloadedError, match="max_concurrent=1"):
+        admission.reserve_slot(found)
+
+    write(path, key_record(alice, name="alice", max_concurrent=2), key_record(bob, name="bob"))
+    asyncio.run(reloader.check())
+    assert keys.find(bob) is not None
+    admission.reserve_slot(found).close()
+
+    path.write_text("[[keys]]\nname = 1\n")
+    with caplog.at_level("ERROR"):
+        asyncio.run(reloader.check())
+    assert "the API keys were not changed" in caplog.text
+    assert keys.find(bob) is not None
+
+    write(path, key_record(bob, name="bob", weight=2.0))
+    with caplog.at_level("WARNING"):
+        asyncio.run(reloader.check())
+    assert "weights of API keys take effect after a restart" in caplog.text
+    assert keys.find(alice) is None
+    slot.close()

@@ -1,0 +1,62 @@
+"""Tests the lock by which processes compute in turns."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chairlift.system import step_turn
+from chairlift.system.step_turn import StepTurn
+
+WORK = """
+import sys, time
+from pathlib import Path
+from chairlift.system.step_turn import StepTurn
+
+folder, log, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+turn = StepTurn(folder)
+(folder / f"ready-{name}").touch()
+while len(list(folder.glob("ready-*"))) < 2:
+    time.sleep(0.001)
+for _ in range(40):
+    with turn, log.open("a") as file:
+        file.write(f"{name} begins\\n")
+        file.flush()
+        time.sleep(0.002)
+        file.write(f"{name} ends\\n")
+"""
+
+
+def test_two_processes_that_compute_all_the_time_alternate(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    workers = [subprocess.Popen([sys.executable, "-c", WORK, tmp_path, log, name]) for name in "ab"]
+    for worker in workers:
+        assert worker.wait(30) == 0
+    lines = log.read_text().splitlines()
+    assert len(lines) == 160
+    for begin, end in zip(lines[::2], lines[1::2], strict=True):
+        assert (begin.split()[0], begin.split()[1], end.split()[1]) == (end.split()[0], "begins", "ends")
+    names = [line[0] for line in lines[::2]]
+    both = names[names.index("b" if names[0] == "a" else "a") :]
+    both = both[: 2 * min(both.count("a"), both.count("b"))]
+    changes = sum(one != other for one, other in itertools.pairwise(both))
+    assert changes >= 0.8 * (len(both) - 1)
+
+
+def test_a_process_that_ends_or_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_turn, "MAX_WAIT_SECONDS", 0.1)
+    first, second = StepTurn(tmp_path), StepTurn(tmp_path)
+    first.__enter__()
+    started = time.monotonic()
+    with second:
+        assert time.monotonic() - started >= 0.1
+    first.close()
+    started = time.monotonic()
+    with second:
+        assert time.monotonic() - started < 0.1
+    second.close()
