@@ -39,6 +39,12 @@ export async function request(path, options = {}) {
   }
 }
 
+/** The query of requests about the model that the page shows, which its address names if there are several. */
+export function modelQuery() {
+  const model = new URLSearchParams(location.search).get("model");
+  return model === null ? "" : `?model=${encodeURIComponent(model)}`;
+}
+
 /** Send a body as JSON and return the JSON of the response. */
 export async function post(path, body) {
   const headers = { "Content-Type": "application/json" };

@@ -58,7 +58,9 @@ class MessageView {
     if (message.finishReason === "length") parts.push("ended at the maximum number of tokens");
     this.timing.replaceChildren(parts.filter(Boolean).join(", "));
     if (message.timing && message.requestId) {
-      const link = Object.assign(make("a", "", "its lane"), { href: `/#request=${encodeURIComponent(message.requestId)}` });
+      const page = message.model ? `/?model=${encodeURIComponent(message.model)}` : "/";
+      const href = `${page}#request=${encodeURIComponent(message.requestId)}`;
+      const link = Object.assign(make("a", "", "its lane"), { href });
       this.timing.append(", ", link);
     }
     if (message.wait) this.timing.append(make("br"), message.wait);
@@ -134,6 +136,7 @@ async function answer() {
   const body = requestBody();
   /** @type {import("./conversations.js").Message} */
   const message = { role: "assistant", content: "" };
+  if (element("model").options.length > 1) message.model = body.model;
   store.current.messages.push(message);
   running = { controller: new AbortController() };
   store.save();

@@ -1,6 +1,6 @@
 /** The live page: connects the stream of events, the player and the views. */
 
-import { ApiError, request } from "./api.js";
+import { ApiError, modelQuery, request } from "./api.js";
 import { describeCanvas } from "./canvas.js";
 import { drawCharts } from "./charts.js";
 import { readForever } from "./event_stream.js";
@@ -314,6 +314,16 @@ addEventListener("resize", redraw);
 addEventListener("themechange", redraw);
 document.addEventListener("visibilitychange", redraw);
 
+/** Let the user choose one of several models; the page shows the one of its address. */
+function showModels(names) {
+  const select = element("choose-model");
+  select.replaceChildren(...names.map((name) => new Option(name, name)));
+  select.value = new URLSearchParams(location.search).get("model") ?? names[0];
+  element("choose").hidden = names.length < 2;
+  element("model").hidden = names.length > 1;
+  select.addEventListener("change", () => location.assign(`/?model=${encodeURIComponent(select.value)}`));
+}
+
 async function main() {
   requestAnimationFrame(frame);
   let view = null;
@@ -336,8 +346,9 @@ async function main() {
     selectWanted(true);
     return;
   }
+  showModels(view.models);
   let problem = "";
-  readForever("/v1/page/events", {
+  readForever(`/v1/page/events${modelQuery()}`, {
     message: receive,
     state: (state, detail) => {
       page.connection = state;
