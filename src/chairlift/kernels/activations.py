@@ -50,6 +50,18 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    from torch.nn import functional
+
+    return functional.gelu(x)
+
+
+def _define_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU (Hendrycks and Gimpel, 2016) with the error function, in float32."""
+    x32 = x.float()
+    return (0.5 * x32 * (1 + (x32 / math.sqrt(2)).erf())).to(x.dtype)
+
+
 def _define_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """The tanh approximation of GELU (Hendrycks and Gimpel, 2016), in float32."""
     x32 = x.float()
@@ -65,6 +77,7 @@ def _define_swigluoai(x: torch.Tensor) -> torch.Tensor:
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": Activation(lambda x: x * x.sigmoid(), _silu),
     "gelu_tanh": Activation(_define_gelu_tanh, _gelu_tanh),
+    "gelu": Activation(_define_gelu, _gelu),
     "relu": Activation(lambda x: x.clamp(min=0), lambda x: x.relu()),
     "swigluoai": Activation(_define_swigluoai, of_up=lambda x: x.clamp(-SWIGLUOAI_LIMIT, SWIGLUOAI_LIMIT) + 1),
 }

@@ -82,6 +82,7 @@ class NormSpec:
         weight_offset: the number that is added to the weight of the checkpoint: 1 for Gemma's, whose weights are
             differences from 1.
         weight_multiplier: the factor of the weight of the checkpoint.
+        has_bias: whether the checkpoint of a LayerNorm has the bias; otherwise it is 0.
     """
 
     kind: Literal["rms_norm", "layer_norm"]
@@ -90,6 +91,7 @@ class NormSpec:
     eps: float
     weight_offset: float = 0.0
     weight_multiplier: float = 1.0
+    has_bias: bool = True
 
     @property
     def num_values(self) -> int:
@@ -493,6 +495,43 @@ class PositionTableSpec:
         return self.rows * self.size
 
 
+@dataclass(frozen=True, slots=True)
+class ClassifierSpec:
+    """The head of a cross-encoder, which computes one score from the hidden state of the first token:
+
+        output(activation(dense(x))) or output(norm(activation(dense(x))))
+
+    Attributes:
+        dense, output: names of the matrices [hidden_size, hidden_size] and [1, hidden_size], with biases.
+        activation: "tanh" or "gelu".
+        norm: the norm of the result of the activation, or None.
+        has_bias: whether the dense matrix has a bias.
+        pooling: the hidden state that the head reads: "cls" or "mean".
+    """
+
+    dense: str
+    output: str
+    activation: Literal["tanh", "gelu"]
+    norm: NormSpec | None = None
+    has_bias: bool = True
+    pooling: Literal["cls", "mean"] = "cls"
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """What distinguishes an encoder from a decoder: the tokens of a text attend to one another in both directions.
+
+    Attributes:
+        embedding_norm: the norm of the sum of embeddings.
+        token_types: the table of token types, whose first row is that of single texts; or None.
+        classifier: the head of a cross-encoder, or None.
+    """
+
+    embedding_norm: NormSpec
+    token_types: PositionTableSpec | None = None
+    classifier: ClassifierSpec | None = None
+
+
 def norm_prologue(norm: NormSpec | None) -> str:
     """Return the name of the prologue that computes `norm`."""
     return "none" if norm is None else norm.kind
@@ -500,7 +539,7 @@ def norm_prologue(norm: NormSpec | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The declaration of a decoder-only text model, and the special tokens of its checkpoint.
+    """The declaration of a text model, and the special tokens of its checkpoint.
 
     Attributes:
         architecture: a key of `models.registry.ARCHITECTURES` ("llama", "opt").
@@ -514,6 +553,7 @@ class ModelConfig:
         logits_soft_cap: c in c * tanh(logits / c), which is applied after the multiplier, or None.
         unneeded_modules: the modules of which checkpoints may have parameters that no layer needs.
         per_layer_inputs: the embeddings that layers read in their `per_layer_branch`, or None.
+        encoder: what the model has as an encoder; None for a decoder, whose tokens attend to earlier ones.
         eos_token_ids: all tokens that end a sequence, including those of generation_config.json.
         dtype: the type of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
         quantization: the quantization of a Hugging Face checkpoint, or None.
@@ -536,6 +576,7 @@ class ModelConfig:
     logits_soft_cap: float | None = None
     unneeded_modules: tuple[str, ...] = ()
     per_layer_inputs: PerLayerInputsSpec | None = None
+    encoder: EncoderSpec | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -602,6 +643,10 @@ class ModelConfig:
             yield self.per_layer_inputs.norm.name
         if self.final_norm is not None:
             yield self.final_norm.name
+        if self.encoder is not None:
+            yield self.encoder.embedding_norm.name
+            if (classifier := self.encoder.classifier) is not None and classifier.norm is not None:
+                yield classifier.norm.name
 
     @property
     def _projections(self) -> tuple[MatrixSpec, ...]:

@@ -87,7 +87,9 @@ class LayerBuilder:
         weight = self.norm_weight(norm.name, norm.size, norm.weight_offset)
         if norm.weight_multiplier != 1:
             weight = weight * norm.weight_multiplier
-        bias = self.weights.tensor(f"{norm.name}.bias", (norm.size,)) if norm.kind == "layer_norm" else None
+        bias = None
+        if norm.kind == "layer_norm":
+            bias = self.weights.tensor(f"{norm.name}.bias", (norm.size,)) if norm.has_bias else torch.zeros_like(weight)
         return Prologue(norm.kind, weight, bias, norm.eps)
 
     def norm_weight(self, name: str, size: int, offset: float) -> torch.Tensor:

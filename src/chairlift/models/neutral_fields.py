@@ -20,6 +20,8 @@ _PROVENANCE: Final = _names("""
 
 _TRAINING: Final = _names("""
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal attention_dropout
+    attention_probs_dropout_prob classifier_dropout deterministic_flash_attn initializer_cutoff_factor mlp_dropout
+    reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
     attn_implementation dropout embd_pdrop embedding_dropout fsdp fused_cross_entropy fused_norm fused_swiglu
     gradient_checkpointing hidden_dropout hidden_dropout_prob init_std initializer_range layerdrop neftune_noise_alpha
     output_router_logits pretraining_tp resid_pdrop router_aux_loss_coef router_jitter_noise use_cache use_flash_attn
@@ -27,7 +29,8 @@ _TRAINING: Final = _names("""
 
 _TOKENIZER: Final = _names("""
     bos_token chat_template decoder_start_token_id eos_token forced_bos_token_id forced_eos_token_id pad_token
-    pad_token_id prefix sep_token_id suppress_tokens begin_suppress_tokens tokenizer_class tokenizer_model_max_length
+    cls_token_id pad_token_id prefix
+    sep_token_id suppress_tokens begin_suppress_tokens tokenizer_class tokenizer_model_max_length
     unk_token_id
 """)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.architecture import Architecture, GGUFHeader, GGUFReader, HFReader
+from chairlift.models.bert import BERT
 from chairlift.models.config_fields import REQUIRED, ConfigFields, shortened, unique
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.gemma import GEMMA2, GEMMA3
@@ -21,6 +22,7 @@ from chairlift.models.granite import GRANITE
 from chairlift.models.llama import LLAMA
 from chairlift.models.ministral3 import MINISTRAL3
 from chairlift.models.mixtral import MIXTRAL
+from chairlift.models.modernbert import MODERNBERT
 from chairlift.models.nearest_names import describe_supported
 from chairlift.models.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
 from chairlift.models.olmo import OLMO
@@ -34,6 +36,7 @@ from chairlift.models.smollm3 import SMOLLM3
 ARCHITECTURES: Final[dict[str, Architecture]] = {
     each.name: each
     for each in (
+        BERT,
         LLAMA,
         GEMMA2,
         GEMMA3,
@@ -42,6 +45,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         GRANITE,
         MINISTRAL3,
         MIXTRAL,
+        MODERNBERT,
         OLMO,
         OLMOE,
         OPT,

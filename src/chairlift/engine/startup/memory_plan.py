@@ -110,6 +110,10 @@ def small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
         items.append(value_item("norm of per-layer inputs", f"{inputs.size:,}", inputs.norm.num_values, size))
     if table is not None:
         items.append(value_item("positions", f"{table.rows:,} x {table.size:,}", table.num_values, size))
+    if (encoder := config.encoder) is not None:
+        types = encoder.token_types
+        count = encoder.embedding_norm.num_values + (0 if types is None else types.num_values)
+        items.append(value_item("token types and norm of embeddings", f"{count:,}", count, size))
     if norm is not None:
         items.append(value_item("final norm", f"{norm.num_values:,}", norm.num_values, size))
     return items

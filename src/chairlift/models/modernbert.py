@@ -1,0 +1,136 @@
+"""ModernBERT (Warner et al., 2024): an encoder with rotary embeddings, norms before the branches and a gated GELU.
+
+Every third layer attends to the whole text, the others to the nearest tokens on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chairlift.models.architecture import Architecture
+from chairlift.models.config_fields import ConfigFields, exact_quotient
+from chairlift.models.declaration import (
+    ATTENTION,
+    EMBEDDING,
+    LM_HEAD,
+    MLP,
+    AttentionSpec,
+    BranchNorms,
+    ClassifierSpec,
+    EncoderSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    MatrixSpec,
+    ModelConfig,
+    NormSpec,
+    RopeConfig,
+)
+
+ACTIVATIONS: Final = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
+
+
+def _read(fields: ConfigFields, classifier: bool) -> ModelConfig:
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
+    eps, inner = fields.number("norm_eps", 1e-5), fields.integer("intermediate_size")
+    vocab, count = fields.integer("vocab_size"), fields.integer("num_hidden_layers", high=4096)
+    activation = ACTIVATIONS[fields.choice("hidden_activation", ACTIVATIONS, "gelu")]
+    for key in ("norm_bias", "attention_bias", "mlp_bias"):
+        fields.allow_only(key, False, "no published model has these biases")
+    thetas, is_global = _read_positions(fields, count)
+    fields.get("tie_word_embeddings")  # concerns the head of masked language models
+    fields.get("decoder_bias")
+    # A token attends to half of the window on each side.
+    window = fields.integer("local_attention", 128) // 2 + 1
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec("layer_norm", name, hidden, eps, has_bias=False)
+
+    def layer(index: int) -> LayerSpec:
+        root = f"layers.{index}"
+        attention = AttentionSpec(
+            qkv=MatrixSpec(ATTENTION, "qkv", ((f"{root}.attn.Wqkv", 3 * hidden),), hidden),
+            output=MatrixSpec(ATTENTION, "output", ((f"{root}.attn.Wo", hidden),), hidden),
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=hidden // heads,
+            scale=(hidden // heads) ** -0.5,
+            rope=RopeConfig(theta=thetas[is_global[index]]),
+            sliding_window=None if is_global[index] else window,
+        )
+        feed_forward = FeedForwardSpec(
+            up=MatrixSpec(MLP, "gate_up", ((f"{root}.mlp.Wi", 2 * inner),), hidden),
+            down=MatrixSpec(MLP, "down", ((f"{root}.mlp.Wo", hidden),), inner),
+            activation=activation,
+            gated=True,
+        )
+        before = None if index == 0 else norm(f"{root}.attn_norm")
+        return LayerSpec(
+            attention, BranchNorms(before=before), feed_forward, BranchNorms(before=norm(f"{root}.mlp_norm"))
+        )
+
+    return ModelConfig(
+        architecture="modernbert",
+        name="modernbert",
+        hidden_size=hidden,
+        max_position_embeddings=fields.integer("max_position_embeddings"),
+        embedding=MatrixSpec(EMBEDDING, EMBEDDING, (("embeddings.tok_embeddings", vocab),), hidden),
+        layers=tuple(layer(index) for index in range(count)),
+        final_norm=norm("final_norm"),
+        head=MatrixSpec(LM_HEAD, LM_HEAD, (("embeddings.tok_embeddings", vocab),), hidden),
+        tie_word_embeddings=True,
+        encoder=EncoderSpec(
+            norm("embeddings.norm"), None, _read_classifier(fields, norm("head.norm")) if classifier else None
+        ),
+    )
+
+
+def _read_positions(fields: ConfigFields, count: int) -> tuple[dict[bool, float], list[bool]]:
+    """The bases of the rotary embeddings of layers with local (False) and global (True) attention, and which layers
+    have global attention. transformers 5 writes other fields than transformers 4."""
+    every = fields.integer("global_attn_every_n_layers", 3)
+    types = fields.get("layer_types")
+    is_global = [index % every == 0 for index in range(count)]
+    if isinstance(types, list):
+        is_global = [kind == "full_attention" for kind in types[:count]]
+    thetas = {False: fields.number("local_rope_theta", 10000.0), True: fields.number("global_rope_theta", 160000.0)}
+    if (ropes := fields.mapping("rope_parameters")) is not None:
+        for kind, key in ((False, "sliding_attention"), (True, "full_attention")):
+            if (rope := ropes.mapping(key)) is not None:
+                rope.allow_only("rope_type", "default", "no published model scales its positions")
+                thetas[kind] = rope.number("rope_theta", thetas[kind])
+                rope.reject_undeclared("modernbert architecture")
+        ropes.reject_undeclared("modernbert architecture")
+    return thetas, is_global
+
+
+def _read_classifier(fields: ConfigFields, norm: NormSpec) -> ClassifierSpec:
+    pooling = fields.choice("classifier_pooling", ("cls", "mean"), "cls")
+    fields.allow_only("classifier_activation", "gelu", "no published model has another one")
+    fields.allow_only("classifier_bias", False, "no published model has this bias")
+    return ClassifierSpec("head.dense", "classifier", "gelu", norm, False, "mean" if pooling == "mean" else "cls")
+
+
+def _read_encoder(fields: ConfigFields) -> ModelConfig:
+    for key in ("classifier_pooling", "classifier_activation", "classifier_bias"):
+        fields.get(key)
+    return _read(fields, classifier=False)
+
+
+def _read_cross_encoder(fields: ConfigFields) -> ModelConfig:
+    labels = fields.get("id2label")
+    if not isinstance(labels, dict) or len(labels) != 1:
+        raise fields.error("id2label", "must have one label, as cross-encoders do")
+    return _read(fields, classifier=True)
+
+
+MODERNBERT: Final = Architecture(
+    name="modernbert",
+    hf_readers={
+        "ModernBertModel": _read_encoder,
+        "ModernBertForMaskedLM": _read_encoder,
+        "ModernBertForSequenceClassification": _read_cross_encoder,
+    },
+    other_prefixes=tuple((part, f"model.{part}") for part in ("embeddings.", "layers.", "final_norm.")),
+    unread_prefixes=("decoder.",),
+)
