@@ -74,6 +74,9 @@ class SchedulerConfig:
         row_time: the estimated time of steps, by which draft tokens are limited to those that pay; None does not limit
             them.
         draft_row_time: the estimated time in which a draft model proposes one token for each of its rows.
+        is_pooling: requests generate no tokens, and end when their prompt is computed.
+        enable_chunked_prefill: prompts may be computed in several steps; otherwise a prompt waits until the rest of the
+            token budget of a step is enough for all of it.
     """
 
     max_model_len: int
@@ -88,6 +91,8 @@ class SchedulerConfig:
     speculative_config: SpeculativeConfig | None = None
     row_time: RowTime | None = None
     draft_row_time: RowTime | None = None
+    is_pooling: bool = False
+    enable_chunked_prefill: bool = True
 
     @property
     def max_logit_rows(self) -> int:
@@ -118,6 +123,12 @@ class SchedulerConfig:
             raise ConfigError(
                 "speculative_config cannot be combined with static_run_to=global, which decodes all requests for the "
                 "same number of steps: remove one of them"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_model_len="
+                f"{self.max_model_len}, because this model computes a text in one step: increase "
+                f"max_num_batched_tokens, or reduce max_model_len"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

@@ -101,6 +101,7 @@ class ModelRunnerOutput:
         prompt_logprobs: request id -> (position of the first entry, one entry for each prompt token), for requests with
             `prompt_logprobs`.
         errors: request id -> error that ends the request; its token is not valid.
+        pooled: request id -> vector or score (float32), for requests of a model that generates no tokens.
     """
 
     step: int
@@ -108,6 +109,7 @@ class ModelRunnerOutput:
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    pooled: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class EngineCoreOutput(NamedTuple):
         times: set in the first output with a token and in the last output.
         num_preemptions: the number of preemptions so far.
         error: why the request was rejected or failed; `error_param` is the field that caused it.
+        pooled: the vector or score of a request that generates no tokens.
     """
 
     request_id: str
@@ -182,6 +185,7 @@ class EngineCoreOutput(NamedTuple):
     stats: RequestStats | None = None
     error: str | None = None
     error_param: str | None = None
+    pooled: bytes | None = None
 
 
 def attach_prompt_logprobs(
@@ -217,6 +221,7 @@ class RequestOutput:
     Attributes:
         times: the times of the answer that ended last; None until an answer has ended.
         stats: the sum over the answers that have ended, except those that a stop string ended; None until there is one.
+        pooled: the vector (float32) of a text, or the score of a pair of texts; None if the model generates text.
     """
 
     request_id: str
@@ -229,3 +234,4 @@ class RequestOutput:
     num_preemptions: int = 0
     times: RequestTimes | None = None
     stats: RequestStats | None = None
+    pooled: bytes | None = None

@@ -61,6 +61,7 @@ class WaitReason(enum.StrEnum):
     PREEMPTION: a running request was preempted in this step, so no request is admitted.
     BATCH: a static batch was already closed when it reached the head of the queue. A request that was at the head when
         the batch closed keeps its earlier reason while the batch runs.
+    TOKEN_BUDGET: the rest of the token budget of the step is smaller than the prompt, which has to be computed at once.
     FAIRNESS: another tenant, which received less service, has its turn. The head of the queue belongs to that tenant
         and has the reason why no request is admitted.
     """
@@ -71,6 +72,7 @@ class WaitReason(enum.StrEnum):
     PENDING_TOKEN = "pending_token"
     PREEMPTION = "preemption"
     BATCH = "batch"
+    TOKEN_BUDGET = "token_budget"
     FAIRNESS = "fairness"
 
 

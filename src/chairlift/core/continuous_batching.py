@@ -98,13 +98,18 @@ class ContinuousBatching(BatchingPolicy):
         """Admit from the head of the queue while there are seats, tokens and memory."""
         batch = self._batch
         while (request := batch.waiting.peek()) is not None:
+            if not batch.config.enable_chunked_prefill and request.num_tokens > budget:
+                batch.block_queue(request, WaitReason.TOKEN_BUDGET, plan)
+                return
             reason = self._allocate(request) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
                 batch.block_queue(request, reason, plan)
                 return
             batch.admit(request, plan)
             start = request.num_computed_tokens
-            count = chunks.take(start, min(request.num_tokens - start, budget - batch.num_admissible))
+            count = request.num_tokens - start
+            if batch.config.enable_chunked_prefill:
+                count = chunks.take(start, min(count, budget - batch.num_admissible))
             if start + count > request.num_slots:
                 has_grown = batch.grow(request, start + count, plan)
                 assert has_grown, "admission has checked that blocks are free for the windows"

@@ -114,7 +114,7 @@ class Scheduler:
     def _check(self, request: Request) -> None:
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use by an unfinished request", "request_id")
-        if request.max_total_tokens > self._config.max_model_len:
+        if self._num_total_tokens(request) > self._config.max_model_len:
             raise RequestError(
                 f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} output tokens exceed "
@@ -123,6 +123,9 @@ class Scheduler:
             )
         self._kv.check_fits(request)
         self._batching.check(request)
+
+    def _num_total_tokens(self, request: Request) -> int:
+        return request.num_prompt_tokens if self._config.is_pooling else request.max_total_tokens
 
     def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:
         """Finish a request in any state, without further output. False if no such request is unfinished."""
@@ -235,6 +238,8 @@ class Scheduler:
                 continue
             if result.errors and request.request_id in result.errors:
                 outputs.append(self._fail(request, result.errors[request.request_id], now))
+            elif self._config.is_pooling:
+                outputs.append(self._finish_pooled(request, result.pooled[request.request_id], now))
             else:
                 outputs.append(self._append_tokens(request, result, plan, now))
             if request.finish_reason is not None and request.is_finished:
@@ -256,6 +261,13 @@ class Scheduler:
         request.drop_pending()
         self._finish(request, FinishReason.ERROR, now)
         return EngineCoreOutput(request.request_id, [], FinishReason.ERROR.value, error=error)
+
+    def _finish_pooled(self, request: Request, pooled: bytes, now: float) -> EngineCoreOutput:
+        """Finish a request that generates no tokens. The place of its next token is given up."""
+        request.drop_pending()
+        output = EngineCoreOutput(request.request_id, [], num_cached_tokens=request.num_cached_tokens, pooled=pooled)
+        self._finish(request, FinishReason.STOP, now)
+        return request.final_output(output, now)
 
     def _append_tokens(
         self, request: Request, result: ModelRunnerOutput, plan: StepPlan, now: float

@@ -100,15 +100,19 @@ class RequestLimits:
         max_slots: maximum number of slots that the KV pool can allocate to one request.
         supports_priority: the scheduling policy uses priorities.
         max_new_tokens: maximum number of output tokens by the model's generation configuration, if any.
+        is_pooling: requests generate no tokens. The one output token that they ask for is never computed.
     """
 
     max_model_len: int
     max_slots: int
     supports_priority: bool = True
     max_new_tokens: int | None = None
+    is_pooling: bool = False
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """Maximum number of output tokens. P prompt tokens and n output tokens write P + n - 1 slots."""
+        if self.is_pooling:
+            return min(self.max_model_len, self.max_slots) + 1 - num_prompt_tokens
         return min(self.max_model_len, self.max_slots + 1) - num_prompt_tokens
 
     def default_max_tokens(self, num_prompt_tokens: int) -> int:
@@ -170,6 +174,28 @@ class InputProcessor:
         if not all(type(token_id) is int for token_id in token_ids):
             raise RequestError(f"prompt must be a string or a list of token ids, got {prompt!r:.100}", "prompt")
         return None, self._checked(token_ids, params=params)
+
+    def encode_pooled(
+        self, text: str, second: str | None = None, truncate_prompt_tokens: int | None = None
+    ) -> list[int]:
+        """Tokenize and check a text, or a pair of texts, of which a model computes a vector or a score.
+
+        Args:
+            truncate_prompt_tokens: maximum number of tokens, to which the end of the text is cut off; -1 is the maximum
+                of the model; None raises an error for a text that is too long.
+
+        Raises:
+            RequestError: as `encode`.
+        """
+        assert not isinstance(self.tokenizer, NoTokenizer), "a model that computes vectors has a tokenizer"
+        params = None if truncate_prompt_tokens is None else SamplingParams(truncate_prompt_tokens=-1)
+        for each in (text, second or ""):
+            self._check_text(each, "input", params)
+        limit = self.limits.max_output_tokens(0) - 1
+        kept = None if truncate_prompt_tokens is None else limit
+        if truncate_prompt_tokens is not None and truncate_prompt_tokens != -1:
+            kept = min(limit, truncate_prompt_tokens)
+        return self._checked(self.tokenizer.encode_pair(text, second, kept), "input")
 
     def encode_chat(
         self,
@@ -309,6 +335,12 @@ class InputProcessor:
             kept = beside_answer if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
             token_ids = token_ids[-kept:]
         if len(token_ids) > longest:
+            if self.limits.is_pooling:
+                raise RequestError(
+                    f"{param} has {len(token_ids)} tokens, but the model computes at most {longest} "
+                    f"(max_model_len={self.limits.max_model_len}). Shorten it, or set truncate_prompt_tokens=-1.",
+                    param,
+                )
             raise RequestError(
                 f"{param} has {len(token_ids)} tokens, but at most {longest} fit with one output token "
                 f"(max_model_len={self.limits.max_model_len}, KV pool of {self.limits.max_slots} slots). Shorten it.",

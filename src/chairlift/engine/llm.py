@@ -14,6 +14,7 @@ from typing import Any, cast
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, NoTokenizer, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor
+from chairlift.engine.pooling import POOLING_PARAMS, check_task, pooled_values, sigmoid
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import RequestError
@@ -63,6 +64,7 @@ class LLM:
                 prompt, and no prompt is run.
                 Also raised during the run if a grammar exceeds a limit.
         """
+        check_task(self.engine.facts, None)
         return self._run(_prompts(prompts), self.engine.input_processor.encode, sampling_params, use_tqdm)
 
     def chat(
@@ -83,6 +85,7 @@ class LLM:
                 it remains plain text.
             template_options: additional variables of the chat template.
         """
+        check_task(self.engine.facts, None)
         encode = partial(
             self.engine.input_processor.encode_chat,
             allow_special_tokens_in_content=allow_special_tokens_in_content,
@@ -91,6 +94,57 @@ class LLM:
         if sampling_params is None:
             sampling_params = self._sampling_defaults.params(max_tokens=None)
         return self._run(_conversations(messages), encode, sampling_params, use_tqdm)
+
+    def embed(
+        self, texts: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = True
+    ) -> list[list[float]]:
+        """Compute the vectors of texts.
+
+        Args:
+            truncate_prompt_tokens: maximum number of tokens of a text, whose end is cut off; -1 is the maximum of the
+                model; None raises an error for a text that is too long.
+
+        Raises:
+            RequestError: the model computes no vectors, or a text is invalid.
+        """
+        check_task(self.engine.facts, "embed")
+        pairs: list[tuple[str, str | None]] = [(text, None) for text in _texts(texts)]
+        return self._pool(pairs, truncate_prompt_tokens, use_tqdm)
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[float]:
+        """Compute the scores of pairs of texts with a cross-encoder: numbers from 0 to 1.
+
+        Args:
+            queries: one text for all documents, or one for each.
+            truncate_prompt_tokens: as for `embed`; documents are cut off before queries.
+
+        Raises:
+            RequestError: the model computes no scores, a text is invalid, or the numbers of texts differ.
+        """
+        check_task(self.engine.facts, "score")
+        texts, others = _texts(queries), _texts(documents)
+        if len(texts) == 1:
+            texts = texts * len(others)
+        if len(texts) != len(others):
+            raise RequestError(f"{len(texts)} queries and {len(others)} documents: give one query, or one for each")
+        rows = self._pool(list(zip(texts, others, strict=True)), truncate_prompt_tokens, use_tqdm)
+        return [sigmoid(value) for (value,) in rows]
+
+    def _pool(
+        self, pairs: list[tuple[str, str | None]], truncate_prompt_tokens: int | None, use_tqdm: bool
+    ) -> list[list[float]]:
+        def encode(pair: tuple[str, str | None], _params: SamplingParams) -> tuple[None, list[int]]:
+            return None, self.engine.input_processor.encode_pooled(*pair, truncate_prompt_tokens)
+
+        outputs = self._run(pairs, encode, POOLING_PARAMS, use_tqdm)
+        return [pooled_values(output) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer | NoTokenizer:
         """The tokenizer of the model, with `encode`, `decode` and `render_chat`."""
@@ -254,3 +308,10 @@ def _params_per_prompt(
             "sampling_params",
         )
     return sampling_params
+
+
+def _texts(texts: str | Sequence[str]) -> list[str]:
+    found = [texts] if isinstance(texts, str) else list(texts)
+    if not all(isinstance(text, str) for text in found):
+        raise _type_error("texts", "strings", next(text for text in found if not isinstance(text, str)))
+    return found

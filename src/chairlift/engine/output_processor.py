@@ -130,6 +130,7 @@ class OutputProcessor:
             finished=False,
             prompt_logprobs=_prompt_logprobs(group, output),
             num_cached_tokens=output.num_cached_tokens if sequence.index == 0 else 0,
+            pooled=output.pooled,
         )
         if completion.finish_reason is not None:
             group.num_unfinished -= 1

@@ -10,6 +10,7 @@ from chairlift.config import SchedulerConfig
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
 from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
+from chairlift.loading.pooling_config import PoolingTask
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration import ModelConfig
 from chairlift.sampling_params import SamplingDefaults
@@ -17,8 +18,25 @@ from chairlift.worker.kv_cache_plan import KVCachePlan
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingFacts:
+    """What a model computes of a text.
+
+    Attributes:
+        task: "embed" for vectors, "score" for the scores of pairs of texts.
+        size: the number of values of a vector.
+    """
+
+    task: PoolingTask
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The properties of an engine that are fixed once it is ready."""
+    """The properties of an engine that are fixed once it is ready.
+
+    Attributes:
+        pooling: what the model computes; None if it generates text.
+    """
 
     model_name: str
     model_config: ModelConfig
@@ -28,6 +46,7 @@ class EngineFacts:
     started: EngineStarted
     kernels: str
     sampling_defaults: SamplingDefaults
+    pooling: PoolingFacts | None = None
 
 
 class ServedEngine:

@@ -32,6 +32,7 @@ class DecoderModel:
     Args:
         backends: the backend of each attention shape of the layers.
         max_model_len: the length of the longest sequence; None for max_position_embeddings.
+        has_pooling: load the final norm as a kernel of its own, for `final_hidden`.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class DecoderModel:
         kernels: Kernels,
         backends: dict[AttentionShape, AttentionBackend[Any]],
         max_model_len: int | None = None,
+        has_pooling: bool = False,
     ) -> None:
         self.config = config
         self._planned: list[tuple[AttentionBackend[Any], int]] = []
@@ -69,6 +71,8 @@ class DecoderModel:
         if not config.tie_word_embeddings:
             head = kernels.load_matrix(weights, config.head.parts, config.head.in_features)
         self.lm_head = kernels.make_linear(head, None, norm)
+        norm_spec = config.final_norm if has_pooling else None
+        self._final_norm = None if norm_spec is None else builder.norm_of_rows(norm_spec)
         self._run_layers = run_in_order if torch_operations(config) else kernels.run_layers
 
     @property
@@ -124,6 +128,10 @@ class DecoderModel:
         inputs = None if self.per_layer_inputs is None else self.per_layer_inputs(token_ids, x)
         return self._run_layers(self.layers, x, StepContext(positions, rotations, plan, inputs))
 
+    def final_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute the hidden states after the final norm, float32 [N, hidden_size], of rows of `forward`'s result."""
+        return (hidden if self._final_norm is None else self._final_norm(hidden.clone(), None)).float()
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the logits, float32 [N, vocab_size], of rows of `forward`'s result, [N, hidden_size]."""
         logits = self.lm_head(hidden if self.project_out is None else self.project_out(hidden)).float()
@@ -153,6 +161,7 @@ def build_model(
     quantization: str | None = None,
     kv_cache_dtype: torch.dtype | None = None,
     max_model_len: int | None = None,
+    has_pooling: bool = False,
 ) -> DecoderModel:
     """Build the model of a declaration and load its parameters.
 
@@ -161,7 +170,7 @@ def build_model(
         kernels: the name of the kernel set: "native", "torch" or "reference".
         quantization: the format of all matrices under native kernels, or None for the format of the file.
         kv_cache_dtype: the type of K and V in memory, or None for `dtype`.
-        max_model_len: see DecoderModel.
+        max_model_len, has_pooling: see DecoderModel.
 
     Raises:
         ModelLoadError: The architecture or one of its features is not supported, or a parameter cannot be read.
@@ -173,7 +182,7 @@ def build_model(
     target = torch.device(device)
     shapes = (attention_shape(layer.attention, dtype, target, kv_cache_dtype) for layer in config.layers)
     backends = {shape: kernel_set.attention(shape) for shape in dict.fromkeys(shapes)}
-    model = DecoderModel(config, weights, kernel_set, backends, max_model_len)
+    model = DecoderModel(config, weights, kernel_set, backends, max_model_len, has_pooling)
     operations = torch_operations(config) if kernel_set.name == "native" else []
     for note in (*kernel_set.notes(), *([fallback_note(operations)] if operations else [])):
         logger.info("%s", note)

@@ -76,6 +76,8 @@ def _reason(span: ExplainedSpan) -> str:
         return f"a static batch of {span.num_running} is closed"
     if span.reason == "preemption":
         return f"a request was preempted in this step, so no request was admitted: {_blocks(span)}"
+    if span.reason == "token_budget":
+        return "its text is computed in one step, and the rest of the token budget of the step was smaller"
     if span.reason == "pending_token":
         return "the device has not returned the last token that was computed before the preemption"
     return _blocks(span)

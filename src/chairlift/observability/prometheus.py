@@ -239,7 +239,9 @@ class PrometheusMetrics(Collector):
 
     def _gauge_families(self, labels: dict[str, str]) -> Iterable[Metric]:
         started, state = self._tracker.started, self._tracker.counts()
-        held = 0.0 if started is None else self._tracker.num_held_blocks() / started.num_blocks
+        held = (
+            0.0 if started is None or not started.num_blocks else self._tracker.num_held_blocks() / started.num_blocks
+        )
         values: dict[str, tuple[str, float]] = {
             "vllm:num_requests_running": ("Number of running requests.", state["running"]),
             "vllm:num_requests_waiting": ("Number of waiting requests.", state["waiting"]),

@@ -19,7 +19,9 @@ from chairlift.sampling_params import SamplingParams
 FORCED_LENGTH_POLICIES: Final = frozenset({"pow2", "oracle"})
 """KV policies that need requests with a forced length."""
 
-REASONS_WITHOUT_OPTION: Final = frozenset({"sibling_prefill", "pending_token", "next_step", "unknown", "restart"})
+REASONS_WITHOUT_OPTION: Final = frozenset(
+    {"sibling_prefill", "pending_token", "token_budget", "next_step", "unknown", "restart"}
+)
 
 MAX_AHEAD: Final = 64
 """Behind a longer queue only another place in the queue is checked, to limit the time of the computation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from chairlift.worker.draft_model import DraftModel
+from chairlift.worker.encoder_runner import pooled_rows
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.logprobs import LogprobTensors
 from chairlift.worker.request_rows import IntArray, RequestRows
@@ -90,6 +91,7 @@ class PendingStep:
         rounds: their tokens: first one for each request, then one more for each request whose draft token was accepted,
             and so on.
         ready: None if the results are on the host already.
+        pooled: the vectors of requests that generate no tokens.
     """
 
     step: int
@@ -97,6 +99,7 @@ class PendingStep:
     rounds: list[SampledRound]
     prompt_logprobs: PromptLogprobs | None = None
     ready: torch.cuda.Event | None = None
+    pooled: dict[str, bytes] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -116,6 +119,8 @@ class ModelRunner:
         sampling: the kernels that choose tokens; None selects those of torch.
         grammars: the compiler of structured outputs; None if the engine does not support them.
         num_groups: number of groups of layers (see `models.kv_layout.KVLayout`).
+        pooler: computes the vectors [N, size] from the hidden states [N, hidden_size] of the last tokens of requests,
+            which then sample nothing; None for a model that generates text.
         draft_model, draft_plan: a model that proposes draft tokens, whose KV memory has as many blocks of the same
             size, and its plan; None if there is none. It needs `num_groups` = 1.
     """
@@ -135,7 +140,9 @@ class ModelRunner:
         num_groups: int = 1,
         draft_model: RunnerModel | None = None,
         draft_plan: Callable[..., Any] | None = None,
+        pooler: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        self._pooler = pooler
         self._model = model
         self._plan = plan
         self._device = device or torch.device("cpu")
@@ -160,10 +167,22 @@ class ModelRunner:
         hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention))
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled - batch.num_drafts if drafts else batch.num_scheduled)
+        if self._pooler is not None:
+            return self._pool(output.step, batch, hidden, self._pooler)
         request_ids, rounds = self._sample(batch, hidden, drafts)
         if self._draft_model is not None and drafts:
             self._draft_model.discard_rejected(drafts)
         return self._copy_to_host(PendingStep(output.step, request_ids, rounds, prompt_logprobs))
+
+    def _pool(
+        self, step: int, batch: InputBatch, hidden: torch.Tensor, pooler: Callable[[torch.Tensor], torch.Tensor]
+    ) -> PendingStep:
+        """Compute the vectors of the requests whose last token was computed."""
+        chosen = np.flatnonzero(batch.samples)
+        if not len(chosen):
+            return PendingStep(step, [], [])
+        rows = pooler(hidden[to_device(batch.token_end[chosen] - 1, self._device)])
+        return PendingStep(step, [], [], pooled=pooled_rows([batch.request_ids[i] for i in chosen.tolist()], rows))
 
     def result(self, pending: PendingStep) -> ModelRunnerOutput:
         """Wait for the results of a step."""
@@ -171,7 +190,8 @@ class ModelRunner:
             pending.ready.synchronize()
         prompt = pending.prompt_logprobs
         if not pending.rounds:
-            return ModelRunnerOutput(pending.step, {}, prompt_logprobs=prompt.records() if prompt else {})
+            prompt_logprobs = prompt.records() if prompt else {}
+            return ModelRunnerOutput(pending.step, {}, prompt_logprobs=prompt_logprobs, pooled=pending.pooled)
         request_ids, sampled = pending.request_ids, pending.rounds[0].tokens
         result = ModelRunnerOutput(
             step=pending.step,

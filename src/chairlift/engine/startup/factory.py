@@ -5,15 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
+from chairlift.core.kv.no_kv_memory import NoKVMemory
+from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import RequestLimits
-from chairlift.engine.served_engine import EngineFacts, ServedEngine
+from chairlift.engine.served_engine import EngineFacts, PoolingFacts, ServedEngine
 from chairlift.engine.startup.draft_model import provide_draft_model
+from chairlift.engine.startup.encoder_engine import (
+    LoadedEncoder,
+    encoder_limits,
+    load_encoder,
+    log_encoder,
+    make_encoder_runner,
+)
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.engine.startup.memory_plan import DTYPE_BYTES, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
@@ -33,13 +43,19 @@ from chairlift.engine.startup.token_budget import (
 )
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
+from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.kv_layout import KVLayout
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
 from chairlift.observability.trace_recorder import TraceRecorder
+from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
+from chairlift.worker.encoder_runner import normalize
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("chairlift")
 
@@ -67,7 +83,12 @@ class Engine(ServedEngine):
     """A loaded model with its scheduler, limits and event log."""
 
     def __init__(
-        self, facts: EngineFacts, core: EngineCore, loaded: LoadedModel, seed: int | None, listeners: _Listeners
+        self,
+        facts: EngineFacts,
+        core: EngineCore,
+        loaded: LoadedModel | LoadedEncoder,
+        seed: int | None,
+        listeners: _Listeners,
     ) -> None:
         super().__init__(facts, lambda: loaded.tokenizer, seed, loaded.grammars)
         self.core = core
@@ -104,6 +125,11 @@ def build_engine(
         ModelLoadError: the model cannot be found, read or run.
         ConfigError: this model or this machine cannot satisfy an option.
     """
+    if loaded is None:
+        files = resolve_model(config.model, accept_terms=config.accept_terms)
+        if (model_config := load_config(files)).encoder is not None:
+            encoder = load_encoder(config, files, model_config)
+            return _build_encoder_engine(config, encoder, clock or MonotonicClock(), events, around_executor)
     logs_summary = loaded is None
     loaded = loaded or load_model(config)
     assert loaded.matches(config), "the model was loaded for another configuration"
@@ -120,6 +146,7 @@ def build_engine(
         pool.max_request_slots,
         config.scheduling_policy != "fcfs",
         loaded.sampling_defaults.max_new_tokens,
+        loaded.pooling is not None,
     )
     loaded.provide_kv_cache(plan, layout)
     step_time = _step_time(config, loaded, limits.max_model_len, plan, turn)
@@ -131,6 +158,8 @@ def build_engine(
     scheduler_config = config.scheduler_config(
         limits.max_model_len, step_time=step_time, row_time=row_time, draft_row_time=draft_row_time
     )
+    if loaded.pooling is not None:
+        scheduler_config = replace(scheduler_config, is_pooling=True)
     manager = make_kv_cache_manager(pool, config.has_prefix_cache)
     runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan, draft)
     executor = runner if around_executor is None else around_executor(runner)
@@ -166,6 +195,56 @@ def build_engine(
         started,
         loaded.choice.description,
         loaded.sampling_defaults,
+        None if loaded.pooling is None else PoolingFacts(loaded.pooling.task, loaded.config.hidden_size),
+    )
+    return Engine(facts, core, loaded, config.seed, listeners)
+
+
+def _build_encoder_engine(
+    config: EngineConfig,
+    loaded: LoadedEncoder,
+    clock: Clock,
+    events: EventSink | None,
+    around_executor: Callable[[Executor], Executor] | None,
+) -> Engine:
+    """Connect the scheduler with an encoder, which has no KV memory."""
+    limits = encoder_limits(config, loaded)
+    runner = make_encoder_runner(loaded)
+    executor: Executor = runner if around_executor is None else around_executor(runner)
+    listeners = _Listeners.open(config, events)
+    plan = KVCachePlan(0, 1, 0, "demand")
+    started = EngineStarted(
+        time=clock.now(),
+        model=loaded.name,
+        block_size=1,
+        num_blocks=0,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        scheduling_policy=limits.scheduling_policy,
+        kv=config.kv,
+        enable_prefix_caching=False,
+        kernels=loaded.choice.kernels,
+        quantization=loaded.choice.quantization,
+        weight_bytes=loaded.weight_bytes,
+    )
+    if listeners.sink is not None:
+        listeners.sink.emit(started)
+    log_encoder(loaded, limits)
+    core = EngineCore(Scheduler(limits, NoKVMemory(), listeners.sink), executor, clock)
+    request_limits = RequestLimits(
+        limits.max_model_len, limits.max_model_len, config.scheduling_policy != "fcfs", is_pooling=True
+    )
+    facts = EngineFacts(
+        loaded.name,
+        loaded.config,
+        limits,
+        plan,
+        request_limits,
+        started,
+        loaded.choice.description,
+        SamplingDefaults(),
+        PoolingFacts(loaded.pooling.task, loaded.config.hidden_size),
     )
     return Engine(facts, core, loaded, config.seed, listeners)
 
@@ -220,11 +299,19 @@ def _runner(
         block_size=plan.block_size,
         device=loaded.device,
         sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
+        pooler=_make_pooler(loaded),
         grammars=loaded.grammars,
         num_groups=len(plan.windows),
         draft_model=None if draft is None else draft.model,
         draft_plan=None if draft is None else draft.model.plan,
     )
+
+
+def _make_pooler(loaded: LoadedModel) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The function that computes vectors from hidden states of last tokens; None if the model generates text."""
+    if (pooling := loaded.pooling) is None:
+        return None
+    return lambda hidden: normalize(loaded.model.final_hidden(hidden), pooling.normalize)
 
 
 def _started(

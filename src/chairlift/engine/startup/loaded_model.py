@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -20,6 +20,7 @@ from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
+from chairlift.loading.pooling_config import PoolingConfig, load_pooling_config
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import (
     ModelFiles,
@@ -79,6 +80,7 @@ class LoadedModel:
         tokenizer: its tokenizer, or NoTokenizer with `skip_tokenizer_init`.
         planned_weights: the planned memory of its weights.
         sampling_defaults: the sampling parameters of requests that do not set them.
+        pooling: how it computes vectors; None if it generates text.
         kv_cache_plan, kv_layout: the plan of its KV memory and the groups of its layers; None before the first engine.
         step_time, row_time: the time of steps that the first engine has measured, for all engines.
         draft: the draft model of speculative decoding; None if no engine has needed it.
@@ -93,6 +95,7 @@ class LoadedModel:
     tokenizer: Tokenizer | NoTokenizer
     planned_weights: list[MemoryItem]
     sampling_defaults: SamplingDefaults
+    pooling: PoolingConfig | None = None
     kv_cache_plan: KVCachePlan | None = None
     kv_layout: KVLayout | None = None
     step_time: StepTime | None = None
@@ -166,9 +169,14 @@ def load_model(config: EngineConfig) -> LoadedModel:
     device = _device(config.device)
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files)
+    assert model_config.encoder is None, "encoders are loaded by `build_encoder_engine`"
+    pooling = load_pooling_config(files, model_config)
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype)
-    _set_threads(config.num_threads, choice)
+    if pooling is not None and config.kv_cache_dtype == "auto":
+        # K and V of a text are read in a few steps only, so their size matters less than the exactness of vectors.
+        choice = replace(choice, kv_cache_dtype=choice.dtype)
+    set_threads(config.num_threads, choice)
     dtype = _torch_dtype(choice.dtype)
     weights: FileWeights | RandomWeights
     if config.load_format == "dummy":
@@ -188,6 +196,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         quantization=choice.quantization,
         kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
         max_model_len=config.max_model_len,
+        has_pooling=pooling is not None,
     )
     _reject_undeclared_tensors(weights.unused(), files, model_config)
     for note in weights.notes():
@@ -197,7 +206,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         f"kernels: {choice.description}; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
     )
     close_gguf()
-    return LoadedModel(config, files, model_config, model, device, choice, tokenizer, planned, sampling)
+    return LoadedModel(config, files, model_config, model, device, choice, tokenizer, planned, sampling, pooling)
 
 
 def _load_tokenizer(config: EngineConfig, files: ModelFiles, model_config: ModelConfig) -> Tokenizer | NoTokenizer:
@@ -282,19 +291,25 @@ def _log_numa_nodes() -> None:
         )
 
 
-def _set_threads(num_threads: int | None, choice: KernelChoice) -> None:
+def set_threads(num_threads: int | None, choice: KernelChoice) -> int:
     """Set the number of threads of the native kernels, and give torch one thread so that they do not compete for CPUs;
-    without native kernels set the number of threads of torch."""
+    without native kernels set the number of threads of torch.
+
+    Returns:
+        The number of threads that may call torch at the same time: all of them if torch has one thread, otherwise 1.
+    """
     if num_threads is None:
         num_threads = default_num_threads()
     if num_threads > MAX_THREADS:
         raise ConfigError(f"num_threads={num_threads} exceeds the limit of {MAX_THREADS} threads")
-    if choice.kernels == "native":
-        load().set_num_threads(num_threads)
-        if num_threads > 1:
-            _log_numa_nodes()
-        num_threads = 1
-    torch.set_num_threads(num_threads)
+    if choice.kernels != "native":
+        torch.set_num_threads(num_threads)
+        return 1
+    load().set_num_threads(num_threads)
+    if num_threads > 1:
+        _log_numa_nodes()
+    torch.set_num_threads(1)
+    return num_threads
 
 
 def _torch_dtype(name: str) -> torch.dtype:

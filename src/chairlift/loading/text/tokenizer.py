@@ -85,6 +85,23 @@ class Tokenizer:
         ids: list[int] = self.backend.encode(unmarked(text), add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(self, text: str, second: str | None = None, max_tokens: int | None = None) -> list[int]:
+        """Encode a text, or two texts with the model's tokens between them, for a vector or a score.
+
+        Args:
+            max_tokens: the end of the second text, and then that of the first one, is cut off to this number of tokens,
+                which includes the tokens that the model adds.
+        """
+        first = self.backend.encode(text, add_special_tokens=False)
+        other = None if second is None else self.backend.encode(second, add_special_tokens=False)
+        if max_tokens is not None:
+            room = max(0, max_tokens - self.backend.num_special_tokens_to_add(other is not None))
+            first.truncate(min(room, len(first)))
+            if other is not None:
+                other.truncate(min(room - len(first), len(other)))
+        ids: list[int] = self.backend.post_process(first, other).ids
+        return ids
+
     @cached_property
     def guard(self) -> AddedTokenGuard:
         """The guard that prevents added tokens in the content of chat prompts."""

@@ -8,6 +8,7 @@ const MAX_ROWS = 100;
 const REASONS = {
   seats: (event, started) => `all ${started.max_num_seqs} seats are taken (${event.num_running} running)`,
   memory: (event) => memoryText(event),
+  token_budget: () => "the rest of the token budget of the step was smaller than its text, which is computed at once",
   pending_token: () => "the tokens of a running request are not known yet",
   sibling_prefill: () => "another answer to the same prompt computes it first",
   preemption: () => "a request was preempted in this step, so nothing is admitted",

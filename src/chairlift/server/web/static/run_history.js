@@ -96,7 +96,8 @@ export class RunHistory {
     });
     bucket.running = Math.max(bucket.running, step.num_running);
     bucket.waiting = Math.max(bucket.waiting, step.num_waiting);
-    bucket.held = Math.max(bucket.held, 1 - step.free_blocks / this.state.started.num_blocks);
+    const { num_blocks: total } = this.state.started;
+    bucket.held = Math.max(bucket.held, total ? 1 - step.free_blocks / total : 0);
   }
 
   /** Remove what is older than `seconds`. */

@@ -1,0 +1,116 @@
+"""How a model turns a text into a vector or a score: the settings of sentence-transformers in its folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.resolve import ModelFiles
+from chairlift.loading.text.hf_tokenizer import read_json
+from chairlift.models.declaration import ModelConfig
+
+PoolingType = Literal["cls", "mean", "last"]
+PoolingTask = Literal["embed", "score"]
+
+MODES: Final[dict[str, PoolingType]] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+NAMES: Final[dict[str, PoolingType]] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """How a model turns a text into a vector or a score.
+
+    Attributes:
+        task: "embed" for vectors, "score" for the scores of pairs of texts.
+        pooling: the hidden state of a text: that of its first or last token, or the mean of all.
+        normalize: whether vectors are scaled to length 1.
+        max_seq_length: maximum number of tokens of a text; None is the context of the model.
+    """
+
+    task: PoolingTask
+    pooling: PoolingType = "mean"
+    normalize: bool = False
+    max_seq_length: int | None = None
+
+
+def load_pooling_config(files: ModelFiles, config: ModelConfig) -> PoolingConfig | None:
+    """Read the settings of a model; None if it generates text.
+
+    A folder of sentence-transformers has `modules.json`. An encoder without it computes the mean of its hidden states,
+    as sentence-transformers does.
+
+    Raises:
+        ModelLoadError: a module or an option is not supported.
+    """
+    if config.encoder is not None and config.encoder.classifier is not None:
+        return PoolingConfig("score", max_seq_length=_max_seq_length(files.path))
+    modules = _read_modules(files.path / "modules.json") if files.kind == "hf" and files.path.is_dir() else []
+    if not modules:
+        return None if config.encoder is None else PoolingConfig("embed", max_seq_length=_max_seq_length(files.path))
+    pooling: PoolingType = "mean"
+    normalize = False
+    for kind, folder in modules:
+        if kind == "Pooling":
+            pooling = _read_pooling(files.path / folder / "config.json")
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise ModelLoadError(
+                f"{files.path / 'modules.json'}: has a module {kind}, which is not supported; supported are "
+                "Transformer, Pooling and Normalize"
+            )
+    if config.encoder is None and pooling != "last":
+        raise ModelLoadError(
+            f"{files.path}: pooling is {pooling!r}, and a decoder ({config.name}) supports the last token only"
+        )
+    settings = read_json(files.path / "config_sentence_transformers.json")
+    if settings.get("default_prompt_name") is not None:
+        raise ModelLoadError(
+            f"{files.path / 'config_sentence_transformers.json'}: default_prompt_name="
+            f"{settings['default_prompt_name']!r} is not supported: remove it, and write the prompt before the texts"
+        )
+    return PoolingConfig("embed", pooling, normalize, _max_seq_length(files.path))
+
+
+def _read_modules(file: Path) -> list[tuple[str, str]]:
+    """The kind and the folder of each module."""
+    try:
+        modules: Any = json.loads(file.read_text(encoding="utf-8"))
+        return [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in modules]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{file}: cannot be read as a list of modules ({error}); download it again") from error
+
+
+def _read_pooling(file: Path) -> PoolingType:
+    settings = read_json(file)
+    modes = [
+        MODES.get(key, key) for key, value in settings.items() if key.startswith("pooling_mode_") and value is True
+    ]
+    if (name := settings.get("pooling_mode")) is not None:
+        modes = [NAMES.get(str(name), str(name))]
+    known = [mode for mode in modes if mode in ("cls", "mean", "last")]
+    if len(modes) != 1 or len(known) != 1:
+        raise ModelLoadError(f"{file}: pooling must be one of the first token, the last token or the mean, got {modes}")
+    return known[0]  # type: ignore[return-value]
+
+
+def _max_seq_length(folder: Path) -> int | None:
+    """The maximum number of tokens in `sentence_bert_config.json`."""
+    if not folder.is_dir():
+        return None
+    settings = read_json(folder / "sentence_bert_config.json")
+    if settings.get("do_lower_case"):
+        raise ModelLoadError(f"{folder / 'sentence_bert_config.json'}: do_lower_case is not supported")
+    value = settings.get("max_seq_length")
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ModelLoadError(f"{folder / 'sentence_bert_config.json'}: max_seq_length must be a number, got {value!r}")
+    return value

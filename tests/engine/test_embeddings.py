@@ -1,0 +1,130 @@
+"""Tests vectors and scores against sentence-transformers, on tiny random models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chairlift import LLM
+from chairlift.errors import ConfigError, ModelLoadError, RequestError
+from pooling_models import TEXTS, write_pooling_model
+
+KERNELS = ["reference", "torch", "native"]
+EMBEDDERS = [("bert", "mean"), ("bert", "cls"), ("roberta", "mean"), ("modernbert", "cls"), ("qwen3", "lasttoken")]
+
+
+@pytest.fixture(scope="module", params=EMBEDDERS, ids=lambda each: "-".join(each))
+def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A model, and the vectors of TEXTS by sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+
+    kind, pooling = request.param
+    folder = write_pooling_model(tmp_path_factory.mktemp("pooling"), kind, pooling)
+    reference = SentenceTransformer(str(folder), device="cpu")
+    return folder, np.array(reference.encode(TEXTS, batch_size=3))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_vectors_are_those_of_sentence_transformers(embedder: tuple[Path, np.ndarray], kernels: str) -> None:
+    folder, expected = embedder
+    options: dict[str, Any] = {"num_kv_blocks": 40} if (folder / "config.json").read_text().find("qwen3") > 0 else {}
+    llm = LLM(model=str(folder), kernels=kernels, num_threads=2, dtype="float32", **options)
+    vectors = np.array(llm.embed(TEXTS, use_tqdm=False))
+    assert np.abs(vectors - expected).max() < 1e-4
+    alone = np.array([llm.embed(text, use_tqdm=False)[0] for text in TEXTS])
+    assert np.abs(vectors - alone).max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["bert-score", "roberta-score", "modernbert-score"])
+def test_scores_are_those_of_cross_encoders(kind: str, tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    folder = write_pooling_model(tmp_path, kind, None)
+    pairs = [(TEXTS[0], text) for text in TEXTS[1:4]] + [(TEXTS[4], TEXTS[6])]
+    expected = CrossEncoder(str(folder), device="cpu").predict(pairs)
+    llm = LLM(model=str(folder), num_threads=1)
+    scores = llm.score(*map(list, zip(*pairs, strict=True)), use_tqdm=False)
+    assert np.abs(np.array(scores) - expected).max() < 1e-4
+
+
+def test_a_long_text_is_an_error_or_cut_off(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = write_pooling_model(tmp_path, "bert")
+    llm = LLM(model=str(folder), num_threads=1)
+    text = " ".join(TEXTS)
+    with pytest.raises(RequestError, match=r"input has \d+ tokens, but the model computes at most 80 .*Shorten it"):
+        llm.embed(text)
+    cut = np.array(llm.embed(text, truncate_prompt_tokens=-1))
+    expected = np.array(SentenceTransformer(str(folder), device="cpu").encode([text]))
+    assert np.abs(cut - expected).max() < 1e-4
+    assert np.abs(np.array(llm.embed(text, truncate_prompt_tokens=10)) - cut).max() > 1e-3
+
+
+def test_small_token_budgets_change_nothing(tmp_path: Path) -> None:
+    folder = write_pooling_model(tmp_path, "modernbert", "cls")
+    vectors = [
+        np.array(LLM(model=str(folder), num_threads=1, **options).embed(TEXTS * 3, use_tqdm=False))
+        for options in ({}, {"max_num_batched_tokens": 80, "max_num_seqs": 3}, {"max_num_seqs": 1})
+    ]
+    for other in vectors[1:]:
+        assert np.abs(other - vectors[0]).max() < 1e-6
+
+
+def test_int8_is_close(tmp_path: Path) -> None:
+    folder = write_pooling_model(tmp_path, "bert")
+    exact, quantized = (
+        np.array(LLM(model=str(folder), num_threads=1, **options).embed(TEXTS, use_tqdm=False))
+        for options in ({}, {"quantization": "int8"})
+    )
+    assert (exact * quantized).sum(-1).min() > 0.99
+
+
+def test_wrong_uses(tmp_path: Path) -> None:
+    embedder = LLM(model=str(write_pooling_model(tmp_path / "a", "bert")), num_threads=1)
+    with pytest.raises(RequestError, match="computes vectors of texts: use /v1/embeddings"):
+        embedder.generate("text")
+    with pytest.raises(RequestError, match="computes vectors of texts"):
+        embedder.score("a", ["b"])
+    scorer = LLM(model=str(write_pooling_model(tmp_path / "b", "bert-score", None)), num_threads=1)
+    with pytest.raises(RequestError, match="computes scores of pairs of texts: use /v1/rerank"):
+        scorer.embed("text")
+    with pytest.raises(RequestError, match="2 queries and 3 documents"):
+        scorer.score(["a", "b"], ["c", "d", "e"])
+    with pytest.raises(RequestError, match="texts must be strings, got int"):
+        embedder.embed(["a", 1])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling must be one of the first token"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name='query' is not"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is not supported"),
+        ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length must be a number, got 'long'"),
+    ],
+)
+def test_unsupported_folders(file: str, content: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = write_pooling_model(tmp_path, "bert")
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(ModelLoadError, match=message):
+        LLM(model=str(folder))
+
+
+def test_unsupported_modules_and_options(tmp_path: Path) -> None:
+    folder = write_pooling_model(tmp_path, "bert")
+    with pytest.raises(ConfigError, match="num_kv_blocks has no use for"):
+        LLM(model=str(folder), num_kv_blocks=10)
+    with pytest.raises(ConfigError, match="max_model_len=100 exceeds the 80 tokens of the model"):
+        LLM(model=str(folder), max_model_len=100)
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=70 must be at least max_model_len=80"):
+        LLM(model=str(folder), max_num_batched_tokens=70)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelLoadError, match="has a module Dense, which is not supported"):
+        LLM(model=str(folder))
