@@ -238,11 +238,12 @@ class Explainer:
     # -- changes that would have admitted it ---------------------------------------------------------------------
 
     def blocked_request(self, request: TrackedRequest) -> BlockedRequest | None:
-        """The request with the state of the engine when it first had to wait in the queue; None if it did not."""
+        """The request with the state of the engine when it first had to wait in the queue; None if it did not, or if
+        the engine has no KV pool."""
         started, waits = self._tracker.started, self._tracker.spans(request)
         span = next((span for span in waits[0] if span.intervals), None) if waits else None
         interval = None if span is None else span.decisive_interval(request.request_id)
-        if started is None or interval is None:
+        if started is None or interval is None or not started.num_blocks:
             return None
         is_head = interval.head_id == request.request_id
         needed, free, _, largest = _block_counts(interval)

@@ -10,7 +10,7 @@ import torch
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.engine.startup.loaded_model import set_threads
 from chairlift.engine.startup.memory_plan import total
-from chairlift.engine.startup.startup_plan import planned_weights
+from chairlift.engine.startup.startup_plan import encoder_token_budget, planned_weights
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.loading.file_weights import FileWeights
@@ -24,9 +24,6 @@ from chairlift.worker.encoder_runner import EncoderRunner
 from chairlift.worker.memory import format_memory
 
 logger = logging.getLogger("chairlift")
-
-DEFAULT_TOKEN_BUDGET = 2048
-"""The default of `max_num_batched_tokens`: more tokens in a step are not faster."""
 
 
 @dataclass(slots=True)
@@ -99,7 +96,7 @@ def encoder_limits(config: EngineConfig, loaded: LoadedEncoder) -> SchedulerConf
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the {longest} tokens of the model: reduce it")
     max_model_len = config.max_model_len or longest
-    budget = config.max_num_batched_tokens or max(DEFAULT_TOKEN_BUDGET, max_model_len, config.max_num_seqs)
+    budget = encoder_token_budget(config, max_model_len)
     limits = replace(config, max_num_batched_tokens=budget).scheduler_config(max_model_len)
     return replace(limits, is_pooling=True, enable_chunked_prefill=False)
 

@@ -7,9 +7,16 @@ from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.memory_plan import kv_slot_bytes, total
-from chairlift.engine.startup.startup_plan import plan_layout, plan_pool, planned_activations, planned_weights
+from chairlift.engine.startup.startup_plan import (
+    encoder_token_budget,
+    plan_layout,
+    plan_pool,
+    planned_activations,
+    planned_weights,
+)
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
+from chairlift.loading.pooling_config import load_pooling_config
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 from chairlift.worker.memory import format_memory
@@ -58,8 +65,14 @@ def plan_required_memory(config: EngineConfig, memory_bytes: int) -> tuple[Engin
     context = model_config.max_position_embeddings
     layout = plan_layout(config, model_config)
     limits = config.scheduler_config(min(config.max_model_len or context, context))
+    if model_config.encoder is not None and config.max_num_batched_tokens is None:
+        limits = replace(limits, max_num_batched_tokens=encoder_token_budget(config, limits.max_model_len))
+    elif config.kv_cache_dtype == "auto" and load_pooling_config(files, model_config) is not None:
+        choice = replace(choice, kv_cache_dtype=choice.dtype)
     weights = total(planned_weights(model_config, choice, device, matrix_formats(files, model_config)))
     activations = total(planned_activations(model_config, choice, device, limits, config.block_size, layout))
+    if model_config.encoder is not None:
+        return config, RequiredMemory(weights, activations, 0)
     if config.num_kv_blocks is None and config.kv_cache_memory_bytes is None:
         left = memory_bytes - weights - activations - PROCESS_BYTES
         if left <= 0:

@@ -22,8 +22,15 @@ from chairlift.models.kv_layout import KVLayout
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS, KVCachePlan
 from chairlift.worker.memory import format_memory
 
+ENCODER_TOKENS: Final = 2048
+
 TYPICAL: Final = RequestLengths(256, 256, 256)
 """The request whose number in the pool is logged at startup, in addition to requests of full length."""
+
+
+def encoder_token_budget(config: EngineConfig, max_model_len: int) -> int:
+    """The token budget of a step of an encoder, which computes each text in one step. More tokens are not faster."""
+    return config.max_num_batched_tokens or max(ENCODER_TOKENS, max_model_len, config.max_num_seqs)
 
 
 def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:

@@ -22,6 +22,14 @@ from chairlift.server.api.protocol.messages import (
     MessagesResponse,
     TokenCount,
 )
+from chairlift.server.api.protocol.pooling import (
+    EmbeddingRequest,
+    EmbeddingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from chairlift.server.api.protocol.responses import ResponseObject, ResponsesRequest
 from chairlift.server.api.protocol.tokenization import (
     DetokenizeRequest,
@@ -102,7 +110,11 @@ def _is_json(request: Request) -> bool:
 
 def body_routers(calls: ModelCalls, route_class: type[APIRoute]) -> list[APIRouter]:
     """The routes of endpoints with a request body."""
-    return [_openai_router(calls, route_class), _anthropic_router(calls, route_class)]
+    return [
+        _openai_router(calls, route_class),
+        _anthropic_router(calls, route_class),
+        _pooling_router(calls, route_class),
+    ]
 
 
 def _error_responses(model: type[BaseModel], statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:
@@ -137,6 +149,29 @@ def _openai_router(calls: ModelCalls, route_class: type[APIRoute]) -> APIRouter:
     async def detokenize_ids(body: DetokenizeRequest, request: Request) -> Response:
         """Convert token ids to text (vLLM)."""
         return await calls.respond("/detokenize", body, request)
+
+    return routes
+
+
+def _pooling_router(calls: ModelCalls, route_class: type[APIRoute]) -> APIRouter:
+    routes = APIRouter(responses=_error_responses(ErrorBody, GENERATION_ERRORS), route_class=route_class)
+
+    @routes.post("/v1/embeddings", response_model=EmbeddingResponse)
+    async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        """Compute the vectors of texts (OpenAI)."""
+        return await calls.respond("/v1/embeddings", body, request)
+
+    @routes.post("/score", response_model=ScoreResponse, include_in_schema=False)
+    @routes.post("/v1/score", response_model=ScoreResponse)
+    async def create_scores(body: ScoreRequest, request: Request) -> Response:
+        """Compute the scores of pairs of texts (vLLM)."""
+        return await calls.respond("/v1/score", body, request)
+
+    @routes.post("/rerank", response_model=RerankResponse, include_in_schema=False)
+    @routes.post("/v1/rerank", response_model=RerankResponse)
+    async def rerank_documents(body: RerankRequest, request: Request) -> Response:
+        """Sort documents by their relevance for a query (Jina, Cohere)."""
+        return await calls.respond("/v1/rerank", body, request)
 
     return routes
 

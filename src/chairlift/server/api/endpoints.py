@@ -9,6 +9,7 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.api.chat import ChatServing
 from chairlift.server.api.completions import CompletionServing
 from chairlift.server.api.messages import MessagesServing
+from chairlift.server.api.pooling import EmbeddingServing, RerankServing, ScoreServing
 from chairlift.server.api.responses import ResponsesServing
 from chairlift.server.api.serving import Endpoint, UtilityServing
 from chairlift.server.preparation.planners import Planners
@@ -23,6 +24,11 @@ SERVINGS: Final[dict[str, type[Endpoint[Any, Any]]]] = {
     "/v1/messages": MessagesServing,
     "/v1/messages/count_tokens": UtilityServing,
     "/v1/responses": ResponsesServing,
+    "/v1/embeddings": EmbeddingServing,
+    "/v1/score": ScoreServing,
+    "/score": ScoreServing,
+    "/v1/rerank": RerankServing,
+    "/rerank": RerankServing,
     "/tokenize": UtilityServing,
     "/detokenize": UtilityServing,
 }

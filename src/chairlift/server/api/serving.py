@@ -15,13 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.engine.async_llm import AsyncLLM, Generation
+from chairlift.engine.pooling import check_task
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.api.call_usage import CallUsage, timing_headers
 from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.protocol.base import RequestBody, UsageInfo
-from chairlift.server.api.protocol.sampling import EngineFields, SamplingFields
+from chairlift.server.api.protocol.sampling import CallFields, EngineFields, SamplingFields
 from chairlift.server.api.stream_chunks import DONE, NULL, encode
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.http.streaming import EventStream
@@ -49,6 +50,7 @@ LARGE_OUTPUT: Final = 1024
 PROMPTS_PER_ITERATION: Final = 32
 """Prompts of one call that are started before the event loop can serve other calls."""
 
+CallBody = TypeVar("CallBody", bound=CallFields)
 Fields = TypeVar("Fields", bound=EngineFields)
 ChunkFields = TypeVar("ChunkFields", bound=SamplingFields)
 Plans = TypeVar("Plans", bound=RequestPlan)
@@ -63,10 +65,10 @@ class Closeable(Protocol):
 
 
 @dataclass(slots=True)
-class ApiCall(Generic[Fields, Plans]):
-    """One call of an endpoint that generates, from its admission to its end."""
+class ApiCall(Generic[CallBody, Plans]):
+    """One call of an endpoint that uses the engine, from its admission to its end."""
 
-    body: Fields
+    body: CallBody
     plan: Plans
     generations: list[Generation]
     id: str
@@ -230,49 +232,12 @@ class UtilityServing(Endpoint[RequestBody, bytes]):
         return Response(content, media_type="application/json")
 
 
-class Serving(Endpoint[Fields, Plans]):
-    """The base class of endpoints that generate."""
+class CallServing(Endpoint[CallBody, Plans]):
+    """The base class of endpoints that send requests to the engine."""
 
     id_prefix: str
 
-    @abstractmethod
-    def response(self, call: ApiCall[Fields, Plans], outputs: list[RequestOutput]) -> BaseModel:
-        """The body of the response to a call that does not stream."""
-
-    @abstractmethod
-    def writer(self, call: ApiCall[Fields, Plans]) -> StreamWriter:
-        """The writer of the response to a call that streams."""
-
-    async def respond(self, body: Fields, request: Request, plan: Plans | None = None) -> Response:
-        if plan is None:
-            request.app.state.admission.check_token_rate(request.state.key)
-            plan = await self.plan(body, request)
-        with rename_fields_in_errors(body.chat_field_names):
-            if plan.params.structured_outputs is not None:
-                await self.preparation.run_and_wait(request.state.key.tenant, self._compile_constraint, plan)
-            call = await self._start(body, plan, request)
-        request.state.ignored = ignored = _ignored_fields(body, plan)
-        if body.stream:
-            response: Response = EventStream(self._stream(call), on_close=call.close)
-        else:
-            response = await self._whole_response(call)
-        if ignored:
-            response.headers[IGNORED_HEADER] = ", ".join(ignored)
-        return response
-
-    def logprob_writer(self, as_token_ids: bool | None = False) -> LogprobWriter:
-        """A writer of logprobs with the tokenizer of the model; see `LogprobWriter`."""
-        return LogprobWriter(self.llm.engine.tokenizer, bool(as_token_ids))
-
-    def num_tokens(self, text: str) -> int:
-        """The number of tokens of a text."""
-        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
-
-    def _compile_constraint(self, plan: Plans) -> None:
-        with attribute_errors_to(plan.constraint_field):
-            self.llm.engine.input_processor.prepare(plan.params)
-
-    async def _start(self, body: Fields, plan: Plans, request: Request) -> ApiCall[Fields, Plans]:
+    async def _start(self, body: CallBody, plan: Plans, request: Request) -> ApiCall[CallBody, Plans]:
         prompts, params = plan.prompts, plan.params
         if len(prompts) * params.n > MAX_ANSWERS_PER_CALL:
             raise RequestError(
@@ -309,7 +274,7 @@ class Serving(Endpoint[Fields, Plans]):
         return call
 
     def _generate(
-        self, prompt: tuple[str | None, list[int]], call: ApiCall[Fields, Plans], request_id: str
+        self, prompt: tuple[str | None, list[int]], call: ApiCall[CallBody, Plans], request_id: str
     ) -> Generation:
         text, token_ids = prompt
         permit = call.permit
@@ -324,6 +289,56 @@ class Serving(Endpoint[Fields, Plans]):
             deadline=permit.deadline,
             on_output=permit.track_prompt(len(token_ids)).record_output,
         )
+
+    async def _write(
+        self, call: ApiCall[CallBody, Plans], size: int, function: Callable[..., bytes], *arguments: Any
+    ) -> bytes:
+        """Call a function that writes output of this size: on a thread if it would block the event loop."""
+        if size <= LARGE_OUTPUT:
+            return function(*arguments)
+        return await self.preparation.run(call.permit.tenant, function, *arguments)
+
+
+class Serving(CallServing[Fields, Plans]):
+    """The base class of endpoints that generate."""
+
+    @abstractmethod
+    def response(self, call: ApiCall[Fields, Plans], outputs: list[RequestOutput]) -> BaseModel:
+        """The body of the response to a call that does not stream."""
+
+    @abstractmethod
+    def writer(self, call: ApiCall[Fields, Plans]) -> StreamWriter:
+        """The writer of the response to a call that streams."""
+
+    async def respond(self, body: Fields, request: Request, plan: Plans | None = None) -> Response:
+        check_task(self.llm.engine.facts, None)
+        if plan is None:
+            request.app.state.admission.check_token_rate(request.state.key)
+            plan = await self.plan(body, request)
+        with rename_fields_in_errors(body.chat_field_names):
+            if plan.params.structured_outputs is not None:
+                await self.preparation.run_and_wait(request.state.key.tenant, self._compile_constraint, plan)
+            call = await self._start(body, plan, request)
+        request.state.ignored = ignored = _ignored_fields(body, plan)
+        if body.stream:
+            response: Response = EventStream(self._stream(call), on_close=call.close)
+        else:
+            response = await self._whole_response(call)
+        if ignored:
+            response.headers[IGNORED_HEADER] = ", ".join(ignored)
+        return response
+
+    def logprob_writer(self, as_token_ids: bool | None = False) -> LogprobWriter:
+        """A writer of logprobs with the tokenizer of the model; see `LogprobWriter`."""
+        return LogprobWriter(self.llm.engine.tokenizer, bool(as_token_ids))
+
+    def num_tokens(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+    def _compile_constraint(self, plan: Plans) -> None:
+        with attribute_errors_to(plan.constraint_field):
+            self.llm.engine.input_processor.prepare(plan.params)
 
     async def _whole_response(self, call: ApiCall[Fields, Plans]) -> Response:
         try:
@@ -340,14 +355,6 @@ class Serving(Endpoint[Fields, Plans]):
     def _response_json(self, call: ApiCall[Fields, Plans], outputs: list[RequestOutput]) -> bytes:
         # Large parts of a response are JSON already (`msgspec.Raw`), which is not the declared type of their fields.
         return encode(self.response(call, outputs).model_dump(warnings=False))
-
-    async def _write(
-        self, call: ApiCall[Fields, Plans], size: int, function: Callable[..., bytes], *arguments: Any
-    ) -> bytes:
-        """Call a function that writes output of this size: on a thread if it would block the event loop."""
-        if size <= LARGE_OUTPUT:
-            return function(*arguments)
-        return await self.preparation.run(call.permit.tenant, function, *arguments)
 
     async def _stream(self, call: ApiCall[Fields, Plans]) -> AsyncIterator[bytes]:
         writer = self.writer(call)

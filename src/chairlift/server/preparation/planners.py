@@ -8,9 +8,11 @@ from typing import Any
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.server.api.completions import plan_completion
 from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.api.pooling import plan_embeddings, plan_rerank, plan_score
 from chairlift.server.api.protocol.chat import ChatCompletionRequest
 from chairlift.server.api.protocol.completions import CompletionRequest
 from chairlift.server.api.protocol.messages import CountTokensRequest, MessagesRequest
+from chairlift.server.api.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from chairlift.server.api.protocol.responses import ResponsesRequest
 from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from chairlift.server.api.tokenization import count_tokens, detokenize, tokenize
@@ -28,6 +30,9 @@ def make_planners(engine: ServedEngine, conversations: ConversationPlanner) -> P
         "/v1/responses": RequestPlanner(ResponsesRequest, conversations.plan),
         "/v1/messages": RequestPlanner(MessagesRequest, conversations.plan),
         "/v1/messages/count_tokens": RequestPlanner(CountTokensRequest, partial(count_tokens, conversations)),
+        "/v1/embeddings": RequestPlanner(EmbeddingRequest, partial(plan_embeddings, engine)),
+        **{path: RequestPlanner(ScoreRequest, partial(plan_score, engine)) for path in ("/v1/score", "/score")},
+        **{path: RequestPlanner(RerankRequest, partial(plan_rerank, engine)) for path in ("/v1/rerank", "/rerank")},
         "/tokenize": RequestPlanner(TokenizeRequest, partial(tokenize, engine, conversations)),
         "/detokenize": RequestPlanner(DetokenizeRequest, partial(detokenize, engine)),
     }

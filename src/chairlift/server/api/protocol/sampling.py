@@ -78,10 +78,22 @@ class JsonSchemaFormat(RequestBody):
 ResponseFormat = Annotated[TextFormat | JsonObjectWithSchemaFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class EngineFields(CompatibilityFields):
-    """The fields that every endpoint that generates accepts."""
+class CallFields(CompatibilityFields):
+    """The fields that every endpoint that uses the engine accepts."""
 
     model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    request_id: RequestId | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        None, description="Cached prefixes are shared only between requests with the same salt."
+    )
+    timeout: float | None = Field(None, description="Seconds after which the request is aborted with status 408.")
+
+
+class EngineFields(CallFields):
+    """The fields that every endpoint that generates accepts."""
+
     temperature: float | None = None
     top_p: float | None = None
     stream: bool | None = None
@@ -97,15 +109,8 @@ class EngineFields(CompatibilityFields):
     include_stop_str_in_output: bool | None = None
     bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: TokenIds | None = None
-    truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsField | None = None
-    priority: int | None = None
-    request_id: RequestId | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
-        None, description="Cached prefixes are shared only between requests with the same salt."
-    )
     # -- fields of Chairlift --
-    timeout: float | None = Field(None, description="Seconds after which the request is aborted with status 408.")
     timings: bool = Field(False, description="Add the times of queueing, prefill and decode to the response.")
 
     def engine_fields(self) -> dict[str, Any]:

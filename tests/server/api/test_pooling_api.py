@@ -1,0 +1,156 @@
+"""Tests /v1/embeddings, /v1/score and /v1/rerank with clients over a socket."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from byte_tokenizer import write_byte_tokenizer
+from chairlift import LLM, AsyncLLM
+from chairlift.server.http.body_limits import LARGE_BODY
+from pooling_models import TEXTS, write_pooling_model
+from running_server import RunningServer, run_server
+
+
+@pytest.fixture(scope="module")
+def embedder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pooling_model(tmp_path_factory.mktemp("embedder"), "bert", "cls")
+
+
+@pytest.fixture(scope="module")
+def scorer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pooling_model(tmp_path_factory.mktemp("scorer"), "bert-score", None)
+
+
+@pytest.fixture(scope="module")
+def embedder(embedder_folder: Path) -> Iterator[RunningServer]:
+    with run_server(AsyncLLM(model=str(embedder_folder), num_threads=1), "embedder") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def scorer(scorer_folder: Path) -> Iterator[RunningServer]:
+    with run_server(AsyncLLM(model=str(scorer_folder), num_threads=1), "scorer") as running:
+        yield running
+
+
+def test_the_openai_client_gets_vectors(embedder: RunningServer, embedder_folder: Path) -> None:
+    expected = np.array(LLM(model=str(embedder_folder), num_threads=1).embed(TEXTS, use_tqdm=False))
+    client = embedder.client()
+    with ThreadPoolExecutor(4) as pool:
+        calls: list[dict[str, Any]] = [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}, {"user": "x"}]
+        found = list(pool.map(lambda o: client.embeddings.create(model="embedder", input=TEXTS, **o), calls))
+    for index, response in enumerate(found):
+        vectors: Any = [each.embedding for each in response.data]
+        if index == 2:
+            vectors = [np.frombuffer(base64.b64decode(each), dtype=np.float32) for each in vectors]
+        assert np.abs(np.array(vectors) - expected).max() < 1e-6
+        assert [each.index for each in response.data] == list(range(len(TEXTS)))
+        assert response.usage.prompt_tokens == response.usage.total_tokens > len(TEXTS)
+    (single,) = client.embeddings.create(model="embedder", input=TEXTS[0]).data
+    assert np.abs(np.array(single.embedding) - expected[0]).max() < 1e-6
+    assert embedder.llm.num_unfinished == 0
+
+
+def test_token_ids_and_dimensions(embedder: RunningServer) -> None:
+    client = embedder.client()
+    tokens = embedder.post("/tokenize", {"prompt": TEXTS[0]}).json()["tokens"]
+    inputs: list[Any] = [TEXTS[0], tokens, [tokens]]
+    vectors = [client.embeddings.create(model="embedder", input=each).data[0].embedding for each in inputs]
+    assert vectors[0] == vectors[1] == vectors[2]
+    short = np.array(client.embeddings.create(model="embedder", input=TEXTS[0], dimensions=16).data[0].embedding)
+    expected = np.array(vectors[0][:16])
+    assert np.abs(short - expected / np.linalg.norm(expected)).max() < 1e-6
+
+
+def test_a_large_body_is_prepared_elsewhere(embedder: RunningServer) -> None:
+    texts = [f"{TEXTS[0]} {number}" for number in range(1000)]
+    assert sum(map(len, texts)) > LARGE_BODY
+    found = embedder.client().embeddings.create(model="embedder", input=texts).data
+    alone = embedder.client().embeddings.create(model="embedder", input=texts[-1]).data[0].embedding
+    assert np.abs(np.array(found[-1].embedding) - np.array(alone)).max() < 1e-6
+
+
+def test_scores_and_reranking(scorer: RunningServer, scorer_folder: Path) -> None:
+    query, documents = TEXTS[0], TEXTS[1:5]
+    expected = LLM(model=str(scorer_folder), num_threads=1).score(query, documents, use_tqdm=False)
+    scores = scorer.post("/v1/score", {"text_1": query, "text_2": documents}).json()
+    assert np.abs(np.array([each["score"] for each in scores["data"]]) - expected).max() < 1e-6
+    assert scorer.post("/score", {"text_1": query, "text_2": documents[0]}).json()["data"][0]["score"] == pytest.approx(
+        expected[0]
+    )
+    pairwise = scorer.post("/v1/score", {"text_1": [query] * 4, "text_2": documents}).json()["data"]
+    assert [each["score"] for each in pairwise] == pytest.approx([each["score"] for each in scores["data"]], abs=1e-6)
+    ranked = scorer.post("/v1/rerank", {"query": query, "documents": documents, "top_n": 2}).json()["results"]
+    order = sorted(range(4), key=lambda index: -expected[index])
+    assert [each["index"] for each in ranked] == order[:2]
+    assert [each["document"]["text"] for each in ranked] == [documents[index] for index in order[:2]]
+    body = {"query": query, "documents": [{"text": text} for text in documents], "return_documents": False}
+    every = scorer.post("/rerank", body).json()["results"]
+    assert [each["index"] for each in every] == order
+    assert all("document" not in each for each in every)
+
+
+def test_scores_of_a_model_of_vectors_are_cosines(embedder: RunningServer, embedder_folder: Path) -> None:
+    vectors = np.array(LLM(model=str(embedder_folder), num_threads=1).embed(TEXTS, use_tqdm=False))
+    cosines = vectors[1:] @ vectors[0]
+    scores = embedder.post("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}).json()["data"]
+    assert np.abs(np.array([each["score"] for each in scores]) - cosines).max() < 1e-5
+    ranked = embedder.post("/v1/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}).json()["results"]
+    assert [each["index"] for each in ranked] == np.argsort(-cosines).tolist()
+
+
+def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
+    long = " ".join(TEXTS)
+    cases: list[tuple[RunningServer, str, dict[str, Any], str]] = [
+        (embedder, "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "use /v1/embeddings"),
+        (embedder, "/v1/completions", {"prompt": "x"}, "computes vectors of texts: use /v1/embeddings"),
+        (scorer, "/v1/embeddings", {"input": "x"}, "computes scores of pairs of texts: use /v1/rerank or /v1/score"),
+        (embedder, "/v1/embeddings", {"input": long}, "but the model computes at most 80"),
+        (embedder, "/v1/embeddings", {"input": []}, "input"),
+        (
+            embedder,
+            "/v1/embeddings",
+            {"input": [TEXTS[0], ""], "dimensions": 65},
+            "dimensions=65 exceeds the 64 values",
+        ),
+        (embedder, "/v1/embeddings", {"input": [[1, 100000]]}, "contains a token id outside 0..299"),
+        (scorer, "/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1 has 2 texts and text_2 1"),
+        (scorer, "/v1/rerank", {"query": "a", "documents": []}, "documents"),
+    ]
+    for server, path, body, message in cases:
+        answer = server.post(path, body)
+        assert answer.status_code == 400, (path, answer.text)
+        assert message in answer.json()["error"]["message"]
+    cut = embedder.post("/v1/embeddings", {"input": long, "truncate_prompt_tokens": -1}).json()
+    assert cut["usage"]["prompt_tokens"] == 80
+
+
+def test_a_model_that_generates_has_no_vectors(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(tiny_model_dir("llama", vocab_size=400), tmp_path / "model")
+    write_byte_tokenizer(folder)
+    with run_server(AsyncLLM(model=str(folder), num_kv_blocks=40, num_threads=1), "llama") as server:
+        for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/score", {"text_1": "a", "text_2": "b"})):
+            answer = server.post(path, body)
+            assert answer.status_code == 400
+            assert "generates text: use /v1/chat/completions" in answer.json()["error"]["message"]
+
+
+def test_metrics_and_explanations(embedder: RunningServer) -> None:
+    import httpx
+
+    embedder.client().embeddings.create(model="embedder", input=TEXTS * 20, extra_body={"request_id": "many"})
+    explained = httpx.get(f"{embedder.url}/v1/requests/embd-many/explain").json()["sequences"]
+    assert len(explained) == 20 * len(TEXTS)
+    text = httpx.get(f"{embedder.url}/metrics").text
+    tokens = [line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")]
+    assert tokens == ['vllm:generation_tokens_total{engine="0",model_name="embedder"} 0.0']
+    assert httpx.get(f"{embedder.url}/v1/engine").json()["plan"]["num_blocks"] == 0
