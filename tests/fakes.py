@@ -169,6 +169,7 @@ def make_engine(
     windows: tuple[int | None, ...] = FULL,
     propose: Propose | None = None,
     row_time: RowTime | None = None,
+    enable_chunked_prefill: bool = True,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine with a CheckingExecutor, and its parts. It verifies what `propose` returns, without a prompt lookup."""
     config = SchedulerConfig(
@@ -182,6 +183,7 @@ def make_engine(
         step_time=step_time,
         speculative_config=None if propose is None else SpeculativeConfig(num_speculative_tokens=5),
         row_time=row_time,
+        enable_chunked_prefill=enable_chunked_prefill,
     )
     pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_num_batched_tokens)
     manager = make_kv_cache_manager(pool, enable_prefix_caching)

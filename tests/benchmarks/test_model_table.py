@@ -27,6 +27,8 @@ def test_the_page_lists_every_architecture() -> None:
     counts = parse_table(page)
     assert render(counts) == page
     for architecture in ARCHITECTURES.values():
+        if not any(name.endswith("ForCausalLM") for name in architecture.hf_readers):
+            continue  # an encoder, see docs/guide/embeddings.md
         rows = {name.removesuffix("ForCausalLM") for name in architecture.hf_readers} & set(row_names())
         assert rows, architecture.name
         for row in rows:

@@ -75,6 +75,13 @@ def fairness() -> TrackedEngine:
     return engine
 
 
+def token_budget() -> TrackedEngine:
+    engine = TrackedEngine(max_num_batched_tokens=16, max_model_len=16, max_num_seqs=4, enable_chunked_prefill=False)
+    for start in (1, 2, 3):
+        engine.add([start, *LONG[:9]], 2)
+    return engine
+
+
 WAYS: dict[WaitReason, Callable[[], TrackedEngine]] = {
     WaitReason.SEATS: seats,
     WaitReason.MEMORY: memory,
@@ -83,6 +90,7 @@ WAYS: dict[WaitReason, Callable[[], TrackedEngine]] = {
     WaitReason.PREEMPTION: preemption,
     WaitReason.BATCH: batch,
     WaitReason.FAIRNESS: fairness,
+    WaitReason.TOKEN_BUDGET: token_budget,
 }
 
 
