@@ -8,9 +8,11 @@ from functools import cached_property
 
 from chairlift.config import SchedulerConfig
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.lora_adapters import AdapterNames
 from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.lora import LoRARequest
 from chairlift.models.declaration import ModelConfig
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan
@@ -18,7 +20,12 @@ from chairlift.worker.kv_cache_plan import KVCachePlan
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The properties of an engine that are fixed once it is ready."""
+    """The properties of an engine that are fixed once it is ready.
+
+    Attributes:
+        lora_modules: the LoRA adapters that were loaded at the start.
+        max_loras: the largest number of loaded adapters.
+    """
 
     model_name: str
     model_config: ModelConfig
@@ -28,6 +35,8 @@ class EngineFacts:
     started: EngineStarted
     kernels: str
     sampling_defaults: SamplingDefaults
+    lora_modules: tuple[LoRARequest, ...] = ()
+    max_loras: int = 0
 
 
 class ServedEngine:
@@ -36,6 +45,9 @@ class ServedEngine:
     Args:
         load_tokenizer: called at the first use of the tokenizer.
         seed, grammars: as for `InputProcessor`.
+
+    Attributes:
+        adapters: the LoRA adapters by name.
     """
 
     def __init__(
@@ -49,6 +61,7 @@ class ServedEngine:
         self._load_tokenizer = load_tokenizer
         self._seed = seed
         self._grammars = grammars
+        self.adapters = AdapterNames(facts.lora_modules, facts.max_loras)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | NoTokenizer:

@@ -12,6 +12,7 @@ from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.lora_adapters import AdapterLoader
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.startup.draft_model import provide_draft_model
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
@@ -67,11 +68,18 @@ class Engine(ServedEngine):
     """A loaded model with its scheduler, limits and event log."""
 
     def __init__(
-        self, facts: EngineFacts, core: EngineCore, loaded: LoadedModel, seed: int | None, listeners: _Listeners
+        self,
+        facts: EngineFacts,
+        core: EngineCore,
+        loaded: LoadedModel,
+        seed: int | None,
+        listeners: _Listeners,
+        adapter_loader: AdapterLoader,
     ) -> None:
         super().__init__(facts, lambda: loaded.tokenizer, seed, loaded.grammars)
         self.core = core
         self.loaded = loaded
+        self.adapter_loader = adapter_loader
         self._listeners = listeners
 
     def close(self) -> None:
@@ -106,6 +114,8 @@ def build_engine(
     """
     logs_summary = loaded is None
     loaded = loaded or load_model(config)
+    adapters = AdapterLoader(loaded.config, loaded.model.lora)
+    modules = adapters.load_all(config.lora_modules or {})
     assert loaded.matches(config), "the model was loaded for another configuration"
     context = loaded.config.max_position_embeddings
     layout = plan_layout(config, loaded.config)
@@ -166,8 +176,10 @@ def build_engine(
         started,
         loaded.choice.description,
         loaded.sampling_defaults,
+        modules,
+        config.num_loras,
     )
-    return Engine(facts, core, loaded, config.seed, listeners)
+    return Engine(facts, core, loaded, config.seed, listeners, adapters)
 
 
 def _step_time(
@@ -224,6 +236,7 @@ def _runner(
         num_groups=len(plan.windows),
         draft_model=None if draft is None else draft.model,
         draft_plan=None if draft is None else draft.model.plan,
+        lora=loaded.model.lora,
     )
 
 
