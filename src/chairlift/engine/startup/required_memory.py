@@ -58,7 +58,7 @@ def plan_required_memory(config: EngineConfig, memory_bytes: int) -> tuple[Engin
     context = model_config.max_position_embeddings
     layout = plan_layout(config, model_config)
     limits = config.scheduler_config(min(config.max_model_len or context, context))
-    weights = total(planned_weights(model_config, choice, device, matrix_formats(files, model_config)))
+    weights = total(planned_weights(model_config, choice, device, matrix_formats(files, model_config), config))
     activations = total(planned_activations(model_config, choice, device, limits, config.block_size, layout))
     if config.num_kv_blocks is None and config.kv_cache_memory_bytes is None:
         left = memory_bytes - weights - activations - PROCESS_BYTES

@@ -74,6 +74,7 @@ class ApiCall(Generic[Fields, Plans]):
     usage: CallUsage
     permit: Permit
     lease: Closeable
+    lora_name: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def close(self) -> None:
@@ -295,7 +296,9 @@ class Serving(Endpoint[Fields, Plans]):
         call_id = f"{self.id_prefix}{request_id}"
         request.state.call_id = call_id
         request.state.usage = usage = CallUsage(sum(map(len, token_ids)))
-        call = ApiCall(body, plan, [], call_id, self.model_name, usage, permit, request.state.lease.renew())
+        lora_name = request.state.lease.model.adapter_of(body.model)
+        model, lease = lora_name or self.model_name, request.state.lease.renew()
+        call = ApiCall(body, plan, [], call_id, model, usage, permit, lease, lora_name)
         try:
             for index, prompt in enumerate(prompts):
                 request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"
@@ -322,6 +325,7 @@ class Serving(Endpoint[Fields, Plans]):
             tenant=permit.tenant,
             cache_salt=permit.cache_salt,
             deadline=permit.deadline,
+            lora_name=call.lora_name,
             on_output=permit.track_prompt(len(token_ids)).record_output,
         )
 
