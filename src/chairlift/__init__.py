@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from chairlift.config import EngineConfig
     from chairlift.engine.async_llm import AsyncLLM
     from chairlift.engine.llm import LLM
+    from chairlift.lora import LoRARequest
     from chairlift.outputs import CompletionOutput, RequestOutput
     from chairlift.sampling_params import SamplingParams
     from chairlift.structured_outputs import StructuredOutputs
@@ -26,6 +27,7 @@ _MODULES = {
     "CompletionOutput": "chairlift.outputs",
     "EngineConfig": "chairlift.config",
     "LLM": "chairlift.engine.llm",
+    "LoRARequest": "chairlift.lora",
     "RequestOutput": "chairlift.outputs",
     "SamplingParams": "chairlift.sampling_params",
     "StructuredOutputs": "chairlift.structured_outputs",
@@ -36,6 +38,7 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "EngineConfig",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",

@@ -28,6 +28,7 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_STATIC_BATCH_SIZE = 8
+DEFAULT_MAX_LORA_RANK = 16
 
 
 def _at_least(name: str, value: int, low: int) -> None:
@@ -185,6 +186,10 @@ class EngineConfig:
             model, "vllm" is none, and any other value is a folder with generation_config.json.
         override_generation_config: sampling defaults that replace those of generation_config, by name.
         speculative_config: speculative decoding, as the fields of `SpeculativeConfig`; None disables it.
+        lora_modules: the path of each LoRA adapter that is loaded at the start, by its name; None for none.
+        max_loras: the number of LoRA adapters for which memory is allocated; None is the number of `lora_modules`. With
+            0 none can be loaded.
+        max_lora_rank: the largest rank of a LoRA adapter.
         seed: the seed of the random streams of requests without a seed.
         num_threads: number of CPU threads; None is the number of physical cores that this process and
             its control group may use.
@@ -220,6 +225,9 @@ class EngineConfig:
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] | None = None
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
+    lora_modules: Mapping[str, str] | None = None
+    max_loras: int | None = None
+    max_lora_rank: int = DEFAULT_MAX_LORA_RANK
     seed: int | None = None
     num_threads: int | None = None
     event_log: Path | None = None
@@ -262,6 +270,7 @@ class EngineConfig:
             raise ConfigError(
                 "kv_cache_memory_bytes and num_kv_blocks both set the size of the pool: remove one of them"
             )
+        self._check_lora()
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
 
     def _check_kernels(self) -> None:
@@ -282,6 +291,23 @@ class EngineConfig:
         else:
             return
         raise ConfigError(f"{option} needs native kernels and cannot be combined with {conflict}: remove one of them")
+
+    def _check_lora(self) -> None:
+        _at_least("max_lora_rank", self.max_lora_rank, 1)
+        if self.max_loras is not None:
+            _at_least("max_loras", self.max_loras, 0)
+        modules = self.lora_modules or {}
+        if not all(isinstance(text, str) and text for item in modules.items() for text in item):
+            raise ConfigError(f"lora_modules must have a path for each name, got {modules!r:.200}")
+        if len(modules) > self.num_loras:
+            raise ConfigError(
+                f"lora_modules has {len(modules)} adapters, but max_loras={self.max_loras}: increase max_loras"
+            )
+
+    @property
+    def num_loras(self) -> int:
+        """The number of LoRA adapters for which memory is allocated."""
+        return len(self.lora_modules or {}) if self.max_loras is None else self.max_loras
 
     @property
     def native_conflict(self) -> str | None:

@@ -26,6 +26,7 @@ class NewRequest:
         block_ids: the block table for each group of layers; -1 for blocks that no later query reads.
         seed: the seed of the random stream of the request.
         stop_token_ids: tokens that end the output, including EOS unless it is ignored; masked below min_tokens.
+        lora_id: the LoRA adapter of the request; 0 for none.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class NewRequest:
     sampling_params: SamplingParams
     seed: int
     stop_token_ids: list[int]
+    lora_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

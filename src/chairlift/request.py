@@ -93,6 +93,7 @@ class Request:
         tenant: the unit of fair scheduling.
         cache_salt: KV blocks are shared only between requests with the same salt.
         deadline: seconds of the engine's clock after which the request is aborted.
+        lora_id: the number of a LoRA adapter, which no other load of an adapter has; 0 for none.
     """
 
     request_id: str
@@ -109,6 +110,7 @@ class Request:
     tenant: str = ""
     cache_salt: str | None = None
     deadline: float | None = None
+    lora_id: int = 0
 
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
@@ -213,6 +215,7 @@ class Request:
             sampling_params=self.sampling_params,
             seed=self.seed,
             stop_token_ids=sorted(self.stop_token_ids),
+            lora_id=self.lora_id,
         )
 
     def timeout_output(self) -> EngineCoreOutput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +30,7 @@ from chairlift.config import (
     STATIC_RUN_TO,
     EngineConfig,
 )
+from chairlift.errors import ConfigError
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS
 from chairlift.system.memory_limits import check_address_space
 
@@ -62,13 +63,16 @@ HELP = {
     "load_format": "auto reads the weights of MODEL; dummy creates random weights from its config.json alone.",
     "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",
     "speculative_config": 'Speculative decoding, as a JSON object such as {"method": "ngram"}. Default: off.',
+    "lora_modules": "LoRA adapter to load at the start, as name=path, where path is a PEFT folder. Can be repeated.",
+    "max_loras": "Maximum number of loaded LoRA adapters. Default: the number of --lora-modules.",
+    "max_lora_rank": "Maximum rank of a LoRA adapter.",
     "seed": "Seed of the requests without a seed.",
     "num_threads": "Number of CPU threads. Default: all physical cores.",
     "event_log": "File to write all events to, as JSON lines.",
     "record_trace": "File to write the lengths, times and keyed prefix hashes of all requests to, for a replay.",
 }
 
-TEXT_OPTIONS = {"kv_cache_memory_bytes": str | None, "speculative_config": str | None}
+TEXT_OPTIONS = {"kv_cache_memory_bytes": str | None, "speculative_config": str | None, "lora_modules": list[str] | None}
 """The options whose text is parsed."""
 
 ENGINE_OPTIONS = {option.name: option for option in options_from_fields(EngineConfig, HELP, "Engine", TEXT_OPTIONS)}
@@ -89,6 +93,8 @@ def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
             chosen["kv_cache_memory_bytes"] = parse_memory(chosen["kv_cache_memory_bytes"], "kv_cache_memory_bytes")
         if (text := chosen.get("speculative_config")) is not None:
             chosen["speculative_config"] = parse_json_object("speculative_config", text, {"method": "ngram"})
+        if (modules := chosen.get("lora_modules")) is not None:
+            chosen["lora_modules"] = parse_lora_modules(modules)
         return {"config": EngineConfig(model=given.pop("model"), **chosen)}
 
     return lambda command: with_options(command, options, make, "config")
@@ -104,6 +110,17 @@ def add_engine_options(command: Command) -> Command:
         with_config(**given)
 
     return checked
+
+
+def parse_lora_modules(items: Sequence[str]) -> dict[str, str] | None:
+    """Parse items "name=path". Raises ConfigError if one has another form, or a name occurs twice."""
+    modules: dict[str, str] = {}
+    for item in items:
+        name, _equals, path = item.partition("=")
+        if not name or not path or name in modules:
+            raise ConfigError(f"lora_modules must be name=path with distinct names, got {item!r:.200}")
+        modules[name] = path
+    return modules or None
 
 
 MODEL_HELP = f"Folder, .gguf file, {', '.join(PACKAGED_MODELS)}, or name on the hub. Default: {DEFAULT_MODEL}."

@@ -35,6 +35,8 @@ PLAN_OPTIONS = (
     "kv",
     "kv_arena",
     "disable_hybrid_kv_cache_manager",
+    "max_loras",
+    "max_lora_rank",
     "block_size",
     "kv_cache_memory_bytes",
     "num_kv_blocks",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +15,14 @@ from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, OutputProcessor
 from chairlift.engine.process.client import EngineClient, EngineStatus
-from chairlift.engine.process.commands import Abort, Add
+from chairlift.engine.process.commands import Abort, AdapterResult, Add, LoadAdapter, UnloadAdapter
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
+
+logger = logging.getLogger("chairlift")
 
 
 class Generation:
@@ -36,8 +40,10 @@ class Generation:
         on_abort: Callable[[Generation], None],
         on_output: Callable[[RequestOutput], None] | None = None,
         tenant: str = "",
+        lora_id: int = 0,
     ) -> None:
         self.request_id = request_id
+        self.lora_id = lora_id
         self.tenant = tenant
         self.core_ids = core_ids
         self._on_abort = on_abort
@@ -144,6 +150,9 @@ class AsyncLLM:
         self._dead: EngineDeadError | None = None
         self._busy_since = 0.0
         self._closing: asyncio.Future[None] | None = None
+        self._adapter_results: dict[int, asyncio.Future[str | None]] = {}  # by lora_int_id
+        self._adapter_is_unused: dict[int, asyncio.Event] = {}
+        self._adapter_loads = asyncio.Lock()
 
     @property
     def engine(self) -> ServedEngine:
@@ -182,7 +191,7 @@ class AsyncLLM:
             raise self._dead
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._client.open(self._deliver, self._fail_requests)
+            self._client.open(self._deliver, self._fail_requests, self._finish_adapter_command)
         elif self._loop is not asyncio.get_running_loop():
             raise EngineDeadError("an AsyncLLM serves one event loop: create another AsyncLLM for this loop")
 
@@ -197,6 +206,7 @@ class AsyncLLM:
         tenant: str = "",
         cache_salt: str | None = None,
         deadline: float | None = None,
+        lora_name: str | None = None,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> Generation:
         """Queue a prompt that the input processor has encoded.
@@ -204,6 +214,7 @@ class AsyncLLM:
         Args:
             request_id: must be unique among the unfinished requests of the tenant; None generates one.
             tenant, cache_salt, deadline: see `Request`.
+            lora_name: a loaded LoRA adapter; None for the model alone.
             on_output: called on the event loop with every delta when it arrives.
 
         Raises:
@@ -219,6 +230,7 @@ class AsyncLLM:
             raise RequestError(
                 f"request id {request_id!r} is in use by an unfinished request: use another one", "request_id"
             )
+        lora_id = 0 if lora_name is None else self.engine.adapters.find(lora_name).lora_int_id
         now = self._client.now()
         requests = self.engine.input_processor.make(
             request_id,
@@ -229,9 +241,10 @@ class AsyncLLM:
             tenant=tenant,
             cache_salt=cache_salt,
             deadline=deadline,
+            lora_id=lora_id,
         )
         core_ids = [request.request_id for request in requests]
-        generation = Generation(request_id, core_ids, self._remove, on_output, tenant)
+        generation = Generation(request_id, core_ids, self._remove, on_output, tenant, lora_id)
         self._generations[core_ids[0]] = generation
         self._ids_in_use.add((tenant, request_id))
         if not self._processor.num_unfinished:
@@ -241,16 +254,25 @@ class AsyncLLM:
         return generation
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        lora_name: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream the answers to a prompt as deltas. Leaving the iteration early aborts the request.
+
+        Args:
+            lora_name: a loaded LoRA adapter; None for the model alone.
 
         Raises:
             RequestError: the request is invalid; raised before the first delta.
             EngineDeadError: the engine is dead.
         """
         encode = partial(self.engine.input_processor.encode, prompt, params)
-        return self._stream(encode, params, request_id, priority)
+        return self._stream(encode, params, request_id, priority, lora_name)
 
     def chat(
         self,
@@ -259,6 +281,7 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        lora_name: str | None = None,
         allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> AsyncIterator[RequestOutput]:
@@ -274,7 +297,7 @@ class AsyncLLM:
             allow_special_tokens_in_content=allow_special_tokens_in_content,
             **template_options,
         )
-        return self._stream(encode, params, request_id, priority)
+        return self._stream(encode, params, request_id, priority, lora_name)
 
     async def _stream(
         self,
@@ -282,15 +305,72 @@ class AsyncLLM:
         params: SamplingParams,
         request_id: str | None,
         priority: int,
+        lora_name: str | None,
     ) -> AsyncIterator[RequestOutput]:
         if params.structured_outputs is not None:
             await asyncio.to_thread(self.engine.input_processor.prepare, params)
-        generation = self.start(*encode(), params, request_id=request_id, priority=priority)
+        generation = self.start(*encode(), params, request_id=request_id, priority=priority, lora_name=lora_name)
         try:
             async for output in generation:
                 yield output
         finally:
             generation.abort()
+
+    async def load_lora_adapter(self, lora_name: str, lora_path: str) -> None:
+        """Load a LoRA adapter, which requests select by its name afterwards.
+
+        Args:
+            lora_path: a folder with adapter_config.json and adapter_model.safetensors, as the engine sees it.
+
+        Raises:
+            RequestError: The name is in use, there is no memory for another adapter, or the adapter is not supported,
+                does not fit the model or cannot be read. Nothing has changed.
+            EngineDeadError: The engine is dead, or died in the meantime.
+        """
+        self.open()
+        async with self._adapter_loads:
+            module = self.engine.adapters.check_new(lora_name, lora_path)
+            error = await self._send_adapter_command(module.lora_int_id, LoadAdapter(module))
+            if error is not None:
+                raise RequestError(error, "lora_path")
+            self.engine.adapters.add(module)
+
+    async def unload_lora_adapter(self, lora_name: str) -> None:
+        """Let no further request select a LoRA adapter, and free its memory when its last request has ended.
+
+        Raises:
+            RequestError: The adapter is not loaded.
+            EngineDeadError: The engine is dead.
+        """
+        self.open()
+        module = self.engine.adapters.remove(lora_name)
+        # The memory is freed also if the caller stops waiting.
+        await asyncio.shield(asyncio.ensure_future(self._unload(module.lora_int_id)))
+
+    async def _unload(self, lora_id: int) -> None:
+        if any(generation.lora_id == lora_id for generation in self._generations.values()):
+            unused = self._adapter_is_unused[lora_id] = asyncio.Event()
+            await unused.wait()
+        with contextlib.suppress(EngineDeadError):  # a new engine will not have the adapter
+            await self._send_adapter_command(lora_id, UnloadAdapter(lora_id))
+        self.engine.adapters.release(lora_id)
+
+    async def _send_adapter_command(self, lora_id: int, command: LoadAdapter | UnloadAdapter) -> str | None:
+        """Send the command and wait for its result: the error, or None."""
+        if self._dead is not None:
+            raise self._dead
+        result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._adapter_results[lora_id] = result
+        self._client.send(command)
+        return await result
+
+    def _finish_adapter_command(self, result: AdapterResult) -> None:
+        future = self._adapter_results.pop(result.lora_id, None)
+        if future is not None and not future.done():
+            future.set_result(result.error)
+        elif future is None and result.error is not None:
+            self.engine.adapters.release(result.lora_id)
+            logger.error("a LoRA adapter is lost with the engine that died: %s", result.error)
 
     def stop(self, reason: str = "the engine was shut down") -> None:
         """Stop the engine after its current step, without waiting; call `close` or `aclose` afterwards.
@@ -331,6 +411,10 @@ class AsyncLLM:
         if core_ids is None:
             self._dead = self._dead or error
             error = self._dead
+        for result in self._adapter_results.values():
+            if not result.done():
+                result.set_exception(error)
+        self._adapter_results.clear()
         lost = None if core_ids is None else set(core_ids)
         for generation in self._generations.values():
             if lost is None or not lost.isdisjoint(generation.core_ids):
@@ -343,3 +427,7 @@ class AsyncLLM:
             self._ids_in_use.remove((generation.tenant, generation.request_id))
             if unfinished := self._processor.remove(generation.core_ids):
                 self._client.send(Abort(unfinished))
+            unused = self._adapter_is_unused.get(generation.lora_id)
+            if unused is not None and all(each.lora_id != generation.lora_id for each in self._generations.values()):
+                del self._adapter_is_unused[generation.lora_id]
+                unused.set()

@@ -72,6 +72,7 @@ class EngineRequest:
     tenant: str = ""
     cache_salt: str | None = None
     deadline: float | None = None
+    lora_id: int = 0
 
     def to_request(self) -> Request:
         return Request(
@@ -88,6 +89,7 @@ class EngineRequest:
             tenant=self.tenant,
             cache_salt=self.cache_salt,
             deadline=self.deadline,
+            lora_id=self.lora_id,
         )
 
 
@@ -249,6 +251,7 @@ class InputProcessor:
         tenant: str = "",
         cache_salt: str | None = None,
         deadline: float | None = None,
+        lora_id: int = 0,
     ) -> list[EngineRequest]:
         """Create one request for each of `params.n` answers; the first one is the leader, the others its siblings.
 
@@ -284,6 +287,7 @@ class InputProcessor:
             tenant=tenant,
             cache_salt=cache_salt,
             deadline=deadline,
+            lora_id=lora_id,
         )
         return [first, *(self._sibling(first, index) for index in range(1, params.n))]
 

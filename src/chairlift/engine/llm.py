@@ -17,11 +17,15 @@ from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor
 from chairlift.engine.pooling import POOLING_PARAMS, check_task, pooled_values, sigmoid
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.errors import RequestError
+from chairlift.errors import ModelLoadError, RequestError
 from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.lora import LoRARequest
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
+
+AdapterChoice = LoRARequest | str | None
+"""A LoRA adapter, the name of a loaded one, or None for the model alone."""
 
 
 class LLM:
@@ -50,6 +54,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
     ) -> list[RequestOutput]:
         """Generate answers to all prompts, and return them in the order of the prompts.
 
@@ -58,6 +63,8 @@ class LLM:
             sampling_params: parameters for all prompts, or a list with one entry for each prompt; None selects
                 `get_default_sampling_params()`.
             use_tqdm: show a progress bar if standard error is a terminal.
+            lora_request: the LoRA adapter of all prompts, or a list with one entry for each prompt: the name of a
+                loaded adapter, a LoRARequest, whose adapter is loaded if there is none of its name, or None.
 
         Raises:
             RequestError: an argument has a wrong type, or a prompt or its parameters are invalid; the message names the
@@ -65,7 +72,7 @@ class LLM:
                 Also raised during the run if a grammar exceeds a limit.
         """
         check_task(self.engine.facts, None)
-        return self._run(_prompts(prompts), self.engine.input_processor.encode, sampling_params, use_tqdm)
+        return self._run(_prompts(prompts), self.engine.input_processor.encode, sampling_params, use_tqdm, lora_request)
 
     def chat(
         self,
@@ -73,6 +80,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
         allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> list[RequestOutput]:
@@ -93,7 +101,45 @@ class LLM:
         )
         if sampling_params is None:
             sampling_params = self._sampling_defaults.params(max_tokens=None)
-        return self._run(_conversations(messages), encode, sampling_params, use_tqdm)
+        return self._run(_conversations(messages), encode, sampling_params, use_tqdm, lora_request)
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str) -> None:
+        """Load a LoRA adapter, whose name is a `lora_request` afterwards.
+
+        Raises:
+            RequestError: The name is in use, there is no memory for another adapter, or the adapter is not supported,
+                does not fit the model or cannot be read. Nothing has changed.
+        """
+        module = self.engine.adapters.check_new(lora_name, lora_path)
+        try:
+            self.engine.adapter_loader.load(module)
+        except ModelLoadError as error:
+            raise RequestError(str(error), "lora_path") from None
+        self.engine.adapters.add(module)
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Free the memory of a LoRA adapter. Raises RequestError if it is not loaded."""
+        lora_id = self.engine.adapters.remove(lora_name).lora_int_id
+        self.engine.adapter_loader.unload(lora_id)
+        self.engine.adapters.release(lora_id)
+
+    def _adapter_id(self, choice: AdapterChoice) -> int:
+        if choice is None:
+            return 0
+        if isinstance(choice, str):
+            return self.engine.adapters.find(choice).lora_int_id
+        if not isinstance(choice, LoRARequest):
+            raise _type_error("lora_request", "a LoRARequest, the name of a loaded adapter, or None", choice)
+        if choice.lora_name not in self.engine.adapters:
+            self.load_lora_adapter(choice.lora_name, choice.lora_path)
+        loaded = self.engine.adapters.find(choice.lora_name)
+        if loaded.lora_path != choice.lora_path:
+            raise RequestError(
+                f"lora_request: {choice.lora_name!r} is loaded from {loaded.lora_path}, not from {choice.lora_path}: "
+                "unload it first, or use another lora_name",
+                "lora_request",
+            )
+        return loaded.lora_int_id
 
     def embed(
         self, texts: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = True
@@ -143,7 +189,7 @@ class LLM:
         def encode(pair: tuple[str, str | None], _params: SamplingParams) -> tuple[None, list[int]]:
             return None, self.engine.input_processor.encode_pooled(*pair, truncate_prompt_tokens)
 
-        outputs = self._run(pairs, encode, POOLING_PARAMS, use_tqdm)
+        outputs = self._run(pairs, encode, POOLING_PARAMS, use_tqdm, None)
         return [pooled_values(output) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer | NoTokenizer:
@@ -168,19 +214,21 @@ class LLM:
         encode: Callable[[Any, SamplingParams], tuple[str | None, list[int]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        lora_request: AdapterChoice | Sequence[AdapterChoice],
     ) -> list[RequestOutput]:
         if not isinstance(use_tqdm, bool):
             raise _type_error("use_tqdm", "True or False", use_tqdm)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         all_params = _params_per_prompt(sampling_params, len(prompts))
+        adapters = [self._adapter_id(choice) for choice in _adapter_per_prompt(lora_request, len(prompts))]
         ids = [next(self._ids) for _ in prompts]
         core_ids: list[str] = []
         try:
             for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
                 with _name_prompt(index):
                     self.engine.input_processor.prepare(params)
-                    self._add(ids[index], *encode(prompt, params), params, core_ids)
+                    self._add(ids[index], *encode(prompt, params), params, core_ids, adapters[index])
             answers = self._step_until_done(ids, use_tqdm)
         finally:
             for core_id in self._processor.remove(core_ids):
@@ -188,10 +236,18 @@ class LLM:
         return [answers[request_id].build() for request_id in ids]
 
     def _add(
-        self, request_id: str, text: str | None, token_ids: list[int], params: SamplingParams, core_ids: list[str]
+        self,
+        request_id: str,
+        text: str | None,
+        token_ids: list[int],
+        params: SamplingParams,
+        core_ids: list[str],
+        lora_id: int,
     ) -> None:
         core = self.engine.core
-        requests = self.engine.input_processor.make(request_id, token_ids, params, arrival_time=core.now())
+        requests = self.engine.input_processor.make(
+            request_id, token_ids, params, arrival_time=core.now(), lora_id=lora_id
+        )
         self._processor.add(request_id, text, requests)
         core_ids += [request.request_id for request in requests]
         for request in requests:
@@ -290,6 +346,17 @@ def _conversations(messages: list[Message] | list[list[Message]]) -> list[list[M
                 name = f"messages[{number}]" if single else f"messages[{index}][{number}]"
                 raise _type_error(name, "a message (a dict with role and content)", message)
     return conversations
+
+
+def _adapter_per_prompt(lora_request: AdapterChoice | Sequence[AdapterChoice], count: int) -> Sequence[AdapterChoice]:
+    if not isinstance(lora_request, list | tuple):
+        return [cast("AdapterChoice", lora_request)] * count
+    if len(lora_request) != count:
+        raise RequestError(
+            f"lora_request has {len(lora_request)} entries for {count} prompts: pass one, or one per prompt",
+            "lora_request",
+        )
+    return lora_request
 
 
 def _params_per_prompt(

@@ -8,10 +8,12 @@ from functools import cached_property
 
 from chairlift.config import SchedulerConfig
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.lora_adapters import AdapterNames
 from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.pooling_config import PoolingTask
 from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.lora import LoRARequest
 from chairlift.models.declaration import ModelConfig
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan
@@ -36,6 +38,8 @@ class EngineFacts:
 
     Attributes:
         pooling: what the model computes; None if it generates text.
+        lora_modules: the LoRA adapters that were loaded at the start.
+        max_loras: the largest number of loaded adapters.
     """
 
     model_name: str
@@ -47,6 +51,8 @@ class EngineFacts:
     kernels: str
     sampling_defaults: SamplingDefaults
     pooling: PoolingFacts | None = None
+    lora_modules: tuple[LoRARequest, ...] = ()
+    max_loras: int = 0
 
 
 class ServedEngine:
@@ -55,6 +61,9 @@ class ServedEngine:
     Args:
         load_tokenizer: called at the first use of the tokenizer.
         seed, grammars: as for `InputProcessor`.
+
+    Attributes:
+        adapters: the LoRA adapters by name.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class ServedEngine:
         self._load_tokenizer = load_tokenizer
         self._seed = seed
         self._grammars = grammars
+        self.adapters = AdapterNames(facts.lora_modules, facts.max_loras)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | NoTokenizer:

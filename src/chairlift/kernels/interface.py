@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from chairlift.kernels.attention import AttentionBackend, AttentionShape, StepContext
+from chairlift.kernels.lora import LoraLayer
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.weights import MatrixParts, Weights
 
@@ -176,6 +177,7 @@ class Kernels:
         load_router: `load_matrix` for a matrix that keeps the format of its file if all others are quantized.
         make_embedding: (matrix) -> int64 ids [T] -> rows [T, in].
         make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
+        add_lora: (a layer of make_linear, its prologue, adapters) -> the layer with the adapters of the rows.
         make_residual_sum: (after, of_sum, multiplier, scale) -> the sum of the residual stream and a branch; the
             prologues are norms or none.
         make_mixture: (mixture) -> x [T, in] -> [T, in]. The next call may overwrite the result.
@@ -189,6 +191,7 @@ class Kernels:
     load_router: Callable[[Weights, MatrixParts, int], Any]
     make_embedding: Callable[[Any], RowKernel]
     make_linear: Callable[[Any, torch.Tensor | None, Prologue], LinearKernel]
+    add_lora: Callable[[Any, Prologue, LoraLayer], LinearKernel]
     make_residual_sum: Callable[[Prologue, Prologue, float, float], ResidualSumKernel]
     make_mixture: Callable[[Mixture], RowKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]

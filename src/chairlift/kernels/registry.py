@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from chairlift.kernels.interface import (
     RowKernel,
     compose_residual_sum,
 )
+from chairlift.kernels.lora import AdaptedLinear, LoraLayer
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.weights import load_tensor
 
@@ -36,12 +38,19 @@ def _torch_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Pro
     return ComposedLinear(None if prologue.kind == "none" else torch_ops.make_prologue(prologue), product)
 
 
+def _add_lora(
+    base: LinearKernel, prologue: Prologue, layer: LoraLayer, make_prologue: Callable[[Prologue], RowKernel]
+) -> LinearKernel:
+    return AdaptedLinear(base, None if prologue.kind == "none" else make_prologue(prologue), layer)
+
+
 REFERENCE = Kernels(
     name="reference",
     load_matrix=load_tensor,
     load_router=load_tensor,
     make_embedding=lambda table: partial(reference.embedding, table=table),
     make_linear=_reference_linear,
+    add_lora=partial(_add_lora, make_prologue=_reference_prologue),
     make_residual_sum=partial(compose_residual_sum, make_prologue=_reference_prologue),
     make_mixture=reference.ReferenceMixture,
     attention=reference.ReferenceAttention,
@@ -53,6 +62,7 @@ TORCH = Kernels(
     load_router=load_tensor,
     make_embedding=lambda table: partial(F.embedding, weight=table),
     make_linear=_torch_linear,
+    add_lora=partial(_add_lora, make_prologue=torch_ops.make_prologue),
     make_residual_sum=partial(compose_residual_sum, make_prologue=torch_ops.make_prologue),
     make_mixture=partial(group_mixture, make_linear=_torch_linear, make_prologue=torch_ops.make_prologue),
     attention=TorchAttention,

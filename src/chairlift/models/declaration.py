@@ -424,6 +424,12 @@ class LayerSpec:
         return self.attention.qkv, self.attention.output, *self.feed_forward.matrices, *parallel, *others
 
     @property
+    def adaptable(self) -> tuple[MatrixSpec, ...]:
+        """The matrices that LoRA adapters can have: those of attention and of a dense feed-forward network."""
+        mlp = self.feed_forward
+        return self.attention.qkv, self.attention.output, *(() if mlp.router is not None else (mlp.up, mlp.down))
+
+    @property
     def norms(self) -> tuple[NormSpec, ...]:
         """The norms of the residual stream and of the branches; norms of heads are not included."""
         others = () if self.per_layer_branch is None else self.per_layer_branch.norms

@@ -11,6 +11,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, RotaryStep, StepContext
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_in_order
+from chairlift.kernels.lora import LoraAdapters
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import ModelConfig
@@ -33,6 +34,7 @@ class DecoderModel:
         backends: the backend of each attention shape of the layers.
         max_model_len: the length of the longest sequence; None for max_position_embeddings.
         has_pooling: load the final norm as a kernel of its own, for `final_hidden`.
+        lora: the LoRA adapters of the rows of a step; None if the model has none.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class DecoderModel:
         backends: dict[AttentionShape, AttentionBackend[Any]],
         max_model_len: int | None = None,
         has_pooling: bool = False,
+        lora: LoraAdapters | None = None,
     ) -> None:
         self.config = config
+        self.lora = lora
         self._planned: list[tuple[AttentionBackend[Any], int]] = []
-        builder = LayerBuilder(config, weights, kernels, backends)
+        builder = LayerBuilder(config, weights, kernels, backends, lora)
         device = next(iter(backends)).device
         table = kernels.load_matrix(weights, config.embedding.parts, config.embedding.in_features)
         self.embedding = kernels.make_embedding(table)
@@ -162,6 +166,8 @@ def build_model(
     kv_cache_dtype: torch.dtype | None = None,
     max_model_len: int | None = None,
     has_pooling: bool = False,
+    max_loras: int = 0,
+    max_lora_rank: int = 16,
 ) -> DecoderModel:
     """Build the model of a declaration and load its parameters.
 
@@ -171,6 +177,7 @@ def build_model(
         quantization: the format of all matrices under native kernels, or None for the format of the file.
         kv_cache_dtype: the type of K and V in memory, or None for `dtype`.
         max_model_len, has_pooling: see DecoderModel.
+        max_loras, max_lora_rank: the largest number of LoRA adapters and their largest rank.
 
     Raises:
         ModelLoadError: The architecture or one of its features is not supported, or a parameter cannot be read.
@@ -182,7 +189,8 @@ def build_model(
     target = torch.device(device)
     shapes = (attention_shape(layer.attention, dtype, target, kv_cache_dtype) for layer in config.layers)
     backends = {shape: kernel_set.attention(shape) for shape in dict.fromkeys(shapes)}
-    model = DecoderModel(config, weights, kernel_set, backends, max_model_len, has_pooling)
+    lora = LoraAdapters(max_loras, max_lora_rank, dtype, target) if max_loras else None
+    model = DecoderModel(config, weights, kernel_set, backends, max_model_len, has_pooling, lora)
     operations = torch_operations(config) if kernel_set.name == "native" else []
     for note in (*kernel_set.notes(), *([fallback_note(operations)] if operations else [])):
         logger.info("%s", note)

@@ -17,6 +17,7 @@ from chairlift.kernels.interface import (
     ResidualSumKernel,
     RowKernel,
 )
+from chairlift.kernels.lora import LoraAdapters
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import (
     AttentionSpec,
@@ -36,27 +37,41 @@ class LayerBuilder:
 
     Args:
         backends: the backend of each attention shape.
+        lora: the adapters of the layers; None if the model has none.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, kernels: Kernels, backends: dict[AttentionShape, Any]
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: Kernels,
+        backends: dict[AttentionShape, Any],
+        lora: LoraAdapters | None = None,
     ) -> None:
         self.weights = weights
         self.backends = backends
         self.ropes = list(config.ropes)
         self._kernels = kernels
+        self._lora = lora
 
     def linear(self, spec: MatrixSpec, prologue: Prologue = NO_PROLOGUE) -> LinearKernel:
         """Load matrices with the same input, and their biases, as one product: [T, in] -> [T, out_features]."""
         loaded = self._load(spec)
         return self._kernels.make_linear(loaded.matrix, loaded.bias, prologue)
 
+    def adapted_linear(self, spec: MatrixSpec, prologue: Prologue = NO_PROLOGUE) -> LinearKernel:
+        """Load a product as `linear` does, with the LoRA adapters of its matrices."""
+        base = self.linear(spec, prologue)
+        if self._lora is None:
+            return base
+        return self._kernels.add_lora(base, prologue, self._lora.layer(spec.parts, spec.in_features))
+
     def feed_forward(self, spec: FeedForwardSpec, norm: NormSpec | None) -> FeedForward | MixtureOfExperts:
         """Load the feed-forward network after `norm`."""
         if spec.router is not None:
             return self.mixture(spec, norm)
-        up = self.linear(spec.up, self.norm(norm))
-        return FeedForward(up, self.linear(spec.down, Prologue(spec.activation_kernel)))
+        up = self.adapted_linear(spec.up, self.norm(norm))
+        return FeedForward(up, self.adapted_linear(spec.down, Prologue(spec.activation_kernel)))
 
     def mixture(self, spec: FeedForwardSpec, norm: NormSpec | None) -> MixtureOfExperts:
         """Load the mixture of experts after `norm`."""
@@ -153,8 +168,8 @@ class Attention:
         self._backend = builder.backends[shape]
         self._plan = 0
         self._rotation = None if spec.rope is None else builder.ropes.index((spec.rope, spec.head_dim))
-        self._qkv = builder.linear(spec.qkv, builder.norm(norm))
-        self._output = builder.linear(spec.output)
+        self._qkv = builder.adapted_linear(spec.qkv, builder.norm(norm))
+        self._output = builder.adapted_linear(spec.output)
         self._head_norm = builder.head_norm(spec)
         self._row_norms = builder.query_and_key_norms(spec)
         self._sinks = builder.sinks(spec)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from chairlift.grammar.compiler import GrammarCompiler
+from chairlift.kernels.lora import NO_ADAPTER, LoraAdapters
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from chairlift.worker.draft_model import DraftModel
@@ -123,6 +124,7 @@ class ModelRunner:
             which then sample nothing; None for a model that generates text.
         draft_model, draft_plan: a model that proposes draft tokens, whose KV memory has as many blocks of the same
             size, and its plan; None if there is none. It needs `num_groups` = 1.
+        lora: the LoRA adapters of the model; None if it has none.
     """
 
     def __init__(
@@ -141,9 +143,11 @@ class ModelRunner:
         draft_model: RunnerModel | None = None,
         draft_plan: Callable[..., Any] | None = None,
         pooler: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        lora: LoraAdapters | None = None,
     ) -> None:
         self._pooler = pooler
         self._model = model
+        self._lora = lora
         self._plan = plan
         self._device = device or torch.device("cpu")
         self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device, num_groups)
@@ -164,6 +168,9 @@ class ModelRunner:
             return PendingStep(output.step, [], [])
         drafts = self._draft_tokens(output)
         batch = gather_input_batch(self._rows, output.num_scheduled_tokens, output.num_padding_tokens, drafts)
+        if self._lora is not None:
+            num_tokens = np.diff(batch.token_end, prepend=0)
+            self._lora.batch.set_slots(np.repeat(self._rows.lora_slots[batch.rows], num_tokens))
         hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention))
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled - batch.num_drafts if drafts else batch.num_scheduled)
@@ -211,6 +218,7 @@ class ModelRunner:
             self._state.remove(row)
         for new in output.new_requests:
             row = self._rows.add(new)
+            self._rows.lora_slots[row] = NO_ADAPTER if self._lora is None else self._lora.slot_of(new.lora_id)
             self._state.add(row, new)
             self._masks.add(row, new)
             if self._draft_model is not None:

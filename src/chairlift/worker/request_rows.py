@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chairlift.kernels.lora import NO_ADAPTER
 from chairlift.outputs import NewRequest
 from chairlift.worker.transfer import to_device
 
@@ -55,6 +56,7 @@ class RequestRows:
         self.num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self.lora_slots: IntArray = np.full(max_num_seqs, NO_ADAPTER, dtype=np.int64)
         self._row_of: dict[str, int] = {}
         self._last_rows: tuple[list[str], IntArray] = ([], np.zeros(0, dtype=np.int64))
         self._free_rows = list(reversed(range(max_num_seqs)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,11 @@ from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.models.parameter_memory import parameter_bytes
 
 
+@pytest.mark.parametrize("max_loras", [0, 3])
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
-def test_the_plan_is_what_the_engine_takes(kernels: str, tiny_model_dir: Callable[..., Path]) -> None:
-    given = EngineConfig(str(tiny_model_dir("llama")), kernels=kernels, skip_tokenizer_init=True, num_threads=1)
+def test_the_plan_is_what_the_engine_takes(kernels: str, max_loras: int, tiny_model_dir: Callable[..., Path]) -> None:
+    options: dict[str, Any] = {"kernels": kernels, "max_loras": max_loras, "max_lora_rank": 5}
+    given = EngineConfig(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_threads=1, **options)
     config, required = plan_required_memory(given, PROCESS_BYTES + (16 << 20))
     engine = build_engine(config)
     assert required.weights == parameter_bytes(engine.loaded.model)

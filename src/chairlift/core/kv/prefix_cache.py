@@ -18,10 +18,12 @@ def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
     return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
 
 
-def root_hash(cache_salt: str | None) -> bytes:
+def root_hash(cache_salt: str | None, lora_id: int = 0) -> bytes:
     """The parent of a request's first block. Requests with different salts hash the same tokens to different values, so
-    they neither share blocks nor learn from response times what others have computed."""
-    return b"" if cache_salt is None else hashlib.sha256(b"cache salt\0" + cache_salt.encode()).digest()
+    they neither share blocks nor learn from response times what others have computed. Requests with different LoRA
+    adapters compute other keys and values from the same tokens."""
+    root = b"" if cache_salt is None else hashlib.sha256(b"cache salt\0" + cache_salt.encode()).digest()
+    return root if not lora_id else hashlib.sha256(b"lora\0" + lora_id.to_bytes(8) + root).digest()
 
 
 def group_hash(block: bytes, group: int) -> bytes:
@@ -69,6 +71,6 @@ class PrefixCache:
         chain = self._chains.setdefault(request.request_id, [])
         size = self._block_size
         for index in range(len(chain), num_blocks):
-            parent = chain[-1] if chain else root_hash(request.cache_salt)
+            parent = chain[-1] if chain else root_hash(request.cache_salt, request.lora_id)
             chain.append(block_hash(parent, request.token_ids[index * size : (index + 1) * size]))
         return chain

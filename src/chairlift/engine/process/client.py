@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chairlift.engine.event_hub import EventHub
-from chairlift.engine.process.commands import Command
+from chairlift.engine.process.commands import AdapterResult, Command
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import EngineDeadError, EngineUnavailableError
 from chairlift.outputs import EngineCoreOutput
 
 EngineState = Literal["starting", "running", "restarting", "cannot_restart", "dead", "unloaded"]
 OnOutputs = Callable[[list[EngineCoreOutput]], None]
+OnAdapterResult = Callable[[AdapterResult], None]
 OnFailure = Callable[[list[str] | None, EngineDeadError], None]
 
 
@@ -83,18 +84,22 @@ class EngineClient(ABC):
         """The time of the machine's monotonic clock in seconds, which all processes share."""
         return time.monotonic()
 
-    def open(self, on_outputs: OnOutputs, on_failure: OnFailure) -> None:
+    def open(
+        self, on_outputs: OnOutputs, on_failure: OnFailure, on_adapter_result: OnAdapterResult | None = None
+    ) -> None:
         """Deliver outputs, failures and events on the running event loop from now on.
 
         Args:
             on_outputs: called with the outputs of each step.
             on_failure: called with the ids of the requests that a failure of the engine has ended. None in place of
                 the ids: all requests have ended, and the engine will not run again.
+            on_adapter_result: called with the answers to LoadAdapter and UnloadAdapter.
         """
         self._loop = asyncio.get_running_loop()
         self._is_open = True
         self._on_outputs = on_outputs
         self._on_failure = on_failure
+        self._on_adapter_result = on_adapter_result or (lambda result: None)
         self.events.open(self._loop)
         self._start()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from chairlift.engine.input_processor import EngineRequest
+from chairlift.lora import LoRARequest
 from chairlift.request import FinishReason
 
 
@@ -38,8 +39,27 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     reason: FinishReason = FinishReason.ABORT
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
+    """Loads a LoRA adapter; answered by an AdapterResult."""
+
+    module: LoRARequest
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload_adapter"):
+    """Frees the memory of a LoRA adapter that no request uses; answered by an AdapterResult."""
+
+    lora_id: int
+
+
+class AdapterResult(msgspec.Struct, frozen=True, array_like=True, tag="adapter_result"):
+    """The answer to LoadAdapter and UnloadAdapter. `error` is the reason why an adapter was not loaded, or None."""
+
+    lora_id: int
+    error: str | None = None
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Ends the loop of the engine core; unfinished requests get no further output."""
 
 
-Command = Add | Abort | Stop
+Command = Add | Abort | LoadAdapter | UnloadAdapter | Stop

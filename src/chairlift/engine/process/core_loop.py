@@ -8,8 +8,9 @@ from typing import Final
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.input_processor import EngineRequest
-from chairlift.engine.process.commands import Abort, Add, Command, Stop
-from chairlift.errors import RequestError
+from chairlift.engine.lora_adapters import AdapterLoader
+from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop, UnloadAdapter
+from chairlift.errors import ModelLoadError, RequestError
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason
 
@@ -26,6 +27,7 @@ def run_core(
     take: Callable[[bool], Command | None],
     deliver: Callable[[list[EngineCoreOutput]], None],
     gate: GrammarGate | None = None,
+    adapters: AdapterService | None = None,
 ) -> None:
     """Take commands between two steps, and run steps while there is work, until a Stop arrives.
 
@@ -33,6 +35,7 @@ def run_core(
         take: removes and returns the next command. If there is none, it returns None, or waits if the argument is true.
         deliver: called with the outputs of each step, even if there are none, and with rejections; must not block.
         gate: holds requests until their grammar is compiled.
+        adapters: executes the commands for LoRA adapters; None if there are none.
     """
     gate = gate or GrammarGate()
     while True:
@@ -45,9 +48,12 @@ def run_core(
                 return
             if isinstance(command, Add):
                 num_new_tokens += len(command.requests) * (command.num_prompt_tokens + TOKENS_PER_REQUEST)
-            if rejections := _execute(core, gate, command):
+            if isinstance(command, LoadAdapter | UnloadAdapter):
+                assert adapters is not None, "the engine has adapters"
+                adapters.execute(command)
+            elif rejections := _execute(core, gate, command, adapters):
                 deliver(rejections)
-        if rejections := _add_all(core, gate.release()):
+        if rejections := _add_all(core, gate.release(), adapters):
             deliver(rejections)
         if gate.is_holding and not core.has_work:
             gate.wait()
@@ -55,21 +61,57 @@ def run_core(
             deliver(core.step())
 
 
-def _execute(core: EngineCore, gate: GrammarGate, command: Add | Abort) -> list[EngineCoreOutput]:
+class AdapterService:
+    """Executes the commands for LoRA adapters between two steps.
+
+    Args:
+        reply: called with the result of each command; must not block.
+    """
+
+    def __init__(self, loader: AdapterLoader, reply: Callable[[AdapterResult], None]) -> None:
+        self._loader = loader
+        self._reply = reply
+
+    def execute(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Load or unload an adapter, and reply."""
+        if isinstance(command, UnloadAdapter):
+            self._loader.unload(command.lora_id)
+            self._reply(AdapterResult(command.lora_id))
+            return
+        error = None
+        try:
+            self._loader.load(command.module)
+        except ModelLoadError as failure:
+            error = str(failure)
+        self._reply(AdapterResult(command.module.lora_int_id, error))
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise RequestError if the adapter of a request could not be loaded again after a restart."""
+        if request.lora_id and request.lora_id not in self._loader:
+            raise RequestError("the LoRA adapter of the request is no longer loaded: load it again", "model")
+
+
+def _execute(
+    core: EngineCore, gate: GrammarGate, command: Add | Abort, adapters: AdapterService | None
+) -> list[EngineCoreOutput]:
     if isinstance(command, Add):
         siblings = command.siblings()
-        return [] if gate.hold(siblings) else _add_all(core, siblings)
+        return [] if gate.hold(siblings) else _add_all(core, siblings, adapters)
     gate.abort(command.request_ids)
     for request_id in command.request_ids:
         core.abort(request_id, command.reason)
     return []
 
 
-def _add_all(core: EngineCore, requests: list[EngineRequest]) -> list[EngineCoreOutput]:
+def _add_all(
+    core: EngineCore, requests: list[EngineRequest], adapters: AdapterService | None
+) -> list[EngineCoreOutput]:
     """Queue requests; returns an output with the error for each request that the scheduler rejects."""
     rejections = []
     for request in requests:
         try:
+            if adapters is not None:
+                adapters.check(request)
             core.add(request.to_request())
         except RequestError as error:
             reason = FinishReason.ERROR.value

@@ -14,7 +14,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.client import EngineClient
-from chairlift.engine.process.commands import Abort, Add, Command, Stop
+from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop, UnloadAdapter
 from chairlift.engine.process.engine_child import (
     ENGINE_COMMAND,
     GRACE_SECONDS,
@@ -167,6 +167,11 @@ class ProcessClient(EngineClient):
             self._in_flight.remove(command.request_ids)
         if self.state == "running":
             self._child.link.send(command)
+        elif isinstance(command, LoadAdapter):
+            error = "the engine is being restarted: load the adapter again when it is ready"
+            self._loop.call_soon(self._on_adapter_result, AdapterResult(command.module.lora_int_id, error))
+        elif isinstance(command, UnloadAdapter):
+            self._loop.call_soon(self._on_adapter_result, AdapterResult(command.lora_id))
 
     def stop(self) -> None:
         if self._is_closed:
@@ -224,6 +229,8 @@ class ProcessClient(EngineClient):
                 self._handle_result(message)
             case RequestsStarted(request_ids):
                 self._in_flight.mark_started(request_ids)
+            case AdapterResult():
+                self._on_adapter_result(message)
             case LogLine():
                 write_log_line(message)
             case EngineReady(facts) if facts.model_config != self.engine.facts.model_config:
@@ -315,6 +322,8 @@ class ProcessClient(EngineClient):
             self._loop.call_later(CONNECT_POLL_SECONDS, self._resume, child)
             return
         self._set_ready()
+        for module in self.engine.adapters.in_memory:
+            child.link.send(LoadAdapter(module))
         commands = self._in_flight.make_resend_commands()
         logger.info("the engine is running again; %d waiting prompts were sent to it", len(commands))
         for command in commands:
@@ -354,13 +363,15 @@ class ProcessClient(EngineClient):
 
 def restart_config(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
     """The configuration of the restart number `run`: the limits of the first engine, because requests were checked
-    against them, and log files of its own."""
+    against them, and log files of its own. LoRA adapters are loaded once it is ready, with their earlier numbers."""
     return replace(
         config,
         num_kv_blocks=facts.kv_cache_plan.num_blocks,
         kv_cache_memory_bytes=None,
         max_model_len=facts.scheduler_config.max_model_len,
         max_num_batched_tokens=facts.scheduler_config.max_num_batched_tokens,
+        lora_modules=None,
+        max_loras=facts.max_loras,
         event_log=_numbered(config.event_log, run),
         record_trace=_numbered(config.record_trace, run),
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process.client import EngineClient
-from chairlift.engine.process.commands import Command, Stop
-from chairlift.engine.process.core_loop import run_core
+from chairlift.engine.process.commands import AdapterResult, Command, Stop
+from chairlift.engine.process.core_loop import AdapterService, run_core
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import EngineDeadError
 from chairlift.outputs import EngineCoreOutput
@@ -56,7 +56,12 @@ class ThreadClient(EngineClient):
 
     def _run(self) -> None:
         try:
-            run_core(self.engine.core, self._take, self._deliver)
+            run_core(
+                self.engine.core,
+                self._take,
+                self._deliver,
+                adapters=AdapterService(self.engine.adapter_loader, self._reply),
+            )
         except BaseException as error:
             logger.exception("the engine died")
             self.state = "dead"
@@ -74,6 +79,9 @@ class ThreadClient(EngineClient):
         self._last_step = self.now()
         if outputs:
             self._call_on_loop(self._on_outputs, outputs)
+
+    def _reply(self, result: AdapterResult) -> None:
+        self._call_on_loop(self._on_adapter_result, result)
 
     def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so no reader is left

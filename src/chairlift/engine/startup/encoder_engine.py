@@ -51,9 +51,9 @@ def load_encoder(config: EngineConfig, files: ModelFiles, model_config: ModelCon
         ModelLoadError: the model cannot be read.
         ConfigError: an option cannot be combined with an encoder.
     """
-    for name in ("kv_cache_memory_bytes", "num_kv_blocks", "speculative_config"):
-        if getattr(config, name) is not None:
-            raise ConfigError(f"{name} has no use for {files.name!r}, an encoder without KV memory: remove it")
+    for name in ("kv_cache_memory_bytes", "num_kv_blocks", "speculative_config", "lora_modules"):
+        if getattr(config, name):
+            raise ConfigError(f"{name} has no use for {files.name!r}, an encoder: remove it")
     if config.device != "cpu" or config.batching != "continuous":
         raise ConfigError(
             f"model {files.name!r} is an encoder, which runs on device=cpu with batching=continuous, got "
@@ -82,7 +82,7 @@ def load_encoder(config: EngineConfig, files: ModelFiles, model_config: ModelCon
         num_threads=num_threads,
     )
     formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
-    planned = total(planned_weights(model_config, choice, "cpu", formats))
+    planned = total(planned_weights(model_config, choice, "cpu", formats, config))
     return LoadedEncoder(files, model_config, model, choice, tokenizer, pooling, planned)
 
 

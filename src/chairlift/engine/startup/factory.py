@@ -15,6 +15,7 @@ from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.kv.no_kv_memory import NoKVMemory
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.lora_adapters import AdapterLoader
 from chairlift.engine.served_engine import EngineFacts, PoolingFacts, ServedEngine
 from chairlift.engine.startup.draft_model import provide_draft_model
 from chairlift.engine.startup.encoder_engine import (
@@ -89,10 +90,12 @@ class Engine(ServedEngine):
         loaded: LoadedModel | LoadedEncoder,
         seed: int | None,
         listeners: _Listeners,
+        adapter_loader: AdapterLoader,
     ) -> None:
         super().__init__(facts, lambda: loaded.tokenizer, seed, loaded.grammars)
         self.core = core
         self.loaded = loaded
+        self.adapter_loader = adapter_loader
         self._listeners = listeners
 
     def close(self) -> None:
@@ -132,6 +135,8 @@ def build_engine(
             return _build_encoder_engine(config, encoder, clock or MonotonicClock(), events, around_executor)
     logs_summary = loaded is None
     loaded = loaded or load_model(config)
+    adapters = AdapterLoader(loaded.config, loaded.model.lora)
+    modules = adapters.load_all(config.lora_modules or {})
     assert loaded.matches(config), "the model was loaded for another configuration"
     context = loaded.config.max_position_embeddings
     layout = plan_layout(config, loaded.config)
@@ -196,8 +201,10 @@ def build_engine(
         loaded.choice.description,
         loaded.sampling_defaults,
         None if loaded.pooling is None else PoolingFacts(loaded.pooling.task, loaded.config.hidden_size),
+        modules,
+        config.num_loras,
     )
-    return Engine(facts, core, loaded, config.seed, listeners)
+    return Engine(facts, core, loaded, config.seed, listeners, adapters)
 
 
 def _build_encoder_engine(
@@ -246,7 +253,7 @@ def _build_encoder_engine(
         SamplingDefaults(),
         PoolingFacts(loaded.pooling.task, loaded.config.hidden_size),
     )
-    return Engine(facts, core, loaded, config.seed, listeners)
+    return Engine(facts, core, loaded, config.seed, listeners, AdapterLoader(loaded.config, None))
 
 
 def _step_time(
@@ -304,6 +311,7 @@ def _runner(
         num_groups=len(plan.windows),
         draft_model=None if draft is None else draft.model,
         draft_plan=None if draft is None else draft.model.plan,
+        lora=loaded.model.lora,
     )
 
 

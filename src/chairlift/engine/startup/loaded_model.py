@@ -57,8 +57,10 @@ LOADING_OPTIONS: Final = (
     "num_threads",
     "generation_config",
     "override_generation_config",
+    "num_loras",
+    "max_lora_rank",
 )
-"""The fields of EngineConfig that affect how a model is loaded."""
+"""The properties of EngineConfig that affect how a model is loaded."""
 
 MAX_NAMES_SHOWN: Final = 5
 """Maximum number of tensor names in a message."""
@@ -185,7 +187,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         weights = open_weights(files, model_config, dtype, device)
     tokenizer = _load_tokenizer(config, files, model_config)
     formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
-    planned = planned_weights(model_config, choice, device.type, formats)
+    planned = planned_weights(model_config, choice, device.type, formats, config)
     _check_memory(files.name, planned, device, lambda: _smaller_weights(model_config, choice, formats))
     model = build_model(
         model_config,
@@ -197,6 +199,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
         max_model_len=config.max_model_len,
         has_pooling=pooling is not None,
+        max_loras=config.num_loras,
+        max_lora_rank=config.max_lora_rank,
     )
     _reject_undeclared_tensors(weights.unused(), files, model_config)
     for note in weights.notes():

@@ -90,6 +90,16 @@ def plan_weights(config: ModelConfig, dtype: str, device: str, kernels: str = "t
     return [*items, *small_values(config, size), *rotary_tables(config)]
 
 
+def plan_lora(config: ModelConfig, max_loras: int, max_rank: int, size: int) -> list[MemoryItem]:
+    """Plan the matrices of LoRA adapters, all of the largest rank, in values of `size` bytes."""
+    if not max_loras:
+        return []
+    matrices = [matrix for layer in config.layers for matrix in layer.adaptable]
+    rows = sum(matrix.in_features + out for matrix in matrices for _, out in matrix.parts)
+    formula = f"{max_loras} adapters x rank {max_rank} x {rows:,}"
+    return [value_item("LoRA adapters", formula, max_loras * max_rank * rows, size)]
+
+
 def _matrix_item(name: str, shapes: Counter[tuple[int, int]], size: int) -> MemoryItem:
     count = sum(number * out * inputs for (out, inputs), number in shapes.items())
     terms = (

@@ -69,7 +69,7 @@ def plan_required_memory(config: EngineConfig, memory_bytes: int) -> tuple[Engin
         limits = replace(limits, max_num_batched_tokens=encoder_token_budget(config, limits.max_model_len))
     elif config.kv_cache_dtype == "auto" and load_pooling_config(files, model_config) is not None:
         choice = replace(choice, kv_cache_dtype=choice.dtype)
-    weights = total(planned_weights(model_config, choice, device, matrix_formats(files, model_config)))
+    weights = total(planned_weights(model_config, choice, device, matrix_formats(files, model_config), config))
     activations = total(planned_activations(model_config, choice, device, limits, config.block_size, layout))
     if model_config.encoder is not None:
         return config, RequiredMemory(weights, activations, 0)

@@ -12,7 +12,14 @@ from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.selection import KVPool
 from chairlift.core.kv.kv_groups import FULL, KVGroups
-from chairlift.engine.startup.memory_plan import MemoryItem, plan_activations, plan_weights, total
+from chairlift.engine.startup.memory_plan import (
+    DTYPE_BYTES,
+    MemoryItem,
+    plan_activations,
+    plan_lora,
+    plan_weights,
+    total,
+)
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, plan_native_activations, plan_native_weights
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
@@ -137,17 +144,18 @@ def _groups_note(windows: tuple[int | None, ...]) -> str:
 
 
 def planned_weights(
-    model_config: ModelConfig, choice: KernelChoice, device: str, formats: MatrixFormats
+    model_config: ModelConfig, choice: KernelChoice, device: str, formats: MatrixFormats, config: EngineConfig
 ) -> list[MemoryItem]:
-    """The planned memory of a loaded model's weights.
+    """The planned memory of a loaded model's weights and of its LoRA adapters.
 
     Args:
         device: "cpu" or "cuda".
         formats: the formats of the matrices in the model's file, see `loading.resolve.matrix_formats`.
     """
+    lora = plan_lora(model_config, config.num_loras, config.max_lora_rank, DTYPE_BYTES[choice.dtype])
     if choice.kernels == "native":
-        return plan_native_weights(model_config, formats, choice.quantization)
-    return plan_weights(model_config, choice.dtype, device, choice.kernels)
+        return plan_native_weights(model_config, formats, choice.quantization) + lora
+    return plan_weights(model_config, choice.dtype, device, choice.kernels) + lora
 
 
 def planned_activations(

@@ -295,6 +295,53 @@ class ExpertMixture:
             out_stride: The distance between rows of out, in floats.
         """
 
+class LoraBatch:
+    """The LoRA adapters of the rows of a step."""
+
+    def __init__(self) -> None: ...
+    def set_slots(self, slots_ptr: int, num_rows: int) -> None:
+        """
+        Set the adapters of the rows of the next calls.
+
+        Args:
+            slots_ptr: int64 [num_rows], the adapter slot of each row, or -1 for none.
+            num_rows: The number of rows.
+        """
+
+class LoraLinear:
+    """
+    The LoRA adapters of a linear layer: out += (prologue(x) @ a.T) @ b for rows with an adapter.
+
+    Args:
+        batch: The adapters of the rows.
+        base: The layer, whose prologue this one has too.
+        max_rank: The number of rows of a and b of each adapter slot.
+        parts: For consecutive outputs of the layer the addresses of a, float32 [slots, max_rank, in_features], of b, float32
+            [slots, max_rank, outputs], and of the ranks, int32 [slots]; and the number of outputs. A rank of 0 adds nothing.
+            The caller keeps the arrays alive.
+
+    Raises:
+        ValueError: The outputs of the parts are not those of the layer.
+    """
+
+    def __init__(
+        self, batch: LoraBatch, base: FusedLinear, max_rank: int, parts: Sequence[tuple[int, int, int, int]]
+    ) -> None: ...
+    def __call__(self, x_ptr: int, x_stride: int, num_rows: int, out_ptr: int, out_stride: int) -> None:
+        """
+        Add the products of the adapters.
+
+        Args:
+            x_ptr: The input of the base layer, float32.
+            x_stride: The distance between rows of x, in floats.
+            num_rows: The number of rows, that of the batch.
+            out_ptr: float32 [num_rows, out_features], the result of the base layer.
+            out_stride: The distance between rows of out, in floats.
+
+        Raises:
+            ValueError: The batch has adapters and another number of rows.
+        """
+
 class AttentionStep:
     """
     The sequences, block tables and slots of one step, copied from its metadata.

@@ -21,6 +21,7 @@ from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import ORDERED, packed_parts
+from chairlift.kernels.cpu.lora import NativeAdaptedLinear, observe_batch
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.row_buffers import RowBuffers
@@ -35,6 +36,7 @@ from chairlift.kernels.interface import (
     Prologue,
     RowKernel,
 )
+from chairlift.kernels.lora import AdaptedLinear, LoraBatch, LoraLayer
 from chairlift.kernels.weights import FloatArray, IntArray, MatrixParts, PackedRows, Weights
 
 if TYPE_CHECKING:
@@ -60,6 +62,15 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         product = NativeLinear(native, matrix, bias, NO_PROLOGUE, buffers)
         return TorchThenNative(torch_ops.make_prologue(prologue), product)
 
+    batches: dict[LoraBatch, _native.LoraBatch] = {}
+
+    def add_lora(base: NativeLinear, prologue: Prologue, layer: LoraLayer) -> LinearKernel:
+        if prologue.kind not in NATIVE_PROLOGUES:
+            return AdaptedLinear(base, torch_ops.make_prologue(prologue), layer)
+        if layer.batch not in batches:
+            batches[layer.batch] = observe_batch(native, layer.batch)
+        return NativeAdaptedLinear(native, base, base.kernel, layer, batches[layer.batch])
+
     def make_mixture(mixture: Mixture) -> RowKernel:
         if mixture.activation in NATIVE_PROLOGUES:
             return NativeMixture(native, mixture, buffers)
@@ -71,6 +82,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         load_router=loader.load,
         make_embedding=partial(NativeEmbedding, buffers=buffers),
         make_linear=make_linear,
+        add_lora=add_lora,
         make_residual_sum=partial(NativeResidualSum, native),
         make_mixture=make_mixture,
         attention=NativeAttention,
@@ -170,6 +182,7 @@ class NativeLinear:
     """A `LinearKernel` that computes the sum with a residual in the memory of the residual.
 
     Attributes:
+        kernel: the layer in the extension.
         matrix_bytes: the size of the matrix.
         num_bytes: the size of bias and norm, which the extension copies.
     """
@@ -185,7 +198,7 @@ class NativeLinear:
         vectors = [_vector(values) for values in (bias, prologue.weight, prologue.bias)]
         bias_array, norm_weight, norm_bias = vectors
         self._matrix = matrix
-        self._kernel = native.FusedLinear(
+        self.kernel = native.FusedLinear(
             list(matrix.parts), bias_array, prologue.kind, norm_weight, norm_bias, prologue.eps
         )
         self._key = (matrix.purpose, matrix.out_features)
@@ -203,7 +216,7 @@ class NativeLinear:
             out = self._buffers.rows(self._key, num_rows) if residual is None else residual
         assert out.stride(1) == 1, "each row must be contiguous"
         assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
-        self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
+        self.kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
         return out
 
 

@@ -25,6 +25,8 @@ class NativeExtension(Protocol):
     AttentionStep: type[_native.AttentionStep]
     ExpertMixture: type[_native.ExpertMixture]
     FusedLinear: type[_native.FusedLinear]
+    LoraBatch: type[_native.LoraBatch]
+    LoraLinear: type[_native.LoraLinear]
     Norm: type[_native.Norm]
     PackedMatrix: type[_native.PackedMatrix]
     PagedAttention: type[_native.PagedAttention]

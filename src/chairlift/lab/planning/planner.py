@@ -221,7 +221,7 @@ def plan_memory(
     choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
     limits = config.scheduler_config(config.max_model_len or context)
-    weights = planned_weights(model_config, choice, device, model.formats)
+    weights = planned_weights(model_config, choice, device, model.formats, config)
     layout = plan_layout(config, model_config)
     activations = planned_activations(model_config, choice, device, limits, config.block_size, layout)
     kv_bytes = config.kv_cache_memory_bytes

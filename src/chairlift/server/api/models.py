@@ -1,4 +1,4 @@
-"""The endpoints /v1/models, and those that load and unload models."""
+"""The endpoints /v1/models, and those that load and unload models and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
 from chairlift.server.api.protocol.base import (
+    AdapterDeleted,
+    AdapterLoad,
+    AdapterUnload,
     ErrorBody,
     ModelCard,
     ModelChangeView,
@@ -30,12 +33,14 @@ def router(manager: ModelManager) -> APIRouter:
     @routes.get("/v1/models")
     async def list_models(request: Request) -> ModelList:
         """List the models that the key may use, with their states (OpenAI)."""
-        return ModelList(data=[model_card(model) for model in manager.visible(request.state.key)])
+        models = manager.visible(request.state.key)
+        return ModelList(data=[model_card(model, name) for model in models for name in (None, *model.adapters)])
 
     @routes.get("/v1/models/{model:path}", responses=ERRORS)
     async def get_model(model: str, request: Request) -> ModelCard:
         """Describe a model (OpenAI)."""
-        return model_card(manager.find(model, request.state.key))
+        found = manager.find(model, request.state.key)
+        return model_card(found, found.adapter_of(model))
 
     @routes.post("/models/load", responses=SWITCH_ERRORS)
     async def load_model(body: ModelSwitch, request: Request) -> ModelCard:
@@ -56,18 +61,33 @@ def router(manager: ModelManager) -> APIRouter:
         data = [ModelChangeView.model_validate(change, from_attributes=True) for change in manager.changes]
         return ModelSwitchList(data=data, memory_bytes=manager.memory_bytes, budget_bytes=manager.limits.memory_bytes)
 
+    @routes.post("/v1/load_lora_adapter", responses={**SWITCH_ERRORS, 400: {"model": ErrorBody}})
+    async def load_lora_adapter(body: AdapterLoad, request: Request) -> ModelCard:
+        """Load a LoRA adapter, which calls select by its name as `model` (vLLM)."""
+        _require_admin(request)
+        model = await manager.load_adapter(body.lora_name, body.lora_path, body.model, request.state.key)
+        return model_card(model, body.lora_name)
+
+    @routes.post("/v1/unload_lora_adapter", responses=SWITCH_ERRORS)
+    async def unload_lora_adapter(body: AdapterUnload, request: Request) -> AdapterDeleted:
+        """Unload a LoRA adapter, and wait until its last request has ended (vLLM)."""
+        _require_admin(request)
+        await manager.unload_adapter(body.lora_name, request.state.key)
+        return AdapterDeleted(id=body.lora_name)
+
     return routes
 
 
-def model_card(model: ServedModel) -> ModelCard:
-    """The description of a model in /v1/models."""
+def model_card(model: ServedModel, adapter: str | None = None) -> ModelCard:
+    """The description of a model, or of one of its LoRA adapters, in /v1/models."""
     facts = model.facts
     return ModelCard(
-        id=model.name,
+        id=adapter or model.name,
+        parent=None if adapter is None else model.name,
         created=model.created,
         max_model_len=None if facts is None else facts.scheduler_config.max_model_len,
         default_sampling_params={} if facts is None else facts.sampling_defaults.values(),
-        aliases=list(model.aliases),
+        aliases=list(model.aliases) if adapter is None else [],
         status=ModelStatus(
             value=model.state,
             reason=model.failure,

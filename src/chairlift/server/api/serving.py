@@ -76,6 +76,7 @@ class ApiCall(Generic[CallBody, Plans]):
     usage: CallUsage
     permit: Permit
     lease: Closeable
+    lora_name: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def close(self) -> None:
@@ -260,7 +261,9 @@ class CallServing(Endpoint[CallBody, Plans]):
         call_id = f"{self.id_prefix}{request_id}"
         request.state.call_id = call_id
         request.state.usage = usage = CallUsage(sum(map(len, token_ids)))
-        call = ApiCall(body, plan, [], call_id, self.model_name, usage, permit, request.state.lease.renew())
+        lora_name = request.state.lease.model.adapter_of(body.model)
+        model, lease = lora_name or self.model_name, request.state.lease.renew()
+        call = ApiCall(body, plan, [], call_id, model, usage, permit, lease, lora_name)
         try:
             for index, prompt in enumerate(prompts):
                 request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"
@@ -287,6 +290,7 @@ class CallServing(Endpoint[CallBody, Plans]):
             tenant=permit.tenant,
             cache_salt=permit.cache_salt,
             deadline=permit.deadline,
+            lora_name=call.lora_name,
             on_output=permit.track_prompt(len(token_ids)).record_output,
         )
 

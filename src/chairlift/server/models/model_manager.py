@@ -23,7 +23,14 @@ from typing import Final, Literal
 
 from starlette.exceptions import HTTPException
 
-from chairlift.errors import ChairliftError, ConfigError, EngineDeadError, EngineUnavailableError, OverloadedError
+from chairlift.errors import (
+    ChairliftError,
+    ConfigError,
+    EngineDeadError,
+    EngineUnavailableError,
+    OverloadedError,
+    RequestError,
+)
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_spec import ModelLimits
@@ -127,16 +134,16 @@ class ModelManager:
         return sum(model.num_waiting for model in self.models)
 
     def find(self, name: str | None, key: KeyInfo) -> ServedModel:
-        """The model that a call names.
+        """The model that a call names, by its own name or by that of one of its LoRA adapters.
 
         Raises:
             UnknownModelError: no model has this name.
             ModelNotAllowedError: the key is limited to other models.
         """
         allowed = self.visible(key)
-        model = (allowed or [self.default])[0] if name is None else self._by_name.get(name)
+        model = (allowed or [self.default])[0] if name is None else self._find_by_name(name)
         if model is None:
-            names = " or ".join(repr(each.name) for each in allowed)
+            names = " or ".join(repr(each) for model in allowed for each in (model.name, *model.adapters))
             hint = f"use {names}" if len(self.models) > 1 else f"use {names} or leave out model"
             raise UnknownModelError(404, f"model {name!r:.100} is not served here: {hint}")
         if model not in allowed:
@@ -145,6 +152,33 @@ class ModelManager:
                 403, f"API key {key.name!r} may not use model {model.name!r}; it may use {names}"
             )
         return model
+
+    def _find_by_name(self, name: str) -> ServedModel | None:
+        with_adapter = (model for model in self.models if name in model.adapters)
+        return self._by_name.get(name) or next(with_adapter, None)
+
+    async def load_adapter(self, name: str, path: str, model_name: str | None, key: KeyInfo) -> ServedModel:
+        """Load a LoRA adapter of a model, which is loaded first if necessary; returns the model.
+
+        Raises:
+            RequestError: the name is in use, or as `AsyncLLM.load_lora_adapter`.
+        """
+        model = self.find(model_name, key)
+        if self._find_by_name(name) not in (None, model) or name in self._by_name:
+            raise RequestError(f"lora_name={name!r:.100} is the name of a model or of its adapter: use another name")
+        lease = await self.acquire(model)
+        try:
+            await lease.service.llm.load_lora_adapter(name, path)
+        finally:
+            lease.close()
+        return model
+
+    async def unload_adapter(self, name: str, key: KeyInfo) -> None:
+        """Unload a LoRA adapter when its last request has ended. Raises UnknownModelError if it is not loaded."""
+        model = self.find(name, key)
+        if model.service is None or name not in model.adapters:
+            raise UnknownModelError(404, f"lora_name={name!r:.100} is not a loaded LoRA adapter")
+        await model.service.llm.unload_lora_adapter(name)
 
     def visible(self, key: KeyInfo) -> list[ServedModel]:
         """The models that a key may use."""

@@ -103,6 +103,17 @@ class ServedModel:
         return () if self.spec is None else self.spec.aliases
 
     @property
+    def adapters(self) -> list[str]:
+        """The names of its LoRA adapters; while it is unloaded those that it will be loaded with."""
+        if self.service is not None:
+            return [adapter.lora_name for adapter in self.service.llm.engine.adapters]
+        return [] if self.spec is None else list(self.spec.config.lora_modules or ())
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """The LoRA adapter that a call for this model selects; None for the model alone."""
+        return None if name is None or name in (self.name, *self.aliases) else name
+
+    @property
     def is_idle(self) -> bool:
         """Whether no call uses it. Calls that wait for it count too, unless it leaves, because they are next."""
         is_next = self.num_waiting > 0 and not self.is_leaving

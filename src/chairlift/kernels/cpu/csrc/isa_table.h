@@ -4,6 +4,7 @@
 #include "attention_tiles.h"
 #include "ceilings.h"
 #include "linear_tiles.h"
+#include "lora_products.h"
 #include "sampling_rows.h"
 
 namespace chairlift {
@@ -14,6 +15,7 @@ struct IsaTable {
   AttentionTiles attention;
   SamplingRows sampling;
   CeilingLoops ceilings;
+  LoraProducts lora;
 };
 
 }  // namespace chairlift

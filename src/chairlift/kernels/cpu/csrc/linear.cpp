@@ -142,6 +142,12 @@ Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vect
   if (!bias_.empty()) bias_.resize(out + kStripe, 0.0f);  // the last stripe is read as a whole
 }
 
+PrologueArgs Linear::prologue_args() const {
+  PrologueArgs args = norm_.args();
+  args.kind = prologue_;
+  return args;
+}
+
 int64_t Linear::out_features() const {
   int64_t out = 0;
   for (const auto& part : parts_) out += part->out_features();
@@ -206,8 +212,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   const ActivationBlock to = activations.block(first / kernel.block_rows);
   auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
   const std::vector<int32_t>& order = parts_[0]->input_order();
-  PrologueArgs args = norm_.args();
-  args.kind = prologue_;
+  const PrologueArgs args = prologue_args();
   const PrepareScratch scratch(memory, padded);
   const bool is_partial = first + kRowsAtOnce > call.rows;
   if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes) {

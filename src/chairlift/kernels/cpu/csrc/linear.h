@@ -25,6 +25,7 @@ class Linear {
   // The width of x.
   int64_t input_width() const { return in_features() * (is_gated(prologue_) ? 2 : 1); }
   int64_t out_features() const;
+  PrologueArgs prologue_args() const;
 
   // x [rows, in_features], or [rows, 2 * in_features] if gated; out [rows, out_features], without overlap with
   // x. Strides are in floats. `next`: the layer that is computed after this one, or null. A thread that has finished

@@ -15,6 +15,7 @@ void bind_attention(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_ceilings(nb::module_& m);
 void bind_mixture(nb::module_& m);
+void bind_lora(nb::module_& m);
 void bind_tape(nb::module_& m);
 
 static void set_num_threads(int num_threads) {
@@ -57,6 +58,7 @@ are NumPy arrays in C order, whose shape and dtype are checked.)";
   chairlift::bind_linear(m);
   chairlift::bind_residual(m);
   chairlift::bind_mixture(m);
+  chairlift::bind_lora(m);
   chairlift::bind_attention(m);
   chairlift::bind_sampling(m);
   chairlift::bind_ceilings(m);

@@ -128,6 +128,7 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "chairlift"
+    parent: str | None = Field(None, description="The model that a LoRA adapter is for; null for a model.")
     max_model_len: int | None
     default_sampling_params: dict[str, float | int] = Field(
         {}, description="The sampling parameters of requests that do not set them; see --generation-config."
@@ -141,6 +142,28 @@ class ModelSwitch(RequestBody):
     """The model that /models/load or /models/unload changes."""
 
     model: str
+
+
+class AdapterLoad(RequestBody):
+    """The LoRA adapter that /v1/load_lora_adapter loads."""
+
+    lora_name: str = Field(min_length=1, max_length=256, description="The name that calls use as `model`.")
+    lora_path: str = Field(min_length=1, max_length=4096, description="A PEFT folder on the machine of the server.")
+    model: str | None = Field(None, description="The model that it is for. Default: the first model of the key.")
+
+
+class AdapterUnload(RequestBody):
+    """The LoRA adapter that /v1/unload_lora_adapter unloads."""
+
+    lora_name: str
+
+
+class AdapterDeleted(BaseModel):
+    """The answer of /v1/unload_lora_adapter."""
+
+    id: str
+    object: Literal["model"] = "model"
+    deleted: Literal[True] = True
 
 
 class ModelChangeView(BaseModel):

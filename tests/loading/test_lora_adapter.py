@@ -1,0 +1,144 @@
+"""Adapters that are not supported, do not fit the model or are damaged are rejected with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.lora_adapter import read_lora_adapter
+from chairlift.models.declaration import ModelConfig
+from chairlift.models.registry import read_hf_config
+from lora_adapters import write_adapter
+
+LAYER = "base_model.model.model.layers.0"
+
+
+def declare(folder: Path) -> ModelConfig:
+    return read_hf_config(json.loads((folder / "config.json").read_text()), source="config.json")
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir: Callable[..., Path]) -> Path:
+    return tiny_model_dir("llama")
+
+
+@pytest.fixture
+def adapter(model: Path, tmp_path: Path) -> Path:
+    return write_adapter(model, tmp_path / "adapter", target_modules=["q_proj", "down_proj"], r=4, lora_alpha=8)
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def change_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    path = folder / "adapter_model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+
+def test_an_adapter_has_its_scale_in_b(model: Path, adapter: Path) -> None:
+    matrices = read_lora_adapter(str(adapter), declare(model), 4)
+    stored = load_file(adapter / "adapter_model.safetensors")
+    a, b = matrices["model.layers.0.self_attn.q_proj"]
+    torch.testing.assert_close(a, stored[f"{LAYER}.self_attn.q_proj.lora_A.weight"])
+    torch.testing.assert_close(b.t(), 2 * stored[f"{LAYER}.self_attn.q_proj.lora_B.weight"])
+    assert set(matrices) == {
+        f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("self_attn.q_proj", "mlp.down_proj")
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_dora": True}, "use_dora=True is not supported: train the adapter without it"),
+        ({"bias": "lora_only"}, "bias must be 'none', got 'lora_only'"),
+        ({"lora_bias": True}, "lora_bias=True is not supported"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
+        ({"trainable_token_indices": [1]}, r"trainable_token_indices=\[1\] is not supported"),
+        ({"target_parameters": ["experts.down_proj"]}, "target_parameters=.* is not supported"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication=.* is not supported"),
+        ({"new_kind_of_scale": 3}, "new_kind_of_scale=3 is not supported"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the weights of the base model: convert the adapter"),
+        ({"peft_type": "IA3"}, "peft_type must be 'LORA', got 'IA3'"),
+        ({"r": 0}, "r must be a number above 0, got 0"),
+        ({"lora_alpha": "16"}, "lora_alpha must be a number above 0, got '16'"),
+        ({"r": 5}, r"have the shapes \[4, 96\] and \[64, 4\], but rank 5 .* need \[5, 96\] and \[64, 5\]"),
+    ],
+)
+def test_configurations_that_are_not_supported(fields: Any, message: str, model: Path, adapter: Path) -> None:
+    change_config(adapter, **fields)
+    with pytest.raises(ModelLoadError, match=message):
+        read_lora_adapter(str(adapter), declare(model), 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{LAYER}.self_attn.q_proj.lora_B.weight": None}, "self_attn.q_proj has lora_A only: the file is incomplete"),
+        ({f"{LAYER}.self_attn.q_proj.lora_B.weight": torch.full((64, 4), torch.nan)}, "values that are not finite"),
+        ({f"{LAYER}.self_attn.q_proj.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector is not supported"),
+        ({f"{LAYER}.self_attn.q_proj.lora_A.weight": torch.ones(4, 32)}, "was trained for another model"),
+        (
+            {
+                "base_model.model.lm_head.lora_A.weight": torch.ones(4, 64),
+                "base_model.model.lm_head.lora_B.weight": torch.ones(256, 4),
+            },
+            "lm_head is a matrix of the group 'LM head'; adapters are supported in the projections of attention",
+        ),
+    ],
+)
+def test_tensors_that_are_not_supported(changes: Any, message: str, model: Path, adapter: Path) -> None:
+    change_tensors(adapter, changes)
+    with pytest.raises(ModelLoadError, match=message):
+        read_lora_adapter(str(adapter), declare(model), 16)
+
+
+def test_an_adapter_of_another_model(adapter: Path, model: Path, tiny_model_dir: Callable[..., Path]) -> None:
+    with pytest.raises(
+        ModelLoadError, match=r"need \[4, 96\] and \[32, 4\]: the adapter was trained for another model"
+    ):
+        read_lora_adapter(str(adapter), declare(tiny_model_dir("llama", hidden_size=32)), 16)
+    with pytest.raises(ModelLoadError, match=r"is no module of this model \(llama, 1 layers\)"):
+        read_lora_adapter(str(adapter), declare(tiny_model_dir("llama", num_hidden_layers=1)), 16)
+    with pytest.raises(ModelLoadError, match=r"is no module of this model \(opt, 2 layers\).*base_model_name_or_path="):
+        read_lora_adapter(str(adapter), declare(tiny_model_dir("opt")), 16)
+
+
+def test_adapters_of_experts_are_rejected(model: Path, tmp_path: Path, tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("qwen3_moe")
+    adapter = write_adapter(folder, tmp_path / "moe", target_modules=["q_proj"], r=2, lora_alpha=2)
+    assert all(name.endswith("q_proj") for name in read_lora_adapter(str(adapter), declare(folder), 16))
+    experts = next(layer.mixture for layer in declare(folder).layers if layer.mixture is not None)
+    assert experts.router is not None
+    name = experts.router.matrix.parts[0][0]
+    pair = {f"base_model.model.{name}.lora_{kind}.weight": torch.ones(2, 2) for kind in "AB"}
+    change_tensors(adapter, {**pair})
+    with pytest.raises(ModelLoadError, match="is a matrix of the group 'router'"):
+        read_lora_adapter(str(adapter), declare(folder), 16)
+
+
+def test_ranks_and_files(model: Path, adapter: Path) -> None:
+    config = declare(model)
+    with pytest.raises(ModelLoadError, match="has rank 4, but max_lora_rank=3: increase --max-lora-rank to at least 4"):
+        read_lora_adapter(str(adapter), config, 3)
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors cannot be read"):
+        read_lora_adapter(str(adapter), config, 16)
+    weights.rename(adapter / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.bin can run code and is not read"):
+        read_lora_adapter(str(adapter), config, 16)
+    (adapter / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="is not valid JSON"):
+        read_lora_adapter(str(adapter), config, 16)
+    with pytest.raises(ModelLoadError, match=r"a LoRA adapter is a folder with adapter_config\.json"):
+        read_lora_adapter(str(adapter / "missing"), config, 16)

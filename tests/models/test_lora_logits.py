@@ -1,0 +1,143 @@
+"""Logits with LoRA adapters equal those of transformers with the adapters merged by PEFT, in float32."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from chairlift.kernels.cpu import load as load_native
+from chairlift.loading.lora_adapter import read_lora_adapter
+from chairlift.loading.safetensors_weights import SafetensorsWeights
+from chairlift.models.decoder import DecoderModel, build_model
+from chairlift.models.registry import read_hf_config
+from lora_adapters import VARIANTS, merged_model, write_adapter
+from native import needs_native
+from packed_steps import Tables, pack
+
+KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
+# Modules that are merged in other ways, other activations and norms, biases, and dense networks beside experts.
+MODELS: dict[str, list[str] | str] = {
+    "llama": "all-linear",
+    "qwen2": "all-linear",
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "gemma3": "all-linear",
+    "gemma4": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+    "olmo2": "all-linear",
+    "mixtral": ["q_proj", "o_proj"],
+}
+LENGTHS = (37, 1, 9, 20)
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    before = load_native().num_threads()
+    yield
+    load_native().set_num_threads(before)
+
+
+def load(folder: Path, kernels: str, max_loras: int) -> DecoderModel:
+    config = read_hf_config(json.loads((folder / "config.json").read_text()), source="config.json")
+    weights = SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))
+    model = build_model(
+        config, weights, dtype=torch.float32, device="cpu", kernels=kernels, max_loras=max_loras, max_lora_rank=16
+    )
+    model.allocate_kv_cache(64, 8)
+    return model
+
+
+def prompts(count: int) -> list[list[int]]:
+    draw = random.Random(0)
+    return [[draw.randrange(256) for _ in range(LENGTHS[index % len(LENGTHS)])] for index in range(count)]
+
+
+@torch.inference_mode()
+def logits(model: DecoderModel, lora_ids: list[int], tokens: list[list[int]]) -> list[torch.Tensor]:
+    """The logits of all prompts in one step, each with its adapter."""
+    tables = Tables(64, 8)
+    step = pack(tables, [(index, 0, len(prompt)) for index, prompt in enumerate(tokens)])
+    assert model.lora is not None
+    counts = [len(prompt) for prompt in tokens]
+    model.lora.batch.set_slots(np.repeat([model.lora.slot_of(lora_id) for lora_id in lora_ids], counts))
+    flat = torch.tensor([token for prompt in tokens for token in prompt])
+    hidden = model.forward(flat, step.positions, model.plan(step.metadata))
+    return [rows.clone() for rows in torch.split_with_sizes(model.logits(hidden), counts)]
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("arch", MODELS)
+def test_logits_are_those_of_merged_weights(
+    arch: str, kernels: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tiny_model_dir(arch)
+    modules = MODELS[arch]
+    adapters = [
+        write_adapter(folder, tmp_path / "a", seed=1, target_modules=modules, r=6, lora_alpha=9),
+        write_adapter(folder, tmp_path / "b", seed=2, target_modules=modules, r=2, lora_alpha=4, use_rslora=True),
+    ]
+    model = load(folder, kernels, max_loras=3)
+    assert model.lora is not None
+    for index, path in enumerate(adapters, 1):
+        model.lora.load(index, read_lora_adapter(str(path), model.config, 16))
+    tokens = prompts(4)
+    lora_ids = [2, 0, 1, 2]
+    found = logits(model, lora_ids, tokens)
+    with torch.inference_mode():
+        for lora_id in (0, 1, 2):
+            merged = merged_model(folder, adapters[lora_id - 1] if lora_id else None)
+            for index in (i for i, each in enumerate(lora_ids) if each == lora_id):
+                expected = merged(torch.tensor([tokens[index]])).logits[0]
+                tolerance = 3e-4 * max(1.0, float(expected.abs().max()))
+                torch.testing.assert_close(found[index], expected, rtol=1e-3, atol=tolerance)
+
+
+def test_every_variant_is_that_of_merged_weights(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_model_dir("llama")
+    model = load(folder, "torch", max_loras=1)
+    assert model.lora is not None
+    tokens, base = prompts(1), None
+    for number, variant in enumerate(VARIANTS, 1):
+        path = write_adapter(folder, tmp_path / str(number), seed=number, **variant)
+        model.lora.clear()
+        model.lora.load(number, read_lora_adapter(str(path), model.config, 16))
+        base = logits(model, [0], tokens)[0] if base is None else base
+        found = logits(model, [number], tokens)[0]
+        with torch.inference_mode():
+            expected = merged_model(folder, path)(torch.tensor(tokens)).logits[0]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        assert (found - base).abs().max() > 0.1
+        # A slot that is used again has nothing of the adapter before.
+        torch.testing.assert_close(logits(model, [0], tokens)[0], base, rtol=0, atol=0)
+
+
+@needs_native
+@pytest.mark.parametrize("isa", load_native().available_isas())
+def test_the_bits_of_a_row_do_not_depend_on_the_other_rows(
+    isa: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    native = load_native()
+    before = native.isa()
+    folder = tiny_model_dir("llama", hidden_size=72, head_dim=12, intermediate_size=100)
+    try:
+        native.set_isa(isa)
+        model = load(folder, "native", max_loras=2)
+        assert model.lora is not None
+        for lora_id in (1, 2):
+            path = write_adapter(
+                folder, tmp_path / str(lora_id), lora_id, target_modules="all-linear", r=4 + lora_id, lora_alpha=8
+            )
+            model.lora.load(lora_id, read_lora_adapter(str(path), model.config, 16))
+        tokens = prompts(12)
+        together = logits(model, [index % 3 for index in range(12)], tokens)
+        for index in (0, 1, 2, 5):
+            alone = logits(model, [index % 3], [tokens[index]])[0]
+            torch.testing.assert_close(together[index], alone, rtol=0, atol=0)
+        assert (together[1] - logits(model, [0], [tokens[1]])[0]).abs().max() > 0.1
+    finally:
+        native.set_isa(before)

@@ -1,0 +1,127 @@
+"""LoRA adapters over HTTP: selected by `model`, listed, loaded and unloaded at run time with an admin key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from byte_tokenizer import write_byte_tokenizer
+from chairlift import LLM, AsyncLLM, SamplingParams
+from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.http.body_limits import LARGE_BODY
+from lora_adapters import VARIANTS, write_adapter
+from running_server import RunningServer, run_server
+
+ADMIN, PLAIN = "admin-secret-0123456789", "plain-secret-0123456789"
+KEYS = KeyRing(
+    [Key(KeyInfo("admin", "admin", True), digest(ADMIN)), Key(KeyInfo("plain", "plain", False), digest(PLAIN))]
+)
+PROMPT = "The quick brown fox"
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir: Callable[..., Path]) -> Path:
+    folder = tiny_model_dir("llama", vocab_size=400)
+    write_byte_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: str(write_adapter(model, folder / name, seed, **VARIANTS[seed])) for seed, name in enumerate(("a", "b"))
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, adapters: dict[str, str]) -> dict[str | None, str]:
+    llm = LLM(str(model), num_threads=1, num_kv_blocks=100, lora_modules=adapters)
+    names: list[str | None] = ["a", "b", None]
+    outputs = llm.generate([PROMPT] * 3, GREEDY, lora_request=names, use_tqdm=False)
+    texts = {name: output.outputs[0].text for name, output in zip(names, outputs, strict=True)}
+    assert len(set(texts.values())) == 3
+    return texts
+
+
+@pytest.fixture
+def server(model: Path, adapters: dict[str, str]) -> Iterator[RunningServer]:
+    modules = {"a": adapters["a"]}
+    llm = AsyncLLM(model=str(model), num_threads=1, num_kv_blocks=100, lora_modules=modules, max_loras=2)
+    with run_server(llm, "base", keys=KEYS) as running:
+        yield running
+
+
+def complete(server: RunningServer, model: str, prompt: str = PROMPT) -> str:
+    answer = server.client(PLAIN).completions.create(
+        model=model, prompt=prompt, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert answer.model == model
+    return answer.choices[0].text
+
+
+def test_adapters_are_selected_by_model(server: RunningServer, expected: dict[str | None, str]) -> None:
+    assert complete(server, "a") == expected["a"]
+    assert complete(server, "base") == expected[None]
+    listed = server.client(PLAIN).models.list().data
+    assert [(card.id, card.to_dict()["parent"]) for card in listed] == [("base", None), ("a", "base")]
+    assert server.client(PLAIN).models.retrieve("a").to_dict()["parent"] == "base"
+    with pytest.raises(
+        openai.NotFoundError, match="model 'c' is not served here: use 'base' or 'a' or leave out model"
+    ):
+        complete(server, "c")
+    assert server.post("/tokenize", {"model": "a", "prompt": PROMPT}, PLAIN).json()["count"] > 0
+    chunks = server.client(PLAIN).completions.create(
+        model="a", prompt=PROMPT, max_tokens=8, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected["a"]
+    chat = server.client(PLAIN).chat.completions.create(
+        model="a", messages=[{"role": "user", "content": "x"}], max_tokens=2
+    )
+    assert chat.model == "a"
+
+
+def test_a_large_body_selects_its_adapter(server: RunningServer) -> None:
+    padded = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "user": "x" * LARGE_BODY}
+    texts = []
+    for name in ("a", "base"):
+        large = server.post("/v1/completions", {**padded, "model": name}, PLAIN).json()
+        small = server.post("/v1/completions", {**padded, "user": "x", "model": name}, PLAIN).json()
+        assert large["choices"][0]["text"] == small["choices"][0]["text"]
+        assert large["model"] == name
+        texts.append(large["choices"][0]["text"])
+    assert texts[0] != texts[1]
+
+
+def test_adapters_are_loaded_and_unloaded_with_an_admin_key(
+    server: RunningServer, adapters: dict[str, str], expected: dict[str | None, str]
+) -> None:
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    body = {"lora_name": "b", "lora_path": adapters["b"]}
+    refused = server.post(load, body, PLAIN)
+    assert refused.status_code == 403
+    assert "needs an admin key" in refused.json()["error"]["message"]
+    assert server.post(load, body, ADMIN).json()["parent"] == "base"
+    assert complete(server, "b") == expected["b"]
+    again = server.post(load, body, ADMIN)
+    assert again.status_code == 400
+    assert "lora_name='b' is loaded from" in again.json()["error"]["message"]
+    third = server.post(load, {**body, "lora_name": "c"}, ADMIN)
+    assert "max_loras=2 does not allow another LoRA adapter" in third.json()["error"]["message"]
+    taken = server.post(load, {**body, "lora_name": "base"}, ADMIN)
+    assert "lora_name='base' is the name of a model" in taken.json()["error"]["message"]
+    assert server.post(unload, {"lora_name": "b"}, PLAIN).status_code == 403
+    assert server.post(unload, {"lora_name": "b"}, ADMIN).json() == {"id": "b", "object": "model", "deleted": True}
+    assert server.post(unload, {"lora_name": "b"}, ADMIN).status_code == 404
+    assert server.post(unload, {"lora_name": "base"}, ADMIN).status_code == 404
+    missing = server.post(load, {**body, "lora_path": adapters["b"] + "-x"}, ADMIN)
+    assert missing.status_code == 400
+    assert missing.json()["error"]["param"] == "lora_path"
+    assert server.post(load, {"lora_name": "", "lora_path": "x"}, ADMIN).status_code == 400
+    with pytest.raises(openai.NotFoundError):
+        complete(server, "b")
+    assert complete(server, "a") == expected["a"]
