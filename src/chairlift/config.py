@@ -28,6 +28,7 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_STATIC_BATCH_SIZE = 8
+DEFAULT_DISK_BYTES = 10 << 30
 DEFAULT_MAX_LORA_RANK = 16
 
 
@@ -180,6 +181,9 @@ class EngineConfig:
         disable_hybrid_kv_cache_manager: keep K and V of layers with a sliding window as long as those of other layers,
             instead of releasing the blocks that left the window. Reservations always keep them.
         enable_prefix_caching: None enables the prefix cache for "paged"; reservations have none.
+        prefix_cache_dir: a folder in which the blocks of finished requests are kept, also after a restart; None keeps
+            them in memory only.
+        prefix_cache_disk_bytes: maximum size of the blocks of this model in prefix_cache_dir.
         load_format: "auto" reads the weights of the files; "dummy" creates random weights from config.json alone.
         skip_tokenizer_init: load no tokenizer: prompts are token ids, and outputs have no text.
         generation_config: the source of sampling defaults: "auto" is generation_config.json or the GGUF file of the
@@ -219,6 +223,8 @@ class EngineConfig:
     kv: str = "paged"
     kv_arena: str = "buddy"
     enable_prefix_caching: bool | None = None
+    prefix_cache_dir: Path | None = None
+    prefix_cache_disk_bytes: int = DEFAULT_DISK_BYTES
     disable_hybrid_kv_cache_manager: bool = False
     load_format: str = "auto"
     skip_tokenizer_init: bool = False
@@ -236,7 +242,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.device != "cpu" and self.device.split(":")[0] != "cuda":
             raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
-        for name in ("event_log", "record_trace"):
+        for name in ("event_log", "record_trace", "prefix_cache_dir"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, Path(getattr(self, name)))
         if self.event_log is not None and self.event_log == self.record_trace:
@@ -262,6 +268,9 @@ class EngineConfig:
         if self.kv == "paged" and self.kv_arena != "buddy":
             raise ConfigError(f"kv_arena={self.kv_arena} needs a reservation policy, got kv=paged: remove kv_arena")
         _at_least("block_size", self.block_size, 1)
+        _at_least("prefix_cache_disk_bytes", self.prefix_cache_disk_bytes, 1)
+        if self.prefix_cache_dir is not None:
+            self._check_disk_cache()
         for name in ("num_kv_blocks", "kv_cache_memory_bytes", "num_threads", "static_batch_size"):
             value = getattr(self, name)
             if value is not None:
@@ -272,6 +281,16 @@ class EngineConfig:
             )
         self._check_lora()
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
+
+    def _check_disk_cache(self) -> None:
+        if not self.has_prefix_cache:
+            raise ConfigError("prefix_cache_dir needs the prefix cache: set kv=paged and enable_prefix_caching")
+        if self.device != "cpu":
+            raise ConfigError(f"prefix_cache_dir needs device=cpu, got device={self.device}: remove prefix_cache_dir")
+        if self.speculative is not None and self.speculative.model is not None:
+            raise ConfigError(
+                "prefix_cache_dir cannot be combined with a draft model, whose K and V are not kept: remove one of them"
+            )
 
     def _check_kernels(self) -> None:
         """Check the kernel set. Only native kernels quantize weights, and torch kernels have no int8 KV memory."""

@@ -60,6 +60,9 @@ HELP = {
     "kv_arena": f"Allocator of reservations: {', '.join(KV_ARENAS)}.",
     "disable_hybrid_kv_cache_manager": "Keep K and V of layers with a sliding window as long as those of other layers.",
     "enable_prefix_caching": "Share the KV blocks of equal prefixes. Default: on with --kv paged.",
+    "prefix_cache_dir": "Folder that keeps cached prefixes, also after a restart.",
+    "prefix_cache_disk_bytes": "Maximum size of the prefixes of a model in --prefix-cache-dir, such as 20GiB. Default: "
+    "10GiB.",
     "load_format": "auto reads the weights of MODEL; dummy creates random weights from its config.json alone.",
     "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",
     "speculative_config": 'Speculative decoding, as a JSON object such as {"method": "ngram"}. Default: off.',
@@ -72,7 +75,12 @@ HELP = {
     "record_trace": "File to write the lengths, times and keyed prefix hashes of all requests to, for a replay.",
 }
 
-TEXT_OPTIONS = {"kv_cache_memory_bytes": str | None, "speculative_config": str | None, "lora_modules": list[str] | None}
+TEXT_OPTIONS = {
+    "kv_cache_memory_bytes": str | None,
+    "prefix_cache_disk_bytes": str,
+    "speculative_config": str | None,
+    "lora_modules": list[str] | None,
+}
 """The options whose text is parsed."""
 
 ENGINE_OPTIONS = {option.name: option for option in options_from_fields(EngineConfig, HELP, "Engine", TEXT_OPTIONS)}
@@ -87,10 +95,11 @@ def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
 
     def make(given: OptionValues) -> OptionValues:
         chosen = pop_options(given, options)
-        if chosen.get("kv_cache_memory_bytes") is not None:
-            from chairlift.worker.memory import parse_memory
+        for name in ("kv_cache_memory_bytes", "prefix_cache_disk_bytes"):
+            if chosen.get(name) is not None:
+                from chairlift.worker.memory import parse_memory
 
-            chosen["kv_cache_memory_bytes"] = parse_memory(chosen["kv_cache_memory_bytes"], "kv_cache_memory_bytes")
+                chosen[name] = parse_memory(chosen[name], name)
         if (text := chosen.get("speculative_config")) is not None:
             chosen["speculative_config"] = parse_json_object("speculative_config", text, {"method": "ngram"})
         if (modules := chosen.get("lora_modules")) is not None:

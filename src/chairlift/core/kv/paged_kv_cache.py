@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.block_store import BlockStore
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.kv.kv_groups import FULL, NO_BLOCK, KVGroups, held_blocks
 from chairlift.core.kv.prefix_cache import PrefixCache
@@ -32,7 +33,13 @@ class PagedKVCacheManager(KVCacheManager):
 
     Args:
         windows, max_chunk: see `KVGroups`.
+
+    Attributes:
+        block_store: keeps the blocks of finished requests, and is searched for prefixes that the pool does not have; or
+            None. It needs a prefix cache and one group of layers without a window.
     """
+
+    block_store: BlockStore | None = None
 
     def __init__(
         self,
@@ -101,6 +108,8 @@ class PagedKVCacheManager(KVCacheManager):
         for block_ids, window in zip(prefix, self.windows, strict=True):
             if window is None:
                 block_ids += self.pool.allocate(num_blocks - num_shared)
+        if self.block_store is not None:
+            num_shared += self._load_blocks(request, prefix[0], num_shared, self.block_store)
         request.num_computed_tokens = num_shared * self.block_size
         table = _BlockTables(request, prefix, self._first_blocks(request), num_committed=num_shared)
         self._tables[request.request_id] = table
@@ -178,10 +187,30 @@ class PagedKVCacheManager(KVCacheManager):
     def free(self, request: Request) -> None:
         self.commit(request)
         table = self._tables.pop(request.request_id)
+        if self.block_store is not None and self._is_stored(request) and self._prefix_cache is not None:
+            hashes = self._prefix_cache.chain(request, table.num_committed)
+            self.block_store.save(hashes, table.block_ids[0][: len(hashes)])
         # The ends of all tables come first, because a prefix needs its blocks in every group.
         rows = zip_longest(*table.block_ids, fillvalue=NO_BLOCK)
         self.pool.release(reversed(held_blocks(list(rows)) if self._has_windows else table.block_ids[0]))
         request.num_slots = request.num_held_slots = request.num_released_slots = 0
+
+    def _load_blocks(self, request: Request, block_ids: list[int], num_shared: int, store: BlockStore) -> int:
+        """Fill blocks of an admitted request from the store; returns their number. At least one token is left."""
+        limit = (len(request.token_ids) - 1) // self.block_size
+        cache = self._prefix_cache
+        if cache is None or limit <= num_shared or not self._is_stored(request):
+            return 0
+        hashes = cache.chain(request, limit)[num_shared:]
+        count = store.load(hashes, block_ids[num_shared:limit], num_shared * self.block_size)
+        if count:
+            cache.register(request, [block_ids], num_shared, num_shared + count)
+        return count
+
+    def _is_stored(self, request: Request) -> bool:
+        """Whether blocks of the request are kept: those of LoRA adapters are not, because their ids are not the same
+        after a restart. Logprobs of a prompt need all of its hidden states."""
+        return not request.lora_id and request.sampling_params.prompt_logprobs is None
 
     def forget(self, request: Request) -> None:
         if self._prefix_cache is not None:

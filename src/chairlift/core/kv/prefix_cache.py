@@ -63,6 +63,10 @@ class PrefixCache:
                 if (block_id := block_ids[index]) != NO_BLOCK:
                     self._pool.register(block_id, chain[index] if group == 0 else group_hash(chain[index], group))
 
+    def chain(self, request: Request, num_blocks: int) -> list[bytes]:
+        """The hashes of the first blocks of the request's tokens."""
+        return self._chain(request, num_blocks)[:num_blocks]
+
     def forget(self, request: Request) -> None:
         """Drop the request's hash chain. Its blocks stay in the index."""
         self._chains.pop(request.request_id, None)

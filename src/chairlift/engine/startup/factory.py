@@ -13,10 +13,12 @@ from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.kv.no_kv_memory import NoKVMemory
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.lora_adapters import AdapterLoader
 from chairlift.engine.served_engine import EngineFacts, PoolingFacts, ServedEngine
+from chairlift.engine.startup.disk_prefix_cache import open_block_store
 from chairlift.engine.startup.draft_model import provide_draft_model
 from chairlift.engine.startup.encoder_engine import (
     LoadedEncoder,
@@ -50,6 +52,7 @@ from chairlift.models.parameter_memory import native_matrix_bytes, parameter_byt
 from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
+from chairlift.worker.disk_block_store import DiskBlockStore
 from chairlift.worker.encoder_runner import normalize
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
@@ -91,7 +94,9 @@ class Engine(ServedEngine):
         seed: int | None,
         listeners: _Listeners,
         adapter_loader: AdapterLoader,
+        block_store: DiskBlockStore | None = None,
     ) -> None:
+        self.block_store = block_store
         super().__init__(facts, lambda: loaded.tokenizer, seed, loaded.grammars)
         self.core = core
         self.loaded = loaded
@@ -99,7 +104,9 @@ class Engine(ServedEngine):
         self._listeners = listeners
 
     def close(self) -> None:
-        """Close the event log and the trace file."""
+        """Close the event log, the trace file and the prefix cache on disk."""
+        if self.block_store is not None:
+            self.block_store.close()
         for listener in (self._listeners.event_file, self._listeners.recorder):
             if listener is not None:
                 listener.close()
@@ -166,6 +173,9 @@ def build_engine(
     if loaded.pooling is not None:
         scheduler_config = replace(scheduler_config, is_pooling=True)
     manager = make_kv_cache_manager(pool, config.has_prefix_cache)
+    block_store = open_block_store(config, loaded, plan, step_time)
+    if isinstance(manager, PagedKVCacheManager):
+        manager.block_store = block_store
     runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan, draft)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
@@ -204,7 +214,7 @@ def build_engine(
         modules,
         config.num_loras,
     )
-    return Engine(facts, core, loaded, config.seed, listeners, adapters)
+    return Engine(facts, core, loaded, config.seed, listeners, adapters, block_store)
 
 
 def _build_encoder_engine(

@@ -1,0 +1,83 @@
+"""Opens the prefix cache on disk for a loaded model, with what its blocks depend on."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+import chairlift
+from chairlift.config import EngineConfig
+from chairlift.core.kv.kv_groups import FULL
+from chairlift.engine.startup.loaded_model import LoadedModel
+from chairlift.errors import ConfigError
+from chairlift.loading.resolve import ModelFiles
+from chairlift.step_time import StepTime
+from chairlift.worker.disk_block_store import DiskBlockStore
+from chairlift.worker.kv_cache_plan import KVCachePlan
+
+SAMPLES: Final = 64
+SAMPLE_BYTES: Final = 1 << 16
+
+
+def open_block_store(
+    config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan, step_time: StepTime | None
+) -> DiskBlockStore | None:
+    """Open the store of `config.prefix_cache_dir`; None if there is none.
+
+    Args:
+        step_time: the measured time of steps, by which blocks are computed where reading would take longer.
+
+    Raises:
+        ConfigError: the folder cannot be created, or the model has layers with windows.
+    """
+    if config.prefix_cache_dir is None:
+        return None
+    if plan.windows != FULL:
+        raise ConfigError(
+            f"prefix_cache_dir does not support {loaded.name!r}, whose layers have sliding windows: remove it, or set "
+            "disable_hybrid_kv_cache_manager"
+        )
+    caches = [layer.kv_cache for layer in loaded.model.attention_layers if layer.kv_source is None]
+    return DiskBlockStore(
+        config.prefix_cache_dir.expanduser(),
+        fingerprint(config, loaded, plan),
+        [cache for cache in caches if cache is not None],
+        plan.block_size,
+        config.prefix_cache_disk_bytes,
+        None if step_time is None else step_time.chunk_seconds,
+    )
+
+
+def fingerprint(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> dict[str, Any]:
+    """What the contents of a block depend on, besides its tokens: the model, its number formats and its kernels."""
+    return {
+        "chairlift": chairlift.__version__,
+        "model": loaded.name,
+        "files": {} if config.load_format == "dummy" else _file_digests(loaded.files),
+        "load_format": config.load_format,
+        "kernels": loaded.choice.description,
+        "dtype": loaded.choice.dtype,
+        "kv_cache_dtype": loaded.choice.kv_cache_dtype,
+        "quantization": loaded.choice.quantization,
+        "block_size": plan.block_size,
+        "block_bytes": plan.block_bytes,
+        "max_model_len": config.max_model_len,
+    }
+
+
+def _file_digests(files: ModelFiles) -> dict[str, str]:
+    """The size and a digest of parts of each file of a model. Reading all of a large file would delay the start."""
+    folder = files.path if files.path.is_dir() else files.path.parent
+    found = [files.path] if files.kind == "gguf" else sorted((*folder.glob("*.safetensors"), folder / "config.json"))
+    return {path.name: _sampled_digest(path) for path in found if path.is_file()}
+
+
+def _sampled_digest(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(SAMPLES):
+            file.seek(number * max(0, size - SAMPLE_BYTES) // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

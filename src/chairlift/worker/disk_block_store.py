@@ -1,0 +1,302 @@
+"""DiskBlockStore: keeps blocks of the prefix cache in files, of which nothing is read without a check."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import torch
+
+from chairlift.errors import ConfigError
+from chairlift.kernels.attention import KVCache
+from chairlift.worker.memory import format_memory
+
+try:
+    import fcntl
+except ImportError:  # Windows: several processes write the same files, which does no harm.
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger("chairlift")
+
+MAGIC: Final = b"chairlift-kv-1\n\0"
+DIGEST_BYTES: Final = 16
+HEADER_BYTES: Final = len(MAGIC) + DIGEST_BYTES
+SUFFIX: Final = ".kv"
+MAX_PENDING_BYTES: Final = 256 << 20
+"""Maximum size of the blocks that wait to be written. Further blocks are not kept."""
+
+MAX_READ_BYTES: Final = 256 << 20
+"""Maximum size of the blocks that are read for one request, because other requests wait meanwhile."""
+
+RETRY_SECONDS: Final = 30.0
+"""Time without writing after a write has failed."""
+
+FIRST_BANDWIDTH: Final = 0.5e9
+"""Bytes per second that reading is assumed to reach before the first blocks were read."""
+
+CLOSE_SECONDS: Final = 5.0
+
+ComputeSeconds = Callable[[int, int], float]
+"""(position of the first token, number of tokens) -> the estimated seconds to compute them."""
+
+
+class DiskBlockStore:
+    """A `core.kv.block_store.BlockStore` in a folder with a file for each block.
+
+    A file has a header with a digest of its contents, and gets its name when it is complete, so files that were cut
+    off, changed or not finished are recognized, and removed. The folder belongs to one model in one format with one
+    kind of kernels (`fingerprint`). Blocks are written on a thread. Beyond `max_bytes` the least recently used files are
+    removed.
+
+    Only one process writes to a folder. Another one with the same folder only reads.
+
+    Args:
+        folder: the folder of all models; that of the fingerprint is created in it.
+        fingerprint: what determines the contents of a block, besides its tokens.
+        caches: the KV memory of each layer.
+        num_block_tokens: the number of tokens of a block.
+        compute_seconds: None if the speed of the model is unknown; then blocks are always loaded.
+
+    Raises:
+        ConfigError: the folder cannot be created.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fingerprint: dict[str, Any],
+        caches: Iterable[KVCache],
+        num_block_tokens: int,
+        max_bytes: int,
+        compute_seconds: ComputeSeconds | None = None,
+    ) -> None:
+        self._tensors = [tensor for cache in caches for tensor in _tensors(cache)]
+        self._num_block_tokens = num_block_tokens
+        self._max_bytes = max_bytes
+        self._compute_seconds = compute_seconds
+        self._block_bytes = sum(tensor[0].numel() * tensor.element_size() for tensor in self._tensors)
+        text = json.dumps(fingerprint, sort_keys=True, default=str)
+        self.folder = folder / hashlib.sha256(text.encode()).hexdigest()[:32]
+        self._make_folder(text)
+        self._lock_file = self._lock()
+        self._guard = threading.Lock()
+        self._files: OrderedDict[bytes, int] = OrderedDict()
+        self._pending: dict[bytes, None] = {}
+        self._bytes_per_second = FIRST_BANDWIDTH
+        self._resume_writing = 0.0
+        self.num_loaded = self.num_saved = self.num_damaged = 0
+        self._find_files()
+        self._queue: queue.Queue[tuple[bytes, torch.Tensor] | None] = queue.Queue()
+        self._writer = threading.Thread(target=self._write_all, name="chairlift-prefix-cache", daemon=True)
+        self._writer.start()
+        logger.info(
+            f"prefix cache on disk: {len(self._files)} blocks in {format_memory(sum(self._files.values()))} "
+            f"({self.folder}); at most {format_memory(max_bytes)}"
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks that can be loaded."""
+        return len(self._files)
+
+    # -- BlockStore ----------------------------------------------------------------------------------------------
+
+    def save(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        if self._lock_file is None or time.monotonic() < self._resume_writing:
+            return
+        room = MAX_PENDING_BYTES // self._block_bytes - len(self._pending)
+        with self._guard:
+            chosen = [
+                (block_hash, block_id)
+                for block_hash, block_id in zip(hashes, block_ids, strict=True)
+                if block_hash not in self._files and block_hash not in self._pending
+            ][: max(0, room)]
+            self._pending.update((block_hash, None) for block_hash, _ in chosen)
+        if not chosen:
+            return
+        index = torch.tensor([block_id for _, block_id in chosen])
+        rows = [tensor[index].flatten(1).view(torch.uint8) for tensor in self._tensors]
+        for (block_hash, _), row in zip(chosen, torch.cat(rows, dim=1), strict=True):
+            self._queue.put((block_hash, row))
+
+    def load(self, hashes: Sequence[bytes], block_ids: Sequence[int], start: int) -> int:
+        wanted = list(hashes[: max(1, MAX_READ_BYTES // self._block_bytes)])
+        known = 0
+        while known < len(wanted) and wanted[known] in self._files:
+            known += 1
+        if not known or not self._is_worth_reading(known, start):
+            return 0
+        started = time.monotonic()
+        rows = []
+        for block_hash in wanted[:known]:
+            if (row := self._read(block_hash)) is None:
+                break
+            rows.append(row)
+        if rows:
+            self._copy(torch.stack(rows), block_ids[: len(rows)])
+            self.num_loaded += len(rows)
+            seconds = max(1e-6, time.monotonic() - started)
+            self._bytes_per_second = 0.5 * (self._bytes_per_second + len(rows) * self._block_bytes / seconds)
+        return len(rows)
+
+    def close(self) -> None:
+        """Write the blocks that wait, for at most CLOSE_SECONDS."""
+        self._queue.put(None)
+        self._writer.join(CLOSE_SECONDS)
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _is_worth_reading(self, num_blocks: int, start: int) -> bool:
+        if self._compute_seconds is None:
+            return True
+        seconds = num_blocks * self._block_bytes / self._bytes_per_second
+        return seconds < self._compute_seconds(start, num_blocks * self._num_block_tokens)
+
+    def _read(self, block_hash: bytes) -> torch.Tensor | None:
+        """The contents of a block, or None if its file is missing or damaged."""
+        path = self._path(block_hash)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            self._forget(block_hash)
+            return None
+        payload = memoryview(content)[HEADER_BYTES:]
+        is_whole = len(payload) == self._block_bytes and content.startswith(MAGIC)
+        if not is_whole or _digest(block_hash, payload) != content[len(MAGIC) : HEADER_BYTES]:
+            self.num_damaged += 1
+            logger.warning("prefix cache on disk: %s is damaged and was removed; its tokens are computed", path)
+            self._forget(block_hash)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with self._guard:
+            self._files.move_to_end(block_hash)
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the order in which files are removed after a restart
+        return torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+
+    def _copy(self, rows: torch.Tensor, block_ids: Sequence[int]) -> None:
+        index, first = torch.tensor(list(block_ids)), 0
+        for tensor in self._tensors:
+            size = tensor[0].numel() * tensor.element_size()
+            part = rows[:, first : first + size].contiguous().view(tensor.dtype)
+            tensor[index] = part.view(len(rows), *tensor.shape[1:])
+            first += size
+
+    def _forget(self, block_hash: bytes) -> None:
+        with self._guard:
+            self._files.pop(block_hash, None)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            block_hash, row = entry
+            try:
+                self._write(block_hash, row.numpy())
+            except OSError as error:
+                if time.monotonic() >= self._resume_writing:
+                    logger.warning(
+                        "prefix cache on disk: blocks are not written for %g s: %s (%s)",
+                        RETRY_SECONDS,
+                        error.strerror,
+                        self.folder,
+                    )
+                self._resume_writing = time.monotonic() + RETRY_SECONDS
+            with self._guard:
+                self._pending.pop(block_hash, None)
+
+    def _write(self, block_hash: bytes, payload: Any) -> None:
+        if time.monotonic() < self._resume_writing:
+            return
+        path, size = self._path(block_hash), HEADER_BYTES + self._block_bytes
+        self._make_room(size)
+        unfinished = path.with_suffix(".tmp")
+        try:
+            with unfinished.open("wb") as file:
+                file.write(MAGIC + _digest(block_hash, memoryview(payload)))
+                file.write(payload)
+            unfinished.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        self.num_saved += 1
+        with self._guard:
+            self._files[block_hash] = size
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used files."""
+        with self._guard:
+            total = sum(self._files.values()) if len(self._files) < 2 else len(self._files) * size
+            removed = []
+            while self._files and total + size > self._max_bytes:
+                removed.append(self._files.popitem(last=False)[0])
+                total -= size
+        for block_hash in removed:
+            with contextlib.suppress(OSError):
+                self._path(block_hash).unlink()
+
+    # -- folder --------------------------------------------------------------------------------------------------
+
+    def _path(self, block_hash: bytes) -> Path:
+        return self.folder / f"{block_hash.hex()}{SUFFIX}"
+
+    def _make_folder(self, text: str) -> None:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.folder / "model.json").write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"prefix_cache_dir={self.folder.parent}: {error.strerror}; choose another folder"
+            ) from None
+
+    def _lock(self) -> IO[str] | None:
+        """Lock the folder for writing; None if another process writes to it."""
+        file = (self.folder / "lock").open("w")
+        if fcntl is None:
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            logger.warning("prefix cache on disk: another process writes to %s, so this one only reads", self.folder)
+            return None
+        return file
+
+    def _find_files(self) -> None:
+        """Index the files, the least recently used first, and remove unfinished ones."""
+        found = []
+        for entry in os.scandir(self.folder):
+            name, dot, kind = entry.name.partition(".")
+            if dot and kind == "tmp" and self._lock_file is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+            elif dot + kind == SUFFIX:
+                with contextlib.suppress(OSError, ValueError):
+                    stat = entry.stat()
+                    found.append((stat.st_mtime, bytes.fromhex(name), stat.st_size))
+        for _, block_hash, size in sorted(found):
+            self._files[block_hash] = size
+
+
+def _tensors(cache: KVCache) -> list[torch.Tensor]:
+    given = (cache.key, cache.value, cache.key_scale, cache.value_scale)
+    return [tensor for tensor in given if tensor is not None]
+
+
+def _digest(block_hash: bytes, payload: memoryview) -> bytes:
+    """The digest of a block's contents together with its hash, so that renamed files are damaged files."""
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=block_hash[:64]).digest()

@@ -1,0 +1,83 @@
+"""Tests the prefix cache on disk with real engines: restarts, other formats, damaged files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift import LLM, SamplingParams
+from chairlift.errors import ConfigError
+from chairlift.outputs import RequestOutput
+
+PROMPTS = [list(range(1, 60)), [*range(1, 40), 7, 8, 9], [5] * 33]
+
+
+@pytest.fixture
+def folder(tiny_model_dir: Callable[..., Path]) -> Path:
+    return tiny_model_dir("llama")
+
+
+def answer(model: Path, **options: Any) -> list[RequestOutput]:
+    """Greedy answers of a new engine."""
+    options.setdefault("num_kv_blocks", 60)
+    llm = LLM(model=str(model), skip_tokenizer_init=True, num_threads=1, **options)
+    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+    llm.close()
+    return outputs
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("options", [{}, {"kernels": "torch"}, {"kv_cache_dtype": "int8"}], ids=str)
+def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    expected = answer(folder, **options)
+    first, second = (answer(folder, prefix_cache_dir=tmp_path, **options) for _ in range(2))
+    assert tokens(first) == tokens(second) == tokens(expected)
+    assert [output.num_cached_tokens for output in second] == [48, 32, 32]
+    assert first[0].num_cached_tokens == 0
+
+
+def test_another_format_and_another_model_have_other_blocks(
+    folder: Path, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    answer(folder, prefix_cache_dir=tmp_path)
+    for model, options in (
+        (folder, {"kv_cache_dtype": "float32"}),
+        (folder, {"quantization": "int8"}),
+        (folder, {"block_size": 8, "num_kv_blocks": 120}),
+        (tiny_model_dir("llama", rope_theta=20000.0), {}),
+    ):
+        outputs = answer(model, prefix_cache_dir=tmp_path, **options)
+        assert outputs[0].num_cached_tokens == 0
+        assert tokens(outputs) == tokens(answer(model, **options))
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 5
+
+
+def test_a_flipped_bit_costs_time_but_no_token(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = answer(folder, prefix_cache_dir=tmp_path)
+    for file in tmp_path.glob("*/*.kv"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 4
+        file.write_bytes(data)
+    with caplog.at_level("WARNING"):
+        outputs = answer(folder, prefix_cache_dir=tmp_path)
+    assert tokens(outputs) == tokens(expected)
+    assert "is damaged and was removed; its tokens are computed" in caplog.text
+
+
+def test_options_that_cannot_be_combined(folder: Path, tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    for options, message in (
+        ({"kv": "exact"}, "prefix_cache_dir needs the prefix cache"),
+        ({"enable_prefix_caching": False}, "prefix_cache_dir needs the prefix cache"),
+        ({"device": "cuda"}, "prefix_cache_dir needs device=cpu"),
+        ({"prefix_cache_disk_bytes": 0}, "prefix_cache_disk_bytes must be at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(model=str(folder), prefix_cache_dir=tmp_path, **options)
+    with pytest.raises(ConfigError, match="whose layers have sliding windows"):
+        LLM(model=str(tiny_model_dir("gemma3")), prefix_cache_dir=tmp_path, skip_tokenizer_init=True, num_kv_blocks=200)

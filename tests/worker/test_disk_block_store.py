@@ -1,0 +1,244 @@
+"""Tests the prefix cache on disk: what is read is what was written, whatever happened to the files in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chairlift.errors import ConfigError
+from chairlift.kernels.attention import KVCache
+from chairlift.worker import disk_block_store
+from chairlift.worker.disk_block_store import HEADER_BYTES, DiskBlockStore
+
+NUM_BLOCKS, BLOCK_SIZE = 16, 4
+HASHES = [bytes([number]) * 32 for number in range(1, 13)]
+
+
+def make_caches(seed: int = 0) -> list[KVCache]:
+    """The KV memory of two layers: bfloat16, and int8 with scales."""
+    torch.manual_seed(seed)
+    shape = (NUM_BLOCKS, 2, BLOCK_SIZE, 8)
+    plain = KVCache(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16())
+    bytes_ = [torch.randint(-128, 127, shape, dtype=torch.int8) for _ in range(2)]
+    scales = [torch.rand(shape[:3]) for _ in range(2)]
+    return [plain, KVCache(*bytes_, *scales)]
+
+
+def open_store(folder: Path, caches: list[KVCache], **options: Any) -> DiskBlockStore:
+    return DiskBlockStore(folder, {"model": "m"}, caches, BLOCK_SIZE, options.pop("max_bytes", 1 << 20), **options)
+
+
+def contents(caches: list[KVCache], block_id: int) -> list[torch.Tensor]:
+    return [tensor[block_id].clone() for cache in caches for tensor in disk_block_store._tensors(cache)]
+
+
+def saved(folder: Path, count: int = 4, **options: Any) -> list[list[torch.Tensor]]:
+    """Save `count` blocks and close the store; returns their contents."""
+    caches = make_caches()
+    store = open_store(folder, caches, **options)
+    store.save(HASHES[:count], range(count))
+    store.close()
+    return [contents(caches, block_id) for block_id in range(count)]
+
+
+def check(caches: list[KVCache], block_ids: list[int], expected: list[list[torch.Tensor]]) -> None:
+    for block_id, tensors in zip(block_ids, expected, strict=True):
+        for found, given in zip(contents(caches, block_id), tensors, strict=True):
+            assert torch.equal(found, given)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.kv"))
+
+
+def test_blocks_are_found_after_a_restart(tmp_path: Path) -> None:
+    expected = saved(tmp_path)
+    caches = make_caches(1)
+    before = contents(caches, 3)
+    store = open_store(tmp_path, caches)
+    assert store.num_blocks == 4
+    assert store.load([*HASHES[:4], HASHES[5]], [9, 10, 11, 12, 13], 0) == 4
+    check(caches, [9, 10, 11, 12], expected)
+    assert all(torch.equal(*pair) for pair in zip(contents(caches, 3), before, strict=True))
+    assert store.load([HASHES[5], HASHES[0]], [1, 2], 0) == 0
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:10],
+        lambda data: b"",
+        lambda data: data[: HEADER_BYTES + 5] + bytes([data[HEADER_BYTES + 5] ^ 1]) + data[HEADER_BYTES + 6 :],
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: data + b"x",
+    ],
+    ids=["short", "header only", "empty", "flipped bit", "magic", "long"],
+)
+def test_a_damaged_file_is_removed_and_never_read(
+    damage: Callable[[bytes], bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = saved(tmp_path)
+    damaged = files(tmp_path)[1]
+    damaged.write_bytes(damage(damaged.read_bytes()))
+    caches = make_caches(1)
+    before = contents(caches, 10)
+    store = open_store(tmp_path, caches)
+    with caplog.at_level("WARNING"):
+        assert store.load(HASHES[:4], [9, 10, 11, 12], 0) == 1
+    check(caches, [9], expected[:1])
+    assert all(torch.equal(*pair) for pair in zip(contents(caches, 10), before, strict=True))
+    assert f"{damaged} is damaged and was removed" in caplog.text
+    assert not damaged.exists()
+    assert store.load(HASHES[1:2], [10], 0) == 0
+    store.close()
+
+
+def test_a_file_with_the_name_of_another_block_is_damaged(tmp_path: Path) -> None:
+    saved(tmp_path)
+    first, second = files(tmp_path)[:2]
+    second.write_bytes(first.read_bytes())
+    store = open_store(tmp_path, make_caches(1))
+    assert store.load(HASHES[:2], [9, 10], 0) == 1
+    assert store.num_damaged == 1
+    store.close()
+
+
+def test_a_removed_file_is_missing(tmp_path: Path) -> None:
+    saved(tmp_path)
+    store = open_store(tmp_path, make_caches(1))
+    files(tmp_path)[0].unlink()
+    assert store.load(HASHES[:2], [9, 10], 0) == 0
+    store.close()
+
+
+def test_another_model_has_other_blocks(tmp_path: Path) -> None:
+    saved(tmp_path)
+    other = DiskBlockStore(tmp_path, {"model": "n"}, make_caches(1), BLOCK_SIZE, 1 << 20)
+    assert other.num_blocks == 0
+    assert other.load(HASHES[:2], [9, 10], 0) == 0
+    other.close()
+
+
+def test_the_least_recently_used_blocks_are_removed(tmp_path: Path) -> None:
+    saved(tmp_path)
+    size = files(tmp_path)[0].stat().st_size
+    caches = make_caches(1)
+    for number, file in enumerate(files(tmp_path)):
+        os.utime(file, (1000.0 + number, 1000.0 + number))
+    store = open_store(tmp_path, caches, max_bytes=5 * size)
+    assert store.load(HASHES[:1], [9], 0) == 1  # now the most recently used one
+    store.save(HASHES[6:9], [1, 2, 3])
+    store.close()
+    assert {file.stem for file in files(tmp_path)} == {HASHES[i].hex() for i in (0, 3, 6, 7, 8)}
+
+
+def test_a_full_disk_stops_writing_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk_block_store, "RETRY_SECONDS", 0.2)
+    caches = make_caches()
+    store = open_store(tmp_path, caches)
+    replace = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with caplog.at_level("WARNING"):
+        store.save(HASHES[:3], range(3))
+        while store._pending:
+            time.sleep(0.01)
+    assert caplog.text.count("No space left on device") == 1
+    assert not list(tmp_path.glob("*/*.tmp"))
+    monkeypatch.setattr(Path, "replace", replace)
+    time.sleep(0.25)
+    store.save(HASHES[:3], range(3))
+    store.close()
+    assert len(files(tmp_path)) == 3
+
+
+def test_a_second_process_only_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = saved(tmp_path)
+    first = open_store(tmp_path, make_caches())
+    caches = make_caches(1)
+    with caplog.at_level("WARNING"):
+        second = open_store(tmp_path, caches)
+    assert "another process writes to" in caplog.text
+    second.save(HASHES[6:8], [1, 2])
+    assert second.load(HASHES[:2], [9, 10], 0) == 2
+    check(caches, [9, 10], expected[:2])
+    second.close()
+    first.close()
+    assert len(files(tmp_path)) == 4
+
+
+def test_blocks_that_are_computed_faster_are_not_read(tmp_path: Path) -> None:
+    saved(tmp_path)
+    asked = []
+
+    def compute_seconds(start: int, num_tokens: int) -> float:
+        asked.append((start, num_tokens))
+        return 1e-9
+
+    fast = open_store(tmp_path, make_caches(1), compute_seconds=compute_seconds)
+    assert fast.load(HASHES[:3], [9, 10, 11], 8) == 0
+    assert asked == [(8, 12)]
+    fast.close()
+    slow = open_store(tmp_path, make_caches(1), compute_seconds=lambda _start, _count: 10.0)
+    assert slow.load(HASHES[:3], [9, 10, 11], 8) == 3
+    slow.close()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"prefix_cache_dir=.*file: Not a directory; choose another folder"):
+        open_store(tmp_path / "file", make_caches())
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_disk_block_store import make_caches, open_store
+caches = make_caches()
+store = open_store(Path(sys.argv[1]), caches, max_bytes=1 << 30)
+number = 0
+while True:
+    hashes = [(number + index).to_bytes(32) for index in range(12)]
+    store.save(hashes, range(12))
+    number += 12
+    if number == 120:
+        print("writing", flush=True)
+"""
+
+
+def test_files_of_a_killed_process_are_whole(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(Path(__file__).parent)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    expected = [contents(make_caches(), block_id) for block_id in range(12)]
+    caches = make_caches(1)
+    store = open_store(tmp_path, caches, max_bytes=1 << 30)
+    assert store.num_blocks > 50
+    assert not list(tmp_path.glob("*/*.tmp"))
+    for file in files(tmp_path):
+        block_hash = bytes.fromhex(file.stem)
+        assert store.load([block_hash], [14], 0) == 1
+        check(caches, [14], [expected[int.from_bytes(block_hash) % 12]])
+    assert store.num_damaged == 0
+    store.close()
