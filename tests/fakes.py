@@ -206,6 +206,7 @@ def make_request(
     tenant: str = "",
     cache_salt: str | None = None,
     deadline: float | None = None,
+    lora_id: int = 0,
 ) -> Request:
     return Request(
         request_id,
@@ -219,6 +220,7 @@ def make_request(
         tenant=tenant,
         cache_salt=cache_salt,
         deadline=deadline,
+        lora_id=lora_id,
     )
 
 
