@@ -208,6 +208,7 @@ def make_request(
     tenant: str = "",
     cache_salt: str | None = None,
     deadline: float | None = None,
+    lora_id: int = 0,
 ) -> Request:
     return Request(
         request_id,
@@ -221,6 +222,7 @@ def make_request(
         tenant=tenant,
         cache_salt=cache_salt,
         deadline=deadline,
+        lora_id=lora_id,
     )
 
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 OF_MODELS = {
+    "adapter_config.json",
     "config.json",
     "generation_config.json",
     "special_tokens_map.json",

@@ -45,6 +45,7 @@ def test_options_of_every_kind_are_read_from_a_file(served: dict[str, Any], tmp_
     kv-cache-memory-bytes: 2GiB
     speculative-config: {method: ngram}
     tenant-weights: {a: 1, b: 2}
+    lora-modules: {sql: ./sql, poems: ./poems}
     scheduling-policy: fair
     api-key: [first-secret-1234567, name=second-secret-123456]
     allowed-hosts: [a.example, "*.b.example"]
@@ -59,6 +60,7 @@ def test_options_of_every_kind_are_read_from_a_file(served: dict[str, Any], tmp_
     assert config.kv_cache_memory_bytes == 2 << 30
     assert config.speculative_config.method == "ngram"
     assert config.tenant_weights == "a=1,b=2"
+    assert config.lora_modules == {"sql": "./sql", "poems": "./poems"}
     assert len(served["access"].keys) == 2
     assert served["access"].cors.allowed_origins == ("https://page.example",)
     assert served["access"].allowed_hosts is not None

@@ -108,6 +108,8 @@ def _checked(path: Path, name: str, value: Any, parameter: Any, ctx: typer.Conte
         if not isinstance(value, bool):
             raise ConfigError(f"{problem} true or false, got {value!r:.80}")
         return value
+    if isinstance(value, dict) and name == "lora_modules":
+        value = [f"{module}={folder}" for module, folder in value.items()]
     if getattr(parameter, "multiple", False) or parameter.nargs == -1:
         texts: Any = [_to_text(problem, name, each) for each in (value if isinstance(value, list) else [value])]
     else:

@@ -55,8 +55,8 @@ class DiskBlockStore:
 
     A file has a header with a digest of its contents, and gets its name when it is complete, so files that were cut
     off, changed or not finished are recognized, and removed. The folder belongs to one model in one format with one
-    kind of kernels (`fingerprint`). Blocks are written on a thread. Beyond `max_bytes` the least recently used files are
-    removed.
+    kind of kernels (`fingerprint`). Blocks are written on a thread. Beyond `max_bytes` the least recently used files
+    are removed.
 
     Only one process writes to a folder. Another one with the same folder only reads.
 

@@ -80,6 +80,23 @@ def test_every_salt_has_a_root_hash_of_its_own() -> None:
     assert values[0] == b""
 
 
+def test_every_adapter_has_a_root_hash_of_its_own_under_every_salt() -> None:
+    values = [root_hash(salt, lora_id) for salt in SALTS for lora_id in (0, 1, 2, 256)]
+    assert len(set(values)) == len(values)
+
+
+def test_requests_with_different_adapters_share_no_blocks() -> None:
+    core, _, _, _ = make_engine(block_size=4)
+    prompt = list(range(17))
+    cached = {}
+    for name, lora_id in (("a1", 1), ("a2", 1), ("b1", 2), ("none1", 0), ("none2", 0), ("a3", 1)):
+        core.add(make_request(name, prompt, 2, lora_id=lora_id))
+        while core.has_work:
+            for output in core.step():
+                cached[name] = cached.get(name, 0) + output.num_cached_tokens
+    assert cached == {"a1": 0, "a2": 16, "b1": 0, "none1": 0, "none2": 16, "a3": 16}
+
+
 def test_the_hash_of_a_block_depends_on_everything_before_it() -> None:
     assert block_hash(block_hash(b"", [1, 2]), [3, 4]) != block_hash(block_hash(b"", [1, 9]), [3, 4])
     assert block_hash(b"", [1, 23]) != block_hash(b"", [12, 3])

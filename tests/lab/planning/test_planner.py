@@ -153,6 +153,19 @@ def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., 
     assert "--disable-hybrid-kv-cache-manager" in kept.serve
 
 
+def test_a_plan_counts_lora_adapters(tiny_model_dir: Callable[..., Path]) -> None:
+    config = load_config(ModelFiles("hf", tiny_model_dir("llama"), "tiny"))
+    model = PlannedModel("tiny", "tiny", config, matrix_formats(None, config))
+    lengths = PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(60))
+    options = EngineConfig(kernels="torch", kv_cache_memory_bytes=1 << 20, max_loras=3, max_lora_rank=5)
+    plan = make_plan(model, options, lengths)
+    inputs_and_outputs = 2 * ((64 + 64) + 2 * (64 + 32) + (64 + 64) + 2 * (64 + 96) + (96 + 64))
+    (item,) = (item for item in plan.memory.weights if item.name == "LoRA adapters")
+    assert item.num_bytes == 3 * 5 * inputs_and_outputs * 4
+    assert "--max-loras 3 --max-lora-rank 5" in plan.serve
+    assert "lora" not in make_plan(model, replace(options, max_loras=0), lengths).serve
+
+
 @pytest.mark.parametrize(
     ("memory_bytes", "options", "match"),
     [

@@ -317,6 +317,8 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: PlannedMemo
         options["kv-arena"] = config.kv_arena
     if config.batching == "static":
         options["static-batch-size"] = config.scheduler_config(memory.max_model_len).static_batch_size
+    if config.num_loras:
+        options |= {"max-loras": config.num_loras, "max-lora-rank": config.max_lora_rank}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     if config.disable_hybrid_kv_cache_manager:
         words.append("--disable-hybrid-kv-cache-manager")

@@ -67,6 +67,7 @@ void test_pool();
 void test_linear();
 void test_residual_sum();
 void test_mixture();
+void test_lora();
 void test_attention();
 void test_sampling();
 

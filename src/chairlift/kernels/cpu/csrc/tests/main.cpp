@@ -27,6 +27,7 @@ int main() {
     test::run("linear", test::test_linear);
     test::run("residual", test::test_residual_sum);
     test::run("mixture", test::test_mixture);
+    test::run("lora", test::test_lora);
     test::run("attention", test::test_attention);
     test::run("sampling", test::test_sampling);
   }
