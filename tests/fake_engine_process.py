@@ -44,7 +44,7 @@ def build(config: EngineConfig, front_end: FrontEnd, _turn: object) -> Any:
     front_end.send_ready(
         EngineFacts("fake", model_config, limits, plan, request_limits, started, "fake", SamplingDefaults())
     )
-    return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None))
+    return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None), adapter_loader=None)
 
 
 engine_process._build = build

@@ -61,6 +61,6 @@ def add_hanging_endpoint(app: FastAPI) -> FastAPI:
     return app
 
 
-create_app: Any = server_app.create_app
-server_app.create_app = lambda *args, **options: add_hanging_endpoint(create_app(*args, **options))
+create_app: Any = server_app.create_models_app
+server_app.create_models_app = lambda *args, **options: add_hanging_endpoint(create_app(*args, **options))
 main()

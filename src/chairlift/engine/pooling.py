@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from chairlift.errors import RequestError
 from chairlift.loading.pooling_config import PoolingTask
@@ -39,16 +38,18 @@ def check_task(facts: EngineFacts, task: PoolingTask | None) -> None:
 def pooled_values(output: RequestOutput) -> list[float]:
     """The vector of a text, or the score of a pair as a list of one number."""
     assert output.pooled is not None, "the model computes vectors or scores"
-    values: list[float] = np.frombuffer(output.pooled, dtype=np.float32).tolist()
-    return values
+    values = array("f")
+    values.frombytes(output.pooled)
+    return values.tolist()
 
 
 def truncate_vector(pooled: bytes, dimensions: int | None) -> bytes:
     """The first values of a vector (float32), scaled to length 1, as Matryoshka models need (Kusupati et al., 2022)."""
     if dimensions is None:
         return pooled
-    values = np.frombuffer(pooled, dtype=np.float32)[:dimensions]
-    return (values / max(float(np.linalg.norm(values)), 1e-12)).astype(np.float32).tobytes()
+    values = array("f", pooled)[:dimensions]
+    length = max(math.hypot(*values), 1e-12)
+    return array("f", [value / length for value in values]).tobytes()
 
 
 def sigmoid(value: float) -> float:

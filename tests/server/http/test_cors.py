@@ -116,7 +116,7 @@ def test_preflights_count_against_no_limit(guarded: RunningServer) -> None:
         (401, "POST", PATH, {"json": COMPLETION, "key": "wrong"}),
         (400, "POST", PATH, {"json": {**COMPLETION, "typo": 1}}),
         (400, "POST", "/v1/messages", {"json": {"typo": 1}}),
-        (404, "POST", "/v1/embeddings", {"json": {}}),
+        (404, "POST", "/v1/audio/speech", {"json": {}}),
         (404, "POST", PATH, {"json": {**COMPLETION, "model": "another"}}),
         (405, "GET", PATH, {}),
         (413, "POST", PATH, {"content": b"x" * 4096}),

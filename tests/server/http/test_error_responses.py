@@ -28,7 +28,7 @@ def message(answer: httpx.Response) -> str:
             404,
             "the path /v1/v1/completions does not exist: did you mean /v1/completions?",
         ),
-        ("POST", "/v1/embeddings", 404, "the path /v1/embeddings does not exist: /openapi.json lists all paths."),
+        ("POST", "/v1/audio/speech", 404, "the path /v1/audio/speech does not exist: /openapi.json lists all paths."),
         ("GET", "/q", 404, "the path /q does not exist: /openapi.json lists all paths."),
         ("GET", "/" + "x" * 9000, 404, "x does not exist: /openapi.json lists all paths."),
         ("GET", "/v1/completions", 405, "/v1/completions accepts POST, not GET"),

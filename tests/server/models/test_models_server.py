@@ -30,6 +30,7 @@ from chairlift.server.models.engine_loader import ProcessLoader
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.worker.memory import parse_memory
+from pooling_models import TEXTS, write_pooling_model
 from running_server import run_app, wait_for
 
 ADMIN, LIMITED = "admin-secret-0123456789", "limited-secret-0123456789"
@@ -216,6 +217,25 @@ def test_a_removed_model_file_fails_only_its_own_calls(folders: dict[str, Path],
         while server.complete("a").status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.5)
+
+
+def test_an_encoder_beside_a_model_that_generates(folders: dict[str, Path], tmp_path: Path) -> None:
+    encoder = write_pooling_model(tmp_path, "bert", "cls")
+    specs = [
+        *specs_of({"a": folders["a"]}),
+        ModelSpec("encoder", EngineConfig(str(encoder), num_threads=1), ("text-embedding-3-small",)),
+    ]
+    expected = LLM(model=str(encoder), num_threads=1).embed(TEXTS[0], use_tqdm=False)[0]
+    with run_models(specs, {}, "900MiB") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=ADMIN, max_retries=0)
+        (vector,) = client.embeddings.create(model="text-embedding-3-small", input=TEXTS[0]).data
+        assert vector.embedding == pytest.approx(expected, abs=1e-6)
+        assert server.complete("a").status_code == 200
+        assert server.states() == {"a": "loaded", "encoder": "loaded"}
+        refused = server.complete("encoder")
+        assert "computes vectors of texts: use /v1/embeddings" in refused.json()["error"]["message"]
+        memory = {card["id"]: card["status"]["memory_bytes"] for card in server.get("/v1/models")["data"]}
+        assert 0 < memory["encoder"] < 900 << 20
 
 
 def test_a_stream_keeps_its_model_loaded(server: ModelsServer) -> None:

@@ -32,7 +32,7 @@ MAX_BUFFERED_EVENTS: Final = 4096
 MAX_READERS: Final = 16
 HEARTBEAT_SECONDS: Final = 15.0
 
-ADMIN_ERRORS: dict[int | str, dict[str, Any]] = {403: {"model": ErrorBody}}
+ADMIN_ERRORS: dict[int | str, dict[str, Any]] = {403: {"model": ErrorBody}, 404: {"model": ErrorBody}}
 
 
 class KVCachePlanView(BaseModel):

@@ -23,7 +23,7 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ServedModel
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {"model": ErrorBody} for status in (403, 404)}
-SWITCH_ERRORS: Final = {**ERRORS, 409: {"model": ErrorBody}, 503: {"model": ErrorBody}}
+SWITCH_ERRORS: Final = {**ERRORS, 400: {"model": ErrorBody}, 409: {"model": ErrorBody}, 503: {"model": ErrorBody}}
 
 
 def router(manager: ModelManager) -> APIRouter:
@@ -61,7 +61,7 @@ def router(manager: ModelManager) -> APIRouter:
         data = [ModelChangeView.model_validate(change, from_attributes=True) for change in manager.changes]
         return ModelSwitchList(data=data, memory_bytes=manager.memory_bytes, budget_bytes=manager.limits.memory_bytes)
 
-    @routes.post("/v1/load_lora_adapter", responses={**SWITCH_ERRORS, 400: {"model": ErrorBody}})
+    @routes.post("/v1/load_lora_adapter", responses=SWITCH_ERRORS)
     async def load_lora_adapter(body: AdapterLoad, request: Request) -> ModelCard:
         """Load a LoRA adapter, which calls select by its name as `model` (vLLM)."""
         _require_admin(request)

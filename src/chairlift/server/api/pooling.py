@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 from abc import abstractmethod
+from array import array
 from collections.abc import Sequence
+from operator import mul
 from typing import Final, TypeVar
 
-import numpy as np
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -132,9 +134,7 @@ class EmbeddingServing(PoolingServing[EmbeddingRequest]):
         data = [
             EmbeddingData.model_construct(
                 index=index,
-                embedding=base64.b64encode(vector).decode()
-                if is_base64
-                else np.frombuffer(vector, dtype=np.float32).tolist(),
+                embedding=base64.b64encode(vector).decode() if is_base64 else array("f", vector).tolist(),
             )
             for index, vector in enumerate(vectors)
         ]
@@ -146,10 +146,15 @@ def pair_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[float]
     rows = [pooled_values(output) for output in outputs]
     if all(len(row) == 1 for row in rows):
         return [sigmoid(row[0]) for row in rows]
-    vectors = np.array(rows)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
-    scores: list[float] = (vectors[:-num_pairs] * vectors[-num_pairs:]).sum(axis=1).tolist()
-    return scores
+    lengths = [max(math.hypot(*row), 1e-12) for row in rows]
+    vectors = list(zip(rows, lengths, strict=True))
+    firsts, seconds = vectors[:-num_pairs], vectors[-num_pairs:]
+    if len(firsts) == 1:
+        firsts *= num_pairs
+    return [
+        sum(map(mul, first, second)) / (length * other)
+        for (first, length), (second, other) in zip(firsts, seconds, strict=True)
+    ]
 
 
 class ScoreServing(PoolingServing[ScoreRequest]):
