@@ -11,6 +11,7 @@ import pytest
 from chairlift import LLM, SamplingParams
 from chairlift.errors import ConfigError
 from chairlift.outputs import RequestOutput
+from native import needs_native
 
 PROMPTS = [list(range(1, 60)), [*range(1, 40), 7, 8, 9], [5] * 33]
 
@@ -33,7 +34,11 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("options", [{}, {"kernels": "torch"}, {"kv_cache_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kernels": "torch"}, pytest.param({"kv_cache_dtype": "int8"}, marks=needs_native)],
+    ids=str,
+)
 def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     expected = answer(folder, **options)
     first, second = (answer(folder, prefix_cache_dir=tmp_path, **options) for _ in range(2))
@@ -42,6 +47,7 @@ def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: P
     assert first[0].num_cached_tokens == 0
 
 
+@needs_native
 def test_another_format_and_another_model_have_other_blocks(
     folder: Path, tiny_model_dir: Callable[..., Path], tmp_path: Path
 ) -> None:

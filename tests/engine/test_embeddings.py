@@ -11,9 +11,10 @@ import pytest
 
 from chairlift import LLM
 from chairlift.errors import ConfigError, ModelLoadError, RequestError
+from native import needs_native
 from pooling_models import TEXTS, write_pooling_model
 
-KERNELS = ["reference", "torch", "native"]
+KERNELS = ["reference", "torch", pytest.param("native", marks=needs_native)]
 EMBEDDERS = [("bert", "mean"), ("bert", "cls"), ("roberta", "mean"), ("modernbert", "cls"), ("qwen3", "lasttoken")]
 
 
@@ -75,6 +76,7 @@ def test_small_token_budgets_change_nothing(tmp_path: Path) -> None:
         assert np.abs(other - vectors[0]).max() < 1e-6
 
 
+@needs_native
 def test_int8_is_close(tmp_path: Path) -> None:
     folder = write_pooling_model(tmp_path, "bert")
     exact, quantized = (
