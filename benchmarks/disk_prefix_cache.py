@@ -3,7 +3,7 @@
     python -m benchmarks.disk_prefix_cache [MODEL] [--tokens 4000] [--repeats 3] [--seed 0] [--num-threads N] [--json]
 
 Each measurement starts a new engine, whose memory is empty. "files in memory" reads files that the system still has in
-memory, and "from the device" reads them after the system was told to drop them. The prompts are random token ids, and
+memory, and "from the device" reads them after the system has dropped them. The prompts are random token ids, and
 the answers of all engines must be the same.
 """
 

@@ -3,9 +3,9 @@
     python -m benchmarks.model_switching [--requests 200] [--concurrency 8] [--output-len 16] [--seed 0] [--json]
 
 The models are the default model in three formats. Requests name models at random. After half of them, the file of one
-model is removed, and restored after three quarters: meanwhile its requests may end with an error that says so, and no
-others. The memory of all engine processes is sampled every 0.1 s (proportional set size, which counts shared pages
-once).
+model is removed, and restored after three quarters: meanwhile its requests may end with an error that names the file,
+and no others. The memory of all engine processes is sampled every 0.1 s (proportional set size, which counts shared
+pages once).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def serve(models: dict[str, dict[str, Any]], budget: int | None) -> Iterator[tup
         process.wait(60)
 
 
-def ask(url: str, model: str, prompt: str, max_tokens: int) -> tuple[str | None, str]:
+def complete(url: str, model: str, prompt: str, max_tokens: int) -> tuple[str | None, str]:
     """The answer, or None, and the error."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     reply = httpx.post(f"{url}/v1/completions", json=body, timeout=300).json()
@@ -146,7 +146,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for name in FORMATS:
         with serve({name: models[name]}, None) as (url, _pid), ThreadPoolExecutor(options.concurrency) as pool:
             mine = [index for index, (model, _) in enumerate(requests) if model == name]
-            texts = pool.map(lambda index: ask(url, *requests[index], options.output_len)[0], mine)
+            texts = pool.map(lambda index: complete(url, *requests[index], options.output_len)[0], mine)
             for index, text in zip(mine, texts, strict=True):
                 alone[index] = text
             needs.append(httpx.get(f"{url}/models/changes").json()["memory_bytes"])
@@ -173,7 +173,7 @@ def run_mixed(
             removed.rename(hidden)
         if index == 3 * count // 4:
             hidden.rename(removed)
-        return ask(url, *requests[index], options.output_len)
+        return complete(url, *requests[index], options.output_len)
 
     with ThreadPoolExecutor(options.concurrency) as pool:
         return list(pool.map(send, range(count)))

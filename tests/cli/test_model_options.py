@@ -117,6 +117,7 @@ def test_a_path_with_spaces_in_the_environment_is_one_model(served: dict[str, An
         (["x/one", "y/two", "--event-log", "log"], "event_log is one file, and there are 2 models"),
         (["--models-memory-bytes", "lots"], "models_memory_bytes must be a positive amount"),
         (["--model-dir", "nowhere"], "model_dir=nowhere: No such file or directory"),
+        (["a", "b", "--device", "cuda"], "several models on device=cuda need --models-memory-bytes"),
     ],
 )
 def test_wrong_options(arguments: list[str], message: str, served: dict[str, Any]) -> None:

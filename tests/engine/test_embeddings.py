@@ -76,6 +76,19 @@ def test_small_token_budgets_change_nothing(tmp_path: Path) -> None:
         assert np.abs(other - vectors[0]).max() < 1e-6
 
 
+def test_texts_are_in_the_event_log(tmp_path: Path) -> None:
+    folder = write_pooling_model(tmp_path / "model", "bert")
+    log = tmp_path / "log"
+    llm = LLM(model=str(folder), num_threads=1, event_log=log)
+    llm.embed(TEXTS, use_tqdm=False)
+    llm.close()
+    kinds = [json.loads(line)["type"] for line in log.read_text().splitlines()]
+    assert kinds.count("request_finished") == len(TEXTS)
+    decoder = write_pooling_model(tmp_path / "decoder", "qwen3", "lasttoken")
+    with pytest.raises(ConfigError, match="record_trace records outputs, and 'decoder' computes vectors"):
+        LLM(model=str(decoder), num_kv_blocks=40, record_trace=tmp_path / "trace")
+
+
 @needs_native
 def test_int8_is_close(tmp_path: Path) -> None:
     folder = write_pooling_model(tmp_path, "bert")
@@ -119,8 +132,18 @@ def test_unsupported_folders(file: str, content: dict[str, Any], message: str, t
 
 def test_unsupported_modules_and_options(tmp_path: Path) -> None:
     folder = write_pooling_model(tmp_path, "bert")
-    with pytest.raises(ConfigError, match="num_kv_blocks has no use for"):
-        LLM(model=str(folder), num_kv_blocks=10)
+    unused: list[dict[str, Any]] = [
+        {"num_kv_blocks": 10},
+        {"kv": "exact"},
+        {"kv_cache_dtype": "int8"},
+        {"enable_prefix_caching": True},
+        {"prefix_cache_dir": tmp_path},
+        {"max_loras": 2},
+        {"record_trace": tmp_path / "trace"},
+    ]
+    for options in unused:
+        with pytest.raises(ConfigError, match=f"{next(iter(options))} has no use for"):
+            LLM(model=str(folder), **options)
     with pytest.raises(ConfigError, match="max_model_len=100 exceeds the 80 tokens of the model"):
         LLM(model=str(folder), max_model_len=100)
     with pytest.raises(ConfigError, match="max_num_batched_tokens=70 must be at least max_model_len=80"):

@@ -108,7 +108,7 @@ def serve(
         observability=observability,
         pages=pages,
         models=models.specs(config, api) if models.on_demand else None,
-        model_limits=models.limits() if models.on_demand else None,
+        model_limits=models.limits(config) if models.on_demand else None,
     )
 
 

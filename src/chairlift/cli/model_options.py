@@ -75,8 +75,16 @@ class ModelOptions:
         given = (self.model_dir, self.models, self.memory_bytes, self.keep_alive)
         return len(self.arguments) > 1 or any(value is not None for value in given)
 
-    def limits(self) -> ModelLimits:
-        """The limits of the models; the default of the memory is a share of what is free now."""
+    def limits(self, config: EngineConfig) -> ModelLimits:
+        """The limits of the models; the default of the memory is a share of what is free now.
+
+        Raises:
+            ConfigError: there is no default, because the memory of a GPU is not known yet.
+        """
+        if self.memory_bytes is None and config.device != "cpu":
+            raise ConfigError(
+                f"several models on device={config.device} need --models-memory-bytes, the memory of the GPU for them"
+            )
         return ModelLimits(self.memory_bytes or int(available_host_memory() * MEMORY_SHARE))
 
     def specs(self, config: EngineConfig, api: ApiOptions) -> list[ModelSpec]:

@@ -54,6 +54,10 @@ class ContinuousBatching(BatchingPolicy):
 
     name = "continuous"
 
+    def __init__(self, batch: RunningBatch) -> None:
+        super().__init__(batch)
+        self._has_chunks = batch.config.enable_chunked_prefill
+
     def fill(self, plan: StepPlan) -> None:
         chunks = ChunkAllowance(self._batch.config.step_time, self._batch.running)
         budget, has_preempted = self._schedule_running(plan, chunks)
@@ -98,17 +102,14 @@ class ContinuousBatching(BatchingPolicy):
         """Admit from the head of the queue while there are seats, tokens and memory."""
         batch = self._batch
         while (request := batch.waiting.peek()) is not None:
-            if not batch.config.enable_chunked_prefill and request.num_tokens > budget:
-                batch.block_queue(request, WaitReason.TOKEN_BUDGET, plan)
-                return
-            reason = self._allocate(request) if may_admit else WaitReason.PREEMPTION
+            reason = self._allocate(request, budget) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
                 batch.block_queue(request, reason, plan)
                 return
             batch.admit(request, plan)
             start = request.num_computed_tokens
             count = request.num_tokens - start
-            if batch.config.enable_chunked_prefill:
+            if self._has_chunks:
                 count = chunks.take(start, min(count, budget - batch.num_admissible))
             if start + count > request.num_slots:
                 has_grown = batch.grow(request, start + count, plan)
@@ -116,10 +117,16 @@ class ContinuousBatching(BatchingPolicy):
             batch.schedule_tokens(request, start, count, plan)
             budget -= count
 
-    def _allocate(self, request: Request) -> WaitReason | None:
-        """Allocate memory to the head of the queue; the reason if it has to wait."""
+    def _allocate(self, request: Request, budget: int) -> WaitReason | None:
+        """Allocate memory to the head of the queue; the reason if it has to wait.
+
+        Args:
+            budget: the rest of the token budget of the step.
+        """
         if len(self._batch.running) >= self._batch.config.max_num_seqs:
             return WaitReason.SEATS
         if request.num_pending_tokens:
             return WaitReason.PENDING_TOKEN
+        if not self._has_chunks and request.num_tokens > budget:
+            return WaitReason.TOKEN_BUDGET
         return None if self._batch.allocate(request) else WaitReason.MEMORY

@@ -102,7 +102,7 @@ class RequestLimits:
         max_slots: maximum number of slots that the KV pool can allocate to one request.
         supports_priority: the scheduling policy uses priorities.
         max_new_tokens: maximum number of output tokens by the model's generation configuration, if any.
-        is_pooling: requests generate no tokens. The one output token that they ask for is never computed.
+        is_pooling: requests generate no tokens. Their `max_tokens` is 1, and this token is never computed.
     """
 
     max_model_len: int
@@ -193,11 +193,29 @@ class InputProcessor:
         params = None if truncate_prompt_tokens is None else SamplingParams(truncate_prompt_tokens=-1)
         for each in (text, second or ""):
             self._check_text(each, "input", params)
+        most = self._most_pooled(truncate_prompt_tokens)
+        return self._checked(self.tokenizer.encode_pair(text, second, most), "input")
+
+    def check_pooled(self, token_ids: list[int], truncate_prompt_tokens: int | None = None) -> list[int]:
+        """Check the tokens of a text, of which a model computes a vector; as `encode_pooled`."""
+        return self._checked(token_ids[: self._most_pooled(truncate_prompt_tokens)], "input")
+
+    def _most_pooled(self, truncate_prompt_tokens: int | None) -> int | None:
+        """The number of tokens to which a text is cut off; None for no limit.
+
+        Raises:
+            RequestError: `truncate_prompt_tokens` is neither -1 nor a positive number.
+        """
         limit = self.limits.max_output_tokens(0) - 1
-        kept = None if truncate_prompt_tokens is None else limit
-        if truncate_prompt_tokens is not None and truncate_prompt_tokens != -1:
-            kept = min(limit, truncate_prompt_tokens)
-        return self._checked(self.tokenizer.encode_pair(text, second, kept), "input")
+        if truncate_prompt_tokens is None or truncate_prompt_tokens == -1:
+            return None if truncate_prompt_tokens is None else limit
+        if truncate_prompt_tokens < 1:
+            raise RequestError(
+                f"truncate_prompt_tokens must be at least 1, or -1 for the maximum of the model, got "
+                f"{truncate_prompt_tokens}",
+                "truncate_prompt_tokens",
+            )
+        return min(limit, truncate_prompt_tokens)
 
     def encode_chat(
         self,

@@ -50,13 +50,78 @@ class _Family:
 
 
 def _reader(family: _Family) -> HFReader:
-    def read(fields: ConfigFields) -> ModelConfig:
-        return _read(fields, family)
-
-    return read
+    return lambda fields: _read_sizes(fields, family).declare()
 
 
-def _read(fields: ConfigFields, family: _Family) -> ModelConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """The sizes of a model, with the names of its parameters."""
+
+    family: _Family
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    num_positions: int
+    num_types: int
+    activation: str
+    eps: float
+
+    def declare(self) -> ModelConfig:
+        """Return the declaration of the model with these sizes."""
+        size, family, tables = self.hidden_size, self.family, "embeddings"
+        words = ((f"{tables}.word_embeddings", self.vocab_size),)
+        types = PositionTableSpec(f"{tables}.token_type_embeddings", self.num_types, size, 0)
+        return ModelConfig(
+            architecture="bert",
+            name=family.name,
+            hidden_size=size,
+            max_position_embeddings=self.num_positions - family.offset,
+            embedding=MatrixSpec(EMBEDDING, EMBEDDING, words, size),
+            positions=PositionTableSpec(f"{tables}.position_embeddings", self.num_positions, size, family.offset),
+            layers=tuple(self._layer(f"encoder.layer.{index}") for index in range(self.num_layers)),
+            final_norm=None,
+            head=MatrixSpec(LM_HEAD, LM_HEAD, words, size),
+            tie_word_embeddings=True,
+            unneeded_modules=("pooler.dense", f"{tables}.position_ids") if family.classifier is None else (),
+            encoder=EncoderSpec(self._norm(f"{tables}.LayerNorm"), types, family.classifier),
+        )
+
+    def _layer(self, root: str) -> LayerSpec:
+        return LayerSpec(
+            self._attention(f"{root}.attention"),
+            BranchNorms(of_sum=self._norm(f"{root}.attention.output.LayerNorm")),
+            self._feed_forward(root),
+            BranchNorms(of_sum=self._norm(f"{root}.output.LayerNorm")),
+        )
+
+    def _attention(self, root: str) -> AttentionSpec:
+        size, head_dim = self.hidden_size, self.hidden_size // self.num_heads
+        qkv = tuple((f"{root}.self.{part}", size) for part in ("query", "key", "value"))
+        return AttentionSpec(
+            qkv=MatrixSpec(ATTENTION, "qkv", qkv, size, has_bias=True),
+            output=MatrixSpec(ATTENTION, "output", ((f"{root}.output.dense", size),), size, has_bias=True),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+        )
+
+    def _feed_forward(self, root: str) -> FeedForwardSpec:
+        size, inner = self.hidden_size, self.inner_size
+        return FeedForwardSpec(
+            up=MatrixSpec(MLP, "up", ((f"{root}.intermediate.dense", inner),), size, has_bias=True),
+            down=MatrixSpec(MLP, "down", ((f"{root}.output.dense", size),), inner, has_bias=True),
+            activation=self.activation,
+            gated=False,
+        )
+
+    def _norm(self, name: str) -> NormSpec:
+        return NormSpec("layer_norm", name, self.hidden_size, self.eps)
+
+
+def _read_sizes(fields: ConfigFields, family: _Family) -> _Sizes:
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
     fields.allow_only("position_embedding_type", "absolute", "positions are learned")
@@ -65,59 +130,17 @@ def _read(fields: ConfigFields, family: _Family) -> ModelConfig:
     if family.classifier is not None:
         _check_single_score(fields)
     fields.get("tie_word_embeddings")  # concerns the head of masked language models
-    inner = fields.integer("intermediate_size")
-    activation = ACTIVATIONS[fields.choice("hidden_act", ACTIVATIONS, "gelu")]
-    eps, vocab = fields.number("layer_norm_eps", 1e-12), fields.integer("vocab_size")
-    rows = fields.integer("max_position_embeddings")
-    types = fields.integer("type_vocab_size", 2)
-
-    def norm(name: str) -> NormSpec:
-        return NormSpec("layer_norm", name, hidden, eps)
-
-    def matrix(group: str, kernel: str, names: tuple[str, ...], out: int, inputs: int) -> MatrixSpec:
-        return MatrixSpec(group, kernel, tuple((name, out) for name in names), inputs, has_bias=True)
-
-    def layer(index: int) -> LayerSpec:
-        root = f"encoder.layer.{index}"
-        own = f"{root}.attention.self"
-        attention = AttentionSpec(
-            qkv=matrix(ATTENTION, "qkv", (f"{own}.query", f"{own}.key", f"{own}.value"), hidden, hidden),
-            output=matrix(ATTENTION, "output", (f"{root}.attention.output.dense",), hidden, hidden),
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=hidden // heads,
-            scale=(hidden // heads) ** -0.5,
-        )
-        feed_forward = FeedForwardSpec(
-            up=matrix(MLP, "up", (f"{root}.intermediate.dense",), inner, hidden),
-            down=matrix(MLP, "down", (f"{root}.output.dense",), hidden, inner),
-            activation=activation,
-            gated=False,
-        )
-        return LayerSpec(
-            attention,
-            BranchNorms(of_sum=norm(f"{root}.attention.output.LayerNorm")),
-            feed_forward,
-            BranchNorms(of_sum=norm(f"{root}.output.LayerNorm")),
-        )
-
-    return ModelConfig(
-        architecture="bert",
-        name=family.name,
+    return _Sizes(
+        family=family,
+        vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
-        max_position_embeddings=rows - family.offset,
-        embedding=MatrixSpec(EMBEDDING, EMBEDDING, (("embeddings.word_embeddings", vocab),), hidden),
-        positions=PositionTableSpec("embeddings.position_embeddings", rows, hidden, family.offset),
-        layers=tuple(layer(index) for index in range(fields.integer("num_hidden_layers", high=4096))),
-        final_norm=None,
-        head=MatrixSpec(LM_HEAD, LM_HEAD, (("embeddings.word_embeddings", vocab),), hidden),
-        tie_word_embeddings=True,
-        unneeded_modules=("pooler.dense", "embeddings.position_ids") if family.classifier is None else (),
-        encoder=EncoderSpec(
-            norm("embeddings.LayerNorm"),
-            PositionTableSpec("embeddings.token_type_embeddings", types, hidden, 0) if types else None,
-            family.classifier,
-        ),
+        inner_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers", high=4096),
+        num_heads=heads,
+        num_positions=fields.integer("max_position_embeddings"),
+        num_types=fields.integer("type_vocab_size", 2),
+        activation=ACTIVATIONS[fields.choice("hidden_act", ACTIVATIONS, "gelu")],
+        eps=fields.number("layer_norm_eps", 1e-12),
     )
 
 

@@ -26,6 +26,7 @@ from chairlift.server.web.page_options import PageOptions
 from chairlift.worker.memory import format_memory
 
 if TYPE_CHECKING:
+    from chairlift.server.access.admission import AdmissionController
     from chairlift.server.models.model_manager import ModelManager
 
 logger = logging.getLogger("chairlift")
@@ -78,30 +79,18 @@ def run(
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout) if models is None else None
 
     # These modules are imported while the engine process loads the model, because they take long to import.
-    from chairlift.engine.async_llm import AsyncLLM
     from chairlift.engine.memory_trimming import trim_memory
     from chairlift.server.access.admission import AdmissionController
-    from chairlift.server.http.application import create_models_app, make_model_manager, make_single_manager
+    from chairlift.server.http.application import create_models_app
     from chairlift.server.http.drain import DrainingServer
     from chairlift.server.http.protocol import uvicorn_config
-    from chairlift.server.models.engine_loader import ProcessLoader
-    from chairlift.server.preparation.preparation import PreparationWorkers
-    from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
-    is_fair = config.scheduling_policy == "fair"
-    admission = AdmissionController(limits, access.keys, is_fair=is_fair)
-    loader = None
+    admission = AdmissionController(limits, access.keys, is_fair=config.scheduling_policy == "fair")
     if client is not None:
-        fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
-        client.wait_until_ready()
-        facts, depth = client.engine.facts, limits.max_json_depth
-        setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
-        workers = PreparationWorkers(setup)
-        manager = make_single_manager(AsyncLLM(client=client), served_model_name, api, admission, workers)
+        manager = _manage_one_model(client, config, served_model_name, api, admission)
     else:
         assert models is not None
-        loader = ProcessLoader(watchdog_timeout, limits.max_json_depth, admission.record_cpu_seconds)
-        manager = make_model_manager(models, loader, model_limits)
+        manager = _manage_models_on_demand(models, model_limits, watchdog_timeout, admission)
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     app = create_models_app(
         manager,
@@ -126,8 +115,40 @@ def run(
         process_exit.end_at_next_signal()
         process_exit.limit(EXIT_SECONDS)
         manager.close()
-        if loader is not None:
-            loader.close()
+
+
+def _manage_one_model(
+    client: ProcessClient,
+    config: EngineConfig,
+    served_model_name: str | None,
+    api: ApiOptions,
+    admission: AdmissionController,
+) -> ModelManager:
+    """Wait until the model is loaded; returns the manager of this model, which is never unloaded."""
+    from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.server.http.application import make_single_manager
+    from chairlift.server.preparation.preparation import PreparationWorkers
+    from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
+
+    fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
+    client.wait_until_ready()
+    facts, depth = client.engine.facts, admission.limits.max_json_depth
+    setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
+    return make_single_manager(AsyncLLM(client=client), served_model_name, api, admission, PreparationWorkers(setup))
+
+
+def _manage_models_on_demand(
+    models: Sequence[ModelSpec],
+    model_limits: ModelLimits | None,
+    watchdog_timeout: float,
+    admission: AdmissionController,
+) -> ModelManager:
+    """The manager of models of which none is loaded yet."""
+    from chairlift.server.http.application import make_model_manager
+    from chairlift.server.models.engine_loader import ProcessLoader
+
+    loader = ProcessLoader(watchdog_timeout, admission.limits.max_json_depth, admission.record_cpu_seconds)
+    return make_model_manager(models, loader, model_limits)
 
 
 def _server_specs(

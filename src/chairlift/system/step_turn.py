@@ -1,4 +1,4 @@
-"""StepTurn: a lock by which processes that use the same CPU cores compute in turns."""
+"""StepTurn: a lock between processes that use the same CPU cores, of which one computes at a time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LONGEST_PAUSE_SECONDS: Final = 1e-3
 
 
 class StepTurn:
-    """A lock between processes, which alternate if several of them want it all the time.
+    """A lock between processes. Two processes that always need it hold it alternately.
 
-    A process first takes the lock `next`, then `now`, and releases `next` at once. So while one process has `now`, the
-    other that waits for it has `next`, and gets `now` before the first one can take it again. The operating system
-    releases the locks of a process that ends. A wait ends after MAX_WAIT_SECONDS without the lock, so that a process
-    that hangs does not stop the others.
+    A process acquires the file lock `next`, then `now`, and then releases `next`. While one process holds `now`, the
+    process that waits for it holds `next`, and therefore acquires `now` before the first process can acquire it again.
+    The operating system releases the locks of a process that ends. A process waits for at most MAX_WAIT_SECONDS and
+    then continues without the lock, so that a process that hangs does not stop the others.
 
     Args:
         folder: contains the files of the locks, for all processes.

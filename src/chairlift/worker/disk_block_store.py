@@ -90,7 +90,7 @@ class DiskBlockStore:
         self._make_folder(text)
         self._lock_file = self._lock()
         self._guard = threading.Lock()
-        self._files: OrderedDict[bytes, int] = OrderedDict()
+        self._files: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[bytes, None] = {}
         self._bytes_per_second = FIRST_BANDWIDTH
         self._resume_writing = 0.0
@@ -100,8 +100,8 @@ class DiskBlockStore:
         self._writer = threading.Thread(target=self._write_all, name="chairlift-prefix-cache", daemon=True)
         self._writer.start()
         logger.info(
-            f"prefix cache on disk: {len(self._files)} blocks in {format_memory(sum(self._files.values()))} "
-            f"({self.folder}); at most {format_memory(max_bytes)}"
+            f"prefix cache on disk: {len(self._files)} blocks of {format_memory(self._block_bytes)} in {self.folder}, "
+            f"which may take {format_memory(max_bytes)}"
         )
 
     @property
@@ -221,8 +221,8 @@ class DiskBlockStore:
     def _write(self, block_hash: bytes, payload: Any) -> None:
         if time.monotonic() < self._resume_writing:
             return
-        path, size = self._path(block_hash), HEADER_BYTES + self._block_bytes
-        self._make_room(size)
+        path = self._path(block_hash)
+        self._make_room()
         unfinished = path.with_suffix(".tmp")
         try:
             with unfinished.open("wb") as file:
@@ -235,16 +235,13 @@ class DiskBlockStore:
             raise
         self.num_saved += 1
         with self._guard:
-            self._files[block_hash] = size
+            self._files[block_hash] = None
 
-    def _make_room(self, size: int) -> None:
-        """Remove the least recently used files."""
+    def _make_room(self) -> None:
+        """Remove the least recently used files until there is room for one more block."""
+        limit = self._max_bytes // (HEADER_BYTES + self._block_bytes) - 1
         with self._guard:
-            total = sum(self._files.values()) if len(self._files) < 2 else len(self._files) * size
-            removed = []
-            while self._files and total + size > self._max_bytes:
-                removed.append(self._files.popitem(last=False)[0])
-                total -= size
+            removed = [self._files.popitem(last=False)[0] for _ in range(len(self._files) - max(0, limit))]
         for block_hash in removed:
             with contextlib.suppress(OSError):
                 self._path(block_hash).unlink()
@@ -286,10 +283,8 @@ class DiskBlockStore:
                     os.unlink(entry.path)
             elif dot + kind == SUFFIX:
                 with contextlib.suppress(OSError, ValueError):
-                    stat = entry.stat()
-                    found.append((stat.st_mtime, bytes.fromhex(name), stat.st_size))
-        for _, block_hash, size in sorted(found):
-            self._files[block_hash] = size
+                    found.append((entry.stat().st_mtime, bytes.fromhex(name)))
+        self._files.update((block_hash, None) for _, block_hash in sorted(found))
 
 
 def _tensors(cache: KVCache) -> list[torch.Tensor]:

@@ -121,6 +121,8 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
             "dimensions=65 exceeds the 64 values",
         ),
         (embedder, "/v1/embeddings", {"input": [[1, 100000]]}, "contains a token id outside 0..299"),
+        (embedder, "/v1/embeddings", {"input": [5] * 90}, "input has 90 tokens, but the model computes at most 80"),
+        (embedder, "/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "must be at least 1, or -1"),
         (scorer, "/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1 has 2 texts and text_2 1"),
         (scorer, "/v1/rerank", {"query": "a", "documents": []}, "documents"),
     ]
@@ -130,6 +132,8 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
         assert message in answer.json()["error"]["message"]
     cut = embedder.post("/v1/embeddings", {"input": long, "truncate_prompt_tokens": -1}).json()
     assert cut["usage"]["prompt_tokens"] == 80
+    tokens = embedder.post("/v1/embeddings", {"input": [5] * 90, "truncate_prompt_tokens": 7}).json()
+    assert tokens["usage"]["prompt_tokens"] == 7
 
 
 def test_a_model_that_generates_has_no_vectors(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:

@@ -84,6 +84,9 @@ class CountingLoader:
     def abort(self) -> None:
         self.num_aborts += 1
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:

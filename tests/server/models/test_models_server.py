@@ -73,7 +73,6 @@ def run_models(specs: list[ModelSpec], folders: dict[str, Path], memory: str | N
     with run_app(app) as (url, _server):
         yield ModelsServer(url, manager, folders)
     manager.close()
-    loader.close()
 
 
 @pytest.fixture(scope="module")

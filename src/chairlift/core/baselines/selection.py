@@ -9,6 +9,7 @@ from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
 from chairlift.core.baselines.static_batching import StaticBatching
 from chairlift.core.continuous_batching import ContinuousBatching
+from chairlift.core.kv.block_store import BlockStore
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
@@ -59,15 +60,20 @@ class KVPool:
         return ARENAS[self.kv_arena](self.num_blocks).largest_piece * self.block_size
 
 
-def make_kv_cache_manager(pool: KVPool, enable_prefix_caching: bool = False) -> KVCacheManager:
+def make_kv_cache_manager(
+    pool: KVPool, enable_prefix_caching: bool = False, block_store: BlockStore | None = None
+) -> KVCacheManager:
     """Create the manager of a pool, in which all blocks are free.
+
+    Args:
+        block_store: see `PagedKVCacheManager`; reservations have none.
 
     Raises:
         ConfigError: the arena cannot reserve `max_model_len` slots for even one request under kv=max.
     """
     if pool.kv == "paged":
         return PagedKVCacheManager(
-            pool.num_blocks, pool.block_size, enable_prefix_caching, pool.windows, pool.max_chunk
+            pool.num_blocks, pool.block_size, enable_prefix_caching, pool.windows, pool.max_chunk, block_store
         )
     arena = ARENAS[pool.kv_arena](pool.num_blocks)
     needed = -(-pool.max_model_len // pool.block_size)

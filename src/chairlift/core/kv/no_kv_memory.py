@@ -22,7 +22,7 @@ class NoKVMemory(KVCacheManager):
         return MemoryDemand(0, 0, 0, 0)
 
     def allocate(self, request: Request) -> bool:
-        request.num_slots = request.num_tokens  # so that the request does not ask for more
+        request.num_slots = request.num_tokens  # so that the scheduler does not call `grow`
         return True
 
     def grow(self, request: Request, num_slots: int) -> TableChange | None:

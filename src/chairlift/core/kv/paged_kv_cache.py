@@ -33,13 +33,9 @@ class PagedKVCacheManager(KVCacheManager):
 
     Args:
         windows, max_chunk: see `KVGroups`.
-
-    Attributes:
         block_store: keeps the blocks of finished requests, and is searched for prefixes that the pool does not have; or
             None. It needs a prefix cache and one group of layers without a window.
     """
-
-    block_store: BlockStore | None = None
 
     def __init__(
         self,
@@ -48,8 +44,10 @@ class PagedKVCacheManager(KVCacheManager):
         enable_prefix_caching: bool = True,
         windows: tuple[int | None, ...] = FULL,
         max_chunk: int = 1,
+        block_store: BlockStore | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size, windows)
+        self.block_store = block_store
         self.pool = BlockPool(num_blocks)
         self._groups = KVGroups(windows, block_size, max_chunk)
         self._has_windows = self._groups.has_windows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
@@ -24,6 +25,22 @@ from chairlift.worker.encoder_runner import EncoderRunner
 from chairlift.worker.memory import format_memory
 
 logger = logging.getLogger("chairlift")
+
+
+UNUSED_OPTIONS: Final = (
+    "kv_cache_memory_bytes",
+    "num_kv_blocks",
+    "kv",
+    "kv_arena",
+    "kv_cache_dtype",
+    "enable_prefix_caching",
+    "prefix_cache_dir",
+    "speculative_config",
+    "lora_modules",
+    "max_loras",
+    "record_trace",
+)
+"""Options of KV memory, of generation and of adapters. An encoder has none of them."""
 
 
 @dataclass(slots=True)
@@ -51,8 +68,9 @@ def load_encoder(config: EngineConfig, files: ModelFiles, model_config: ModelCon
         ModelLoadError: the model cannot be read.
         ConfigError: an option cannot be combined with an encoder.
     """
-    for name in ("kv_cache_memory_bytes", "num_kv_blocks", "speculative_config", "lora_modules"):
-        if getattr(config, name):
+    defaults = EngineConfig()
+    for name in UNUSED_OPTIONS:
+        if getattr(config, name) != getattr(defaults, name):
             raise ConfigError(f"{name} has no use for {files.name!r}, an encoder: remove it")
     if config.device != "cpu" or config.batching != "continuous":
         raise ConfigError(

@@ -13,7 +13,6 @@ from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.kv.no_kv_memory import NoKVMemory
-from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.lora_adapters import AdapterLoader
@@ -172,10 +171,8 @@ def build_engine(
     )
     if loaded.pooling is not None:
         scheduler_config = replace(scheduler_config, is_pooling=True)
-    manager = make_kv_cache_manager(pool, config.has_prefix_cache)
     block_store = open_block_store(config, loaded, plan, step_time)
-    if isinstance(manager, PagedKVCacheManager):
-        manager.block_store = block_store
+    manager = make_kv_cache_manager(pool, config.has_prefix_cache, block_store)
     runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan, draft)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
@@ -186,18 +183,7 @@ def build_engine(
     if logs_summary:
         _log_startup_summary(config, loaded, scheduler_config, plan)
         _log_sampling_defaults(loaded)
-        if step_time is not None:
-            budget = scheduler_config.max_num_batched_tokens
-            logger.info("%s", describe_chunks(step_time, budget, limits.max_model_len))
-        if row_time is not None:
-            logger.info("%s", describe_rows("speculative decoding", row_time))
-        if draft is not None and draft_row_time is not None:
-            weights, kv_cache = parameter_bytes(draft.model), plan.num_slots * draft_bytes
-            logger.info(
-                f"draft model {draft.name}: weights {format_memory(weights)}; its K and V take "
-                f"{format_memory(kv_cache)} of the pool"
-            )
-            logger.info("%s", describe_rows("draft model", draft_row_time))
+        _log_step_times(scheduler_config, draft, plan.num_slots * draft_bytes)
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     on_add = None if listeners.recorder is None else listeners.recorder.on_add
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
@@ -384,6 +370,20 @@ def _log_startup_summary(
         config, scheduler_config, plan, loaded.planned_weights, activations, parameter_bytes(loaded.model)
     ):
         logger.info(line)
+
+
+def _log_step_times(limits: SchedulerConfig, draft: LoadedModel | None, draft_kv_bytes: int) -> None:
+    """Log the measured times of steps, and the memory of the draft model."""
+    if limits.step_time is not None:
+        logger.info("%s", describe_chunks(limits.step_time, limits.max_num_batched_tokens, limits.max_model_len))
+    if limits.row_time is not None:
+        logger.info("%s", describe_rows("speculative decoding", limits.row_time))
+    if draft is not None and limits.draft_row_time is not None:
+        logger.info(
+            f"draft model {draft.name}: weights {format_memory(parameter_bytes(draft.model))}; its K and V take "
+            f"{format_memory(draft_kv_bytes)} of the pool"
+        )
+        logger.info("%s", describe_rows("draft model", limits.draft_row_time))
 
 
 def _log_sampling_defaults(loaded: LoadedModel) -> None:

@@ -173,6 +173,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     model_config = load_config(files)
     assert model_config.encoder is None, "encoders are loaded by `build_encoder_engine`"
     pooling = load_pooling_config(files, model_config)
+    if pooling is not None and config.record_trace is not None:
+        raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype)
     if pooling is not None and config.kv_cache_dtype == "auto":

@@ -59,7 +59,7 @@ def _token_ids(engine: ServedEngine, text: str | list[int] | int, body: CallFiel
     if isinstance(text, str):
         return engine.input_processor.encode_pooled(text, None, body.truncate_prompt_tokens)
     assert isinstance(text, list), "the type of the field"
-    return engine.input_processor.encode(text)[1]
+    return engine.input_processor.check_pooled(text, body.truncate_prompt_tokens)
 
 
 def plan_score(engine: ServedEngine, body: ScoreRequest) -> RequestPlan:

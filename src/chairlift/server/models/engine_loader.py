@@ -60,9 +60,12 @@ class EngineLoader(Protocol):
     def abort(self) -> None:
         """End the loads in progress with an EngineDeadError."""
 
+    def close(self) -> None:
+        """Release what the engines shared, after all of them have ended."""
+
 
 class ProcessLoader:
-    """Starts each engine in a process. The processes compute steps in turns, because they use the same CPU cores.
+    """Starts each engine in a process. One process computes a step at a time, because all use the same CPU cores.
 
     Args:
         watchdog_timeout: see ProcessClient.

@@ -46,7 +46,7 @@ class ModelWait:
         return (time.monotonic() if self.ended is None else self.ended) - self.began
 
     def describe(self) -> str:
-        """One sentence that says what the call waited for."""
+        """One sentence with the reason of the wait."""
         name = self.model.name
         if self.error is not None:
             return f"The call waited {self.seconds:.1f} s for model {name!r}, and ended with: {self.error}"

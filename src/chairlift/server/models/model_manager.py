@@ -379,6 +379,8 @@ class ModelManager:
         for model in self.models:
             if model.service is not None:
                 model.service.llm.close()
+        if self._loader is not None:
+            self._loader.close()
 
 
 def choose_victims(loaded: Iterable[ServedModel], missing: int) -> list[ServedModel]:
