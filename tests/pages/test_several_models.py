@@ -15,7 +15,7 @@ from chairlift.server.http.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.web.page_options import PageOptions
-from running_server import run_app
+from running_server import run_app, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_live_page_shows_the_chosen_model(page: Page, url: str, check_page: 
     page.get_by_role("button", name="Send the burst").click()
     expect(page.locator("#burst-status")).to_contain_text("6 requests sent")
     expect(page.locator("#lanes")).to_have_attribute("aria-label", "Batch lanes. 0 requests running, 0 waiting.")
-    assert newest_cell(page).startswith("step ")
+    wait_for(lambda: newest_cell(page).startswith("step "))
     check_page("several-models")
     page.goto(url)
     expect(page.locator("#figure-running")).to_have_text("0 / 2")
