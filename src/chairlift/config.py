@@ -181,6 +181,7 @@ class EngineConfig:
         disable_hybrid_kv_cache_manager: keep K and V of layers with a sliding window as long as those of other layers,
             instead of releasing the blocks that left the window. Reservations always keep them.
         enable_prefix_caching: None enables the prefix cache for "paged"; reservations have none.
+        enable_kv_cache_events: emit the changes of the prefix cache as events.
         prefix_cache_dir: a folder in which the blocks of finished requests are kept, also after a restart; None keeps
             them in memory only.
         prefix_cache_disk_bytes: maximum size of the blocks of this model in prefix_cache_dir.
@@ -223,6 +224,7 @@ class EngineConfig:
     kv: str = "paged"
     kv_arena: str = "buddy"
     enable_prefix_caching: bool | None = None
+    enable_kv_cache_events: bool = False
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int = DEFAULT_DISK_BYTES
     disable_hybrid_kv_cache_manager: bool = False

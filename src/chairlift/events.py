@@ -289,7 +289,23 @@ class RequestFinished:
         )
 
 
-Event = EngineStarted | RequestArrived | RequestQueued | RequestRejected | RequestWaiting | Step | RequestFinished
+@dataclass(frozen=True, slots=True)
+class PrefixCacheChanged:
+    """Blocks entered or left the index of the prefix cache, at most once per step. It is emitted only with
+    `enable_kv_cache_events`.
+
+    Attributes:
+        stored, removed: keys of blocks (see `core.kv.block_pool.block_key`).
+    """
+
+    type: ClassVar[str] = "prefix_cache_changed"
+    time: float
+    stored: list[int]
+    removed: list[int]
+
+
+RequestEvent = RequestArrived | RequestQueued | RequestRejected | RequestWaiting | RequestFinished
+Event = EngineStarted | RequestEvent | Step | PrefixCacheChanged
 DroppableEvent = Step | RequestWaiting
 """Events that may be dropped for a slow listener. The other events determine which requests exist, and there are only a
 few for each request."""

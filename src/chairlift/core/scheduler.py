@@ -24,7 +24,7 @@ from chairlift.core.scheduling_policies import FairPolicy, FCFSPolicy, PriorityP
 from chairlift.core.speculation.draft_selection import DraftSelection
 from chairlift.core.wait_log import WaitLog
 from chairlift.errors import RequestError
-from chairlift.events import EventSink, RequestArrived, RequestFinished, RequestRejected
+from chairlift.events import EventSink, PrefixCacheChanged, RequestArrived, RequestFinished, RequestRejected
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput, attach_prompt_logprobs
 from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
 
@@ -254,6 +254,8 @@ class Scheduler:
         self._batch.drop_finished()
         if self._events is not None:
             self._events.emit(plan.event(result, finished, now))
+            if (changes := self._kv.take_index_changes()) is not None:
+                self._events.emit(PrefixCacheChanged(now, *changes))
         return outputs
 
     def _fail(self, request: Request, error: str, now: float) -> EngineCoreOutput:

@@ -131,7 +131,7 @@ class RequestTracker:
             self._finish(event)
         elif isinstance(event, RequestRejected):
             self._record_rejection(event)
-        else:
+        elif isinstance(event, EngineStarted):
             self._restart(event)
 
     def _restart(self, event: EngineStarted) -> None:

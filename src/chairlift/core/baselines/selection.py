@@ -61,19 +61,29 @@ class KVPool:
 
 
 def make_kv_cache_manager(
-    pool: KVPool, enable_prefix_caching: bool = False, block_store: BlockStore | None = None
+    pool: KVPool,
+    enable_prefix_caching: bool = False,
+    block_store: BlockStore | None = None,
+    *,
+    record_index_changes: bool = False,
 ) -> KVCacheManager:
     """Create the manager of a pool, in which all blocks are free.
 
     Args:
-        block_store: see `PagedKVCacheManager`; reservations have none.
+        block_store, record_index_changes: see `PagedKVCacheManager`; reservations have no prefix cache.
 
     Raises:
         ConfigError: the arena cannot reserve `max_model_len` slots for even one request under kv=max.
     """
     if pool.kv == "paged":
         return PagedKVCacheManager(
-            pool.num_blocks, pool.block_size, enable_prefix_caching, pool.windows, pool.max_chunk, block_store
+            pool.num_blocks,
+            pool.block_size,
+            enable_prefix_caching,
+            pool.windows,
+            pool.max_chunk,
+            block_store,
+            record_index_changes,
         )
     arena = ARENAS[pool.kv_arena](pool.num_blocks)
     needed = -(-pool.max_model_len // pool.block_size)

@@ -12,6 +12,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import NamedTuple
+
+HASH_BYTES = 32
+KEY_BYTES = 8
+
+
+class IndexChanges(NamedTuple):
+    """The blocks that entered and left the index of a pool, as the integers of `block_key`. A key is in one of the
+    lists, by its last change."""
+
+    stored: list[int]
+    removed: list[int]
+
+
+def block_key(block_hash: bytes) -> int:
+    """The first bytes of a hash as a positive integer. It is enough to estimate which prefixes a pool has, and must
+    never decide which blocks a request reads."""
+    return int.from_bytes(block_hash[:KEY_BYTES]) >> 1
 
 
 class BlockPool:
@@ -31,6 +49,19 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._num_evictable = 0
         self._num_shared = 0
+        self._changes: dict[int, bool] | None = None
+
+    def record_changes(self) -> None:
+        """Record changes of the index from now on, for `take_changes`."""
+        self._changes = {}
+
+    def take_changes(self) -> IndexChanges | None:
+        """The changes of the index since the last call, one for each key; None if there are none."""
+        if not self._changes:
+            return None
+        changes, self._changes = self._changes, {}
+        stored = [key for key, is_stored in changes.items() if is_stored]
+        return IndexChanges(stored, [key for key, is_stored in changes.items() if not is_stored])
 
     @property
     def num_free(self) -> int:
@@ -102,6 +133,7 @@ class BlockPool:
             self.version += 1
             self._hashes[block_id] = block_hash
             self._block_by_hash[block_hash] = block_id
+            self._record_change(block_hash, is_stored=True)
 
     def _evict(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]
@@ -109,3 +141,9 @@ class BlockPool:
             del self._block_by_hash[block_hash]
             self._hashes[block_id] = None
             self._num_evictable -= 1
+            self._record_change(block_hash, is_stored=False)
+
+    def _record_change(self, block_hash: bytes, *, is_stored: bool) -> None:
+        """Record a change of the first group of layers, whose keys are hashes without a suffix."""
+        if self._changes is not None and len(block_hash) == HASH_BYTES:
+            self._changes[block_key(block_hash)] = is_stored

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from chairlift.core.kv.block_pool import IndexChanges
 from chairlift.core.kv.kv_groups import FULL
 from chairlift.request import Request
 
@@ -75,6 +76,10 @@ class KVCacheManager(ABC):
     def grow(self, request: Request, num_slots: int) -> TableChange | None:
         """Release the blocks that no later query reads, and extend the tables to `num_slots` tokens; None if memory is
         short."""
+
+    def take_index_changes(self) -> IndexChanges | None:
+        """The changes of the prefix cache since the last call; None if there are none, or they are not recorded."""
+        return None
 
     def release(self, request: Request) -> list[int]:
         """Release the blocks that no later query reads, and return them."""

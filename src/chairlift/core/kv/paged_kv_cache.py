@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.block_pool import BlockPool, IndexChanges
 from chairlift.core.kv.block_store import BlockStore
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.kv.kv_groups import FULL, NO_BLOCK, KVGroups, held_blocks
@@ -35,6 +35,7 @@ class PagedKVCacheManager(KVCacheManager):
         windows, max_chunk: see `KVGroups`.
         block_store: keeps the blocks of finished requests, and is searched for prefixes that the pool does not have; or
             None. It needs a prefix cache and one group of layers without a window.
+        record_index_changes: record the changes of the prefix cache for `take_index_changes`.
     """
 
     def __init__(
@@ -45,10 +46,13 @@ class PagedKVCacheManager(KVCacheManager):
         windows: tuple[int | None, ...] = FULL,
         max_chunk: int = 1,
         block_store: BlockStore | None = None,
+        record_index_changes: bool = False,
     ) -> None:
         super().__init__(num_blocks, block_size, windows)
         self.block_store = block_store
         self.pool = BlockPool(num_blocks)
+        if record_index_changes:
+            self.pool.record_changes()
         self._groups = KVGroups(windows, block_size, max_chunk)
         self._has_windows = self._groups.has_windows
         self._prefix_cache = PrefixCache(self.pool, self._groups) if enable_prefix_caching else None
@@ -69,6 +73,9 @@ class PagedKVCacheManager(KVCacheManager):
     @property
     def version(self) -> int:
         return self.pool.version
+
+    def take_index_changes(self) -> IndexChanges | None:
+        return self.pool.take_changes()
 
     def worst_case_blocks(self, request: Request) -> int:
         # K and V of the last token are never written.

@@ -172,7 +172,9 @@ def build_engine(
     if loaded.pooling is not None:
         scheduler_config = replace(scheduler_config, is_pooling=True)
     block_store = open_block_store(config, loaded, plan, step_time)
-    manager = make_kv_cache_manager(pool, config.has_prefix_cache, block_store)
+    manager = make_kv_cache_manager(
+        pool, config.has_prefix_cache, block_store, record_index_changes=config.enable_kv_cache_events
+    )
     runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan, draft)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()

@@ -8,6 +8,7 @@ from typing import Final
 from chairlift.events import (
     EngineStarted,
     Event,
+    PrefixCacheChanged,
     RequestArrived,
     RequestRejected,
     Step,
@@ -40,6 +41,8 @@ class Redactor:
             return event if self.viewer.can_see("") else None
         if isinstance(event, RequestArrived):
             return self._arrived(event)
+        if isinstance(event, PrefixCacheChanged):
+            return None
         return replace(event, request_id=self._shown_id(event.request_id))
 
     def _arrived(self, event: RequestArrived) -> RequestArrived:

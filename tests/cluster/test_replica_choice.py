@@ -1,0 +1,111 @@
+"""The choice of a replica: cached prefixes against load, and prompts of different tenants."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.cluster.replica_choice import choose_replica, cost
+from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
+
+BLOCK_SIZE = 4
+TOKENS = list(range(100, 121))
+
+
+def make_replicas(num_replicas: int, num_blocks: int = 64) -> dict[str, ReplicaState]:
+    return {f"r{index}": ReplicaState(BLOCK_SIZE, num_blocks) for index in range(num_replicas)}
+
+
+def make_prompt(tokens: list[int], salt: str | None = None, lora_id: int = 0) -> RoutedPrompt:
+    return RoutedPrompt.from_tokens(tokens, BLOCK_SIZE, salt, lora_id)
+
+
+def test_the_replica_with_the_cached_prefix_is_chosen() -> None:
+    replicas, prompt = make_replicas(4), make_prompt(TOKENS)
+    replicas["r2"].change_cache(prompt.block_keys[:3], ())
+    assert replicas["r2"].num_cached_tokens(prompt) == 12
+    assert {choose_replica(replicas, prompt, random.Random(seed)) for seed in range(20)} == {"r2"}
+
+
+def test_a_loaded_replica_loses_its_cached_prefix() -> None:
+    replicas, prompt = make_replicas(2), make_prompt(TOKENS)
+    replicas["r0"].change_cache(prompt.block_keys, ())
+    replicas["r0"].others = ReplicaLoad(queued_tokens=19, free_blocks=64)
+    assert choose_replica(replicas, prompt, random.Random(0)) == "r0"
+    replicas["r0"].others = ReplicaLoad(queued_tokens=21, free_blocks=64)
+    assert choose_replica(replicas, prompt, random.Random(0)) == "r1"
+
+
+def test_a_replica_without_free_blocks_is_avoided() -> None:
+    replicas, prompt = make_replicas(2), make_prompt(TOKENS)
+    replicas["r0"].others = ReplicaLoad(free_blocks=2)
+    assert {choose_replica(replicas, prompt, random.Random(seed)) for seed in range(20)} == {"r1"}
+
+
+def test_prefixes_of_other_salts_and_adapters_do_not_match() -> None:
+    replicas = make_replicas(1)
+    replicas["r0"].replace_cache(make_prompt(TOKENS).block_keys)
+    assert replicas["r0"].num_cached_tokens(make_prompt(TOKENS)) == 20
+    assert replicas["r0"].num_cached_tokens(make_prompt(TOKENS, salt="tenant")) == 0
+    assert replicas["r0"].num_cached_tokens(make_prompt(TOKENS, lora_id=1)) == 0
+
+
+def test_a_hole_in_the_cached_prefix_ends_it() -> None:
+    replicas, prompt = make_replicas(1), make_prompt(TOKENS)
+    state = replicas["r0"]
+    state.replace_cache([*prompt.block_keys[:1], *prompt.block_keys[2:]])
+    assert state.num_cached_tokens(prompt) == 4
+    state.change_cache((), prompt.block_keys[:1])
+    assert state.num_cached_tokens(prompt) == 0
+
+
+def test_requests_on_the_way_count_before_the_next_update() -> None:
+    """A burst with one system prompt computes it once, as long as the replica is not overloaded."""
+    replicas = make_replicas(3)
+    first = make_prompt(TOKENS)
+    chosen = choose_replica(replicas, first, random.Random(1))
+    replicas[chosen].add("a", first)
+    assert replicas[chosen].queued_tokens == 21
+    replicas[chosen].record_output("a")
+    again = make_prompt([*TOKENS[:16], 1, 2, 3, 4, 5])
+    assert replicas[chosen].num_cached_tokens(again) == 16
+    assert choose_replica(replicas, again, random.Random(2)) == chosen
+
+
+def test_load_is_spread_without_cached_prefixes() -> None:
+    replicas, source = make_replicas(4, 10_000), random.Random(3)
+    for index in range(400):
+        prompt = make_prompt([index * 50 + offset for offset in range(20)])
+        replicas[choose_replica(replicas, prompt, source)].add(str(index), prompt)
+    counts = sorted(state.num_unfinished for state in replicas.values())
+    assert counts[0] >= 90
+    assert counts[-1] <= 110
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "output", "remove"]), st.integers(0, 5)), max_size=60))
+def test_the_accounting_of_a_replica_returns_to_zero(actions: list[tuple[str, int]]) -> None:
+    """Whatever the order of calls, nothing is left of requests that have ended."""
+    state, known = ReplicaState(BLOCK_SIZE, 64), dict[str, RoutedPrompt]()
+    for number, (action, index) in enumerate(actions):
+        if action == "add":
+            request_id = f"{index}.{number}"
+            known[request_id] = make_prompt(list(range(index * 3 + 1)))
+            state.add(request_id, known[request_id])
+        for request_id in [each for each in known if each.startswith(f"{index}.")]:
+            if action == "output":
+                state.record_output(request_id)
+            elif action == "remove":
+                state.remove(request_id)
+                del known[request_id]
+        assert state.queued_tokens >= 0
+        assert state.num_unfinished == len(known)
+    for request_id in known:
+        state.remove(request_id)
+    assert (state.queued_tokens, state.num_unfinished) == (0, 0)
+    assert state.num_cached_tokens(make_prompt(TOKENS)) == 0
+
+
+def test_the_cost_is_the_uncached_work_of_an_idle_replica() -> None:
+    assert cost(ReplicaState(BLOCK_SIZE, 64), make_prompt(TOKENS), 8) == 13
