@@ -60,6 +60,7 @@ HELP = {
     "kv_arena": f"Allocator of reservations: {', '.join(KV_ARENAS)}.",
     "disable_hybrid_kv_cache_manager": "Keep K and V of layers with a sliding window as long as those of other layers.",
     "enable_prefix_caching": "Share the KV blocks of equal prefixes. Default: on with --kv paged.",
+    "enable_kv_cache_events": "Emit the changes of the prefix cache as events, for routers.",
     "prefix_cache_dir": "Folder that keeps cached prefixes, also after a restart.",
     "prefix_cache_disk_bytes": "Maximum size of the prefixes of a model in --prefix-cache-dir, such as 20GiB. Default: "
     "10GiB.",

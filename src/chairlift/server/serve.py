@@ -6,12 +6,13 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from chairlift.config import EngineConfig
+from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import resolve_model
@@ -28,8 +29,20 @@ from chairlift.worker.memory import format_memory
 if TYPE_CHECKING:
     from chairlift.server.access.admission import AdmissionController
     from chairlift.server.models.model_manager import ModelManager
+    from chairlift.server.models.served_model import ServedModel
 
 logger = logging.getLogger("chairlift")
+
+
+class EngineCluster(Protocol):
+    """Several engines of one model that are used as one."""
+
+    def wait_until_ready(self) -> EngineClient:
+        """Wait until requests can be sent. Raises ModelLoadError, ConfigError or EngineDeadError."""
+
+    def observe(self, model: ServedModel) -> None:
+        """Show the engines as the replicas of a model."""
+
 
 MAX_PORT: Final = 65535
 SWITCH_SECONDS: Final = 0.001
@@ -50,6 +63,7 @@ def run(
     pages: PageOptions,
     models: Sequence[ModelSpec] | None = None,
     model_limits: ModelLimits | None = None,
+    start_cluster: Callable[[EngineConfig], EngineCluster] | None = None,
 ) -> None:
     """Run a server until a signal stops it. `DrainingServer` and `ProcessExit` describe how it stops.
 
@@ -61,6 +75,7 @@ def run(
         started: `time.perf_counter()` when the command started, to log the duration of the start.
         models: Models that are loaded on demand, instead of `config` and `api`.
         model_limits: Their limits.
+        start_cluster: Starts several engines for `config`, instead of one.
 
     Raises:
         ConfigError: The address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
@@ -76,7 +91,12 @@ def run(
     access.keys.log_short_secrets()
     tls = access.load_tls()
     listener = _listen(host, port)
-    client = ProcessClient(config, watchdog_timeout=watchdog_timeout) if models is None else None
+    client: ProcessClient | None = None
+    cluster: EngineCluster | None = None
+    if start_cluster is not None:
+        cluster = start_cluster(config)
+    elif models is None:
+        client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
     # These modules are imported while the engine process loads the model, because they take long to import.
     from chairlift.engine.memory_trimming import trim_memory
@@ -86,7 +106,11 @@ def run(
     from chairlift.server.http.protocol import uvicorn_config
 
     admission = AdmissionController(limits, access.keys, is_fair=config.scheduling_policy == "fair")
-    if client is not None:
+    if cluster is not None:
+        manager = _manage_one_model(cluster.wait_until_ready(), config, served_model_name, api, admission)
+        cluster.observe(manager.default)
+    elif client is not None:
+        client.wait_until_ready()
         manager = _manage_one_model(client, config, served_model_name, api, admission)
     else:
         assert models is not None
@@ -118,20 +142,19 @@ def run(
 
 
 def _manage_one_model(
-    client: ProcessClient,
+    client: EngineClient,
     config: EngineConfig,
     served_model_name: str | None,
     api: ApiOptions,
     admission: AdmissionController,
 ) -> ModelManager:
-    """Wait until the model is loaded; returns the manager of this model, which is never unloaded."""
+    """The manager of a model that is loaded and never unloaded."""
     from chairlift.engine.async_llm import AsyncLLM
     from chairlift.server.http.application import make_single_manager
     from chairlift.server.preparation.preparation import PreparationWorkers
     from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
     fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
-    client.wait_until_ready()
     facts, depth = client.engine.facts, admission.limits.max_json_depth
     setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
     return make_single_manager(AsyncLLM(client=client), served_model_name, api, admission, PreparationWorkers(setup))

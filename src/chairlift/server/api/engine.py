@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -22,9 +24,9 @@ from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.served_model import ServedModel
+from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.telemetry.engine_observer import EngineObserver
-from chairlift.server.telemetry.merged_metrics import MergedMetrics
+from chairlift.server.telemetry.merged_metrics import MergedMetrics, ReplicaMetrics
 
 MAX_BUFFERED_EVENTS: Final = 4096
 """Maximum number of events that are buffered for a slow reader before the oldest ones are dropped."""
@@ -88,6 +90,8 @@ class EngineView(BaseModel):
     step_cost: CostLine | None
     events_dropped: int
     cpu_seconds: dict[str, float] = Field(description="CPU seconds outside of the engine for each API key.")
+    replica: str | None = Field(description="The id of this replica; null if the model has one engine.")
+    replicas: list[str] = Field(description="The ids of all replicas of the model.")
 
 
 def router(manager: ModelManager) -> APIRouter:
@@ -95,20 +99,22 @@ def router(manager: ModelManager) -> APIRouter:
     routes = APIRouter()
     readers: set[Subscription] = set()
     registry = CollectorRegistry()
-    registry.register(MergedMetrics([model.observer.metrics for model in manager.models]))
+    registry.register(MergedMetrics(partial(_collectors, manager)))
 
     @routes.get("/v1/engine", responses=ADMIN_ERRORS)
-    async def get_engine(request: Request, model: str | None = None) -> EngineView:
-        """Return the status, configuration, KV pool and batch of the engine of a model."""
-        _require_admin(request)
-        return _engine_view(manager.find(model, request.state.key), request.app.state.admission.cpu_seconds())
-
-    @routes.get("/v1/events", responses={**ADMIN_ERRORS, 503: {"model": ErrorBody}})
-    async def stream_events(request: Request, model: str | None = None) -> Response:
-        """Stream the events of the engine of a model from now on, the configuration first. A slow reader loses the
-        oldest events and receives their number."""
+    async def get_engine(request: Request, model: str | None = None, replica: str | None = None) -> EngineView:
+        """Return the status, configuration, KV pool and batch of the engine of a model, or of one of its replicas."""
         _require_admin(request)
         served = manager.find(model, request.state.key)
+        engine = served.engine(replica)
+        return _engine_view(engine, list(served.replicas), request.app.state.admission.cpu_seconds())
+
+    @routes.get("/v1/events", responses={**ADMIN_ERRORS, 503: {"model": ErrorBody}})
+    async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
+        """Stream the events of the engine of a model, or of one of its replicas, from now on, the configuration first.
+        A slow reader loses the oldest events and receives their number."""
+        _require_admin(request)
+        served = manager.find(model, request.state.key).engine(replica)
         if len(readers) >= MAX_READERS:
             raise HTTPException(503, f"/v1/events has {MAX_READERS} readers, which is the maximum: disconnect one")
         subscription = served.events.subscribe(MAX_BUFFERED_EVENTS)
@@ -133,7 +139,15 @@ def _require_admin(request: Request) -> None:
         raise HTTPException(403, f"{request.url.path} shows the requests of all keys and needs an admin key")
 
 
-async def event_stream(model: ServedModel, subscription: Subscription) -> AsyncIterator[bytes]:
+def _collectors(manager: ModelManager) -> Iterator[Collector]:
+    for model in manager.models:
+        for replica_id, replica in model.replicas.items():
+            yield ReplicaMetrics(replica.observer.metrics, replica_id)
+        if not model.replicas:
+            yield model.observer.metrics
+
+
+async def event_stream(model: VisibleEngine, subscription: Subscription) -> AsyncIterator[bytes]:
     """Yield the events of a subscription as server-sent events, with a `dropped` event after each loss."""
     if (started := model.observer.tracker.started) is not None:
         yield to_named_event(started.type, to_json(started).encode())
@@ -152,7 +166,7 @@ async def event_stream(model: ServedModel, subscription: Subscription) -> AsyncI
         yield to_named_event(event.type, to_json(event).encode())
 
 
-def _engine_view(model: ServedModel, cpu_seconds: dict[str, float]) -> EngineView:
+def _engine_view(model: VisibleEngine, replicas: list[str], cpu_seconds: dict[str, float]) -> EngineView:
     observer, facts = model.observer, model.facts
     tracker, started = observer.tracker, observer.tracker.started
     plan = None if facts is None else KVCachePlanView.model_validate(facts.kv_cache_plan, from_attributes=True)
@@ -167,6 +181,8 @@ def _engine_view(model: ServedModel, cpu_seconds: dict[str, float]) -> EngineVie
         step_cost=tracker.cost.line(),
         events_dropped=model.events.num_dropped,
         cpu_seconds=cpu_seconds,
+        replica=getattr(model, "replica_id", None),
+        replicas=replicas,
     )
 
 

@@ -13,20 +13,21 @@ from chairlift.server.telemetry.engine_observer import EngineObserver
 
 
 class ModelObservers:
-    """Finds requests in the observers of all models, whose clocks are the same.
-
-    Attributes:
-        all: the observers, in the order of the models.
-    """
+    """Finds requests in the observers of all models, whose clocks are the same."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.all: list[EngineObserver] = [model.observer for model in models]
+        self._models = models
+
+    @property
+    def all(self) -> list[EngineObserver]:
+        """The observers, in the order of the models and of their replicas."""
+        return [observer for model in self._models for observer in model.observers]
 
     def now(self) -> float:
-        return self.all[0].now()
+        return self._models[0].observer.now()
 
     def viewer(self, request: Request) -> Viewer:
-        return self.all[0].viewer(request)
+        return self._models[0].observer.viewer(request)
 
     def sequences(self, call_id: str) -> list[TrackedRequest]:
         """The known sequences of an API call."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
+from starlette.exceptions import HTTPException
+
+from chairlift.clock import Clock
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
@@ -63,6 +67,40 @@ class ModelService:
         self.preparation.close()
 
 
+class VisibleEngine(Protocol):
+    """What the API shows of an engine: one of a model, or one of its replicas."""
+
+    name: str
+    events: EventHub
+    observer: EngineObserver
+    feed: LiveFeed
+    facts: EngineFacts | None
+
+    def status(self) -> EngineStatus: ...
+
+
+class ModelReplica(ABC):
+    """One of several engines of a model, with what is derived from its events.
+
+    Args:
+        name: the name of the model.
+        clock: the clock of the events.
+    """
+
+    def __init__(self, name: str, replica_id: str, events: EventHub, clock: Clock) -> None:
+        self.name = name
+        self.replica_id = replica_id
+        self.events = events
+        self.facts: EngineFacts | None = None
+        self.observer = EngineObserver(self, clock, model_name=name)
+        self.feed = LiveFeed(self.observer.tracker)
+        events.add(self.feed)
+
+    @abstractmethod
+    def status(self) -> EngineStatus:
+        """The state of the engine."""
+
+
 class ServedModel:
     """A model with its state, and with what is kept while it is unloaded: its metrics and its finished requests.
 
@@ -78,6 +116,7 @@ class ServedModel:
         num_leases: the calls that use it now. num_waiting: the calls that wait for it.
         is_leaving: it will be unloaded as soon as its calls have ended, and new calls wait.
         loaded_at, load_seconds, last_used: in seconds of the monotonic clock.
+        replicas: its engines by id, if there are several; otherwise empty.
     """
 
     def __init__(self, name: str, spec: ModelSpec | None, events: EventHub) -> None:
@@ -97,6 +136,27 @@ class ServedModel:
         self.observer = EngineObserver(self, model_name=name)
         self.feed = LiveFeed(self.observer.tracker)
         events.add(self.feed)
+        self.replicas: dict[str, ModelReplica] = {}
+
+    @property
+    def observers(self) -> list[EngineObserver]:
+        """The observers of its engines."""
+        return [replica.observer for replica in self.replicas.values()] or [self.observer]
+
+    def engine(self, replica_id: str | None) -> VisibleEngine:
+        """One of its engines; None is the first one.
+
+        Raises:
+            HTTPException: there is no such replica.
+        """
+        if replica_id is None:
+            return next(iter(self.replicas.values()), self)
+        if replica_id not in self.replicas:
+            known = ", ".join(self.replicas) or "none"
+            raise HTTPException(
+                404, f"model {self.name!r} has no replica {replica_id!r:.100}: the replicas are {known}"
+            )
+        return self.replicas[replica_id]
 
     @property
     def aliases(self) -> tuple[str, ...]:

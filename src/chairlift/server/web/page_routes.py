@@ -19,7 +19,7 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.served_model import ServedModel
+from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.web.burst import BurstSender
 from chairlift.server.web.live_feed import HISTORY_SECONDS, encode_event
 from chairlift.server.web.page_bodies import BurstBody, BurstView, PageView, SimulationBody, SimulationView, read_body
@@ -108,10 +108,10 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
         )
 
     @routes.get("/v1/page/events")
-    async def stream_events(request: Request, model: str | None = None) -> Response:
+    async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the last ten minutes, and then frames of new events."""
         nonlocal num_readers
-        served = manager.find(model, request.state.key)
+        served = manager.find(model, request.state.key).engine(replica)
         if num_readers >= MAX_READERS:
             raise HTTPException(503, f"the live page is open {MAX_READERS} times, which is the maximum: close one")
         num_readers += 1
@@ -136,11 +136,11 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
             lease.close()
 
     @routes.post("/v1/page/simulation")
-    async def simulate(request: Request, model: str | None = None) -> Response:
+    async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate static batching of requests. This counts towards the requests per minute of the key."""
         admission.admit_query(request.state.key)
         body = await read_body(request, SimulationBody)
-        tracker = manager.find(model, request.state.key).observer.tracker
+        tracker = manager.find(model, request.state.key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
         if options.simulate_static is None:
             raise HTTPException(403, NO_SIMULATION)
@@ -154,7 +154,7 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
     return routes
 
 
-async def page_stream(model: ServedModel, redactor: Redactor, admission: AdmissionController) -> AsyncIterator[bytes]:
+async def page_stream(model: VisibleEngine, redactor: Redactor, admission: AdmissionController) -> AsyncIterator[bytes]:
     """Yield the history for an admin, and then frames of new events (ADR 41), until the server has drained."""
     observer, feed = model.observer, model.feed
     index: int | None = None

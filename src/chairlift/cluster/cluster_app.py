@@ -1,0 +1,71 @@
+"""The HTTP application of an ingress: the application of a server, over the replicas of each model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+
+from chairlift.cluster.cluster_client import ClusterClient
+from chairlift.cluster.cluster_options import ClusterOptions
+from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.application import create_models_app
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.web.page_options import PageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSetup:
+    """What an ingress is built from: the options of `chairlift serve`, and those of the cluster."""
+
+    models: tuple[ModelSpec, ...]
+    options: ClusterOptions
+    limits: ServerLimits
+    access: AccessOptions
+    observability: ObservabilityOptions
+    pages: PageOptions
+
+
+class ReplicatedModel(ServedModel):
+    """A model whose replicas Ray Serve starts and supervises: it is never unloaded by the server."""
+
+    def __init__(self, spec: ModelSpec, client: ClusterClient) -> None:
+        super().__init__(spec.name, None, client.events)
+        self._aliases = spec.aliases
+        observe_replicas(self, client)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self._aliases
+
+
+def build_cluster_app(setup: ClusterSetup, clients: Mapping[str, ClusterClient]) -> FastAPI:
+    """Create the application over the clients of the models, by name. It closes the clients when it shuts down."""
+    is_fair = any(spec.config.scheduling_policy == "fair" for spec in setup.models)
+    admission = AdmissionController(setup.limits, setup.access.keys, is_fair=is_fair)
+    models = []
+    for spec in setup.models:
+        client = clients[spec.name]
+        model = ReplicatedModel(spec, client)
+        llm = AsyncLLM(client=client)
+        model.set_service(ModelService(llm, spec.name, spec.api, admission.record_cpu_seconds, None))
+        models.append(model)
+    return create_models_app(
+        ModelManager(models),
+        admission,
+        keys=setup.access.keys,
+        limits=setup.limits,
+        observability=setup.observability,
+        cors=setup.access.cors,
+        key_reloader=setup.access.key_reloader,
+        allowed_hosts=setup.access.allowed_hosts,
+        pages=setup.pages,
+    )

@@ -1,0 +1,374 @@
+"""ClusterClient: replicas of an engine as one engine, for a front end that knows nothing of replicas.
+
+    send(Add) --> router chooses a replica --> the call runs until the request has ended
+    <-- outputs and events <-- one stream of messages from each replica
+
+A request is lost with its replica if it has output; otherwise it is sent to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from chairlift.cluster.cluster_view import ClusterView
+from chairlift.cluster.replica_messages import ClockReading, ReplicaHello, ReplicaMessage, RunRequest, shift_output
+from chairlift.cluster.replica_state import RoutedPrompt
+from chairlift.engine.event_hub import EventHub
+from chairlift.engine.process.client import EngineClient, EngineState
+from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop, UnloadAdapter
+from chairlift.engine.process.wire import unpack_events
+from chairlift.engine.served_engine import ServedEngine
+from chairlift.errors import EngineDeadError
+from chairlift.outputs import EngineCoreOutput
+
+logger = logging.getLogger("chairlift")
+
+MAX_RUNS: Final = 3
+"""Number of replicas that a request is sent to. A replica may die of a request."""
+
+RETRY_SECONDS: Final = 1.0
+DRAIN_SECONDS: Final = 5.0
+"""Time for the last messages of a replica whose calls have failed."""
+
+SIGN_OF_LIFE_SECONDS: Final = 15.0
+
+
+class ReplicaLostError(Exception):
+    """A call has failed because its replica died or cannot be reached."""
+
+
+class ReplicaTransport(Protocol):
+    """The calls to replicas, see `EngineReplica`. Calls raise ReplicaLostError if the replica is gone."""
+
+    view: ClusterView
+
+    async def run(self, request_id: str, prompt: RoutedPrompt, message: bytes) -> None:
+        """Choose a replica by `view.route`, and run a request on it until it has ended."""
+
+    async def abort(self, replica_id: str, message: bytes) -> None: ...
+
+    async def keep_subscription(self, replica_id: str, ingress_id: str) -> None: ...
+
+    def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]: ...
+
+    def close(self) -> None:
+        """Release what the calls need; called once, after the last of them."""
+
+
+@dataclass(slots=True, eq=False)
+class RemoteReplica:
+    """A replica that this ingress receives messages from.
+
+    Attributes:
+        events: the events of its engine, whose times are `clock_offset` seconds before those of this machine.
+    """
+
+    replica_id: str
+    events: EventHub = field(default_factory=EventHub)
+    clock_offset: float = 0.0
+    state: EngineState = "running"
+    restarts: int = 0
+    last_failure: str | None = None
+    last_message: float = 0.0
+    reader: asyncio.Task[None] | None = None
+    loss: str = "the connection to the replica was lost"
+    num_groups: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The unfinished siblings of a prompt."""
+
+    add: Add
+    prompt: RoutedPrompt
+    unfinished: set[str]
+    num_runs: int = 0
+    has_output: bool = False
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.add.requests[0].request_id
+
+
+class ClusterClient(EngineClient):
+    """Sends requests to replicas, and receives their outputs and events.
+
+    Args:
+        engine: the facts of the replicas, which are equal, with the tokenizer of this process.
+
+    Attributes:
+        replicas: the replicas by id.
+        on_replica: called with each replica when its first message has arrived, before its events.
+        on_replica_end: called with each replica when its messages have ended.
+    """
+
+    def __init__(self, transport: ReplicaTransport, engine: ServedEngine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.ingress_id = uuid.uuid4().hex
+        self.replicas: dict[str, RemoteReplica] = {}
+        self.on_replica: Callable[[RemoteReplica], None] = lambda replica: None
+        self.on_replica_end: Callable[[RemoteReplica], None] = lambda replica: None
+        self._transport = transport
+        self._view = transport.view
+        self._groups: dict[str, _Group] = {}  # by the id of each unfinished request
+        self._is_closed = self._is_transport_closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._hello_decoder = msgspec.msgpack.Decoder(ReplicaHello)
+        self._decoder = msgspec.msgpack.Decoder(ReplicaMessage)
+
+    def _start(self) -> None:
+        self._view.on_replicas(lambda ids: self._call_on_loop(self._update_replicas, ids))
+        self._start_task(self._send_signs_of_life())
+
+    def send(self, command: Command) -> None:
+        if isinstance(command, Add):
+            self._add(command)
+        elif isinstance(command, Abort):
+            self._abort(command)
+        elif isinstance(command, LoadAdapter):
+            error = "adapters of a cluster cannot be loaded while it runs: name them with --lora-modules"
+            self._loop.call_soon(self._on_adapter_result, AdapterResult(command.module.lora_int_id, error))
+        elif isinstance(command, UnloadAdapter):
+            self._loop.call_soon(self._on_adapter_result, AdapterResult(command.lora_id))
+        else:
+            assert isinstance(command, Stop)
+
+    def stop(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.state = "dead"
+        if self._is_open and not self._loop.is_closed():
+            for task in list(self._tasks):
+                task.cancel()
+
+    def close(self, seconds: float | None = None) -> None:
+        self.stop()
+        if not self._is_transport_closed:
+            self._is_transport_closed = True
+            self._transport.close()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _add(self, add: Add) -> None:
+        first = add.requests[0]
+        block_size = self.engine.facts.kv_cache_plan.block_size
+        prompt = RoutedPrompt.from_tokens(first.prompt_token_ids, block_size, first.cache_salt, first.lora_id)
+        group = _Group(add, prompt, {request.request_id for request in add.requests})
+        self._groups.update(dict.fromkeys(group.unfinished, group))
+        self._run(group)
+
+    def _run(self, group: _Group) -> None:
+        group.num_runs += 1
+        group.task = self._start_task(self._serve(group))
+
+    async def _serve(self, group: _Group) -> None:
+        """Run a request on a replica. Its outputs arrive with the messages of the replica."""
+        message = self._encoder.encode(RunRequest(self.ingress_id, ClockReading.now(), group.add))
+        try:
+            await self._transport.run(group.request_id, group.prompt, message)
+        except ReplicaLostError as error:
+            replica_id = self._view.replica_of(group.request_id)
+            if replica_id is not None and (replica := self.replicas.get(replica_id)) is not None:
+                replica.loss = str(error)
+                self._start_task(self._end_later(replica))  # which decides about all requests of the replica
+            elif group.unfinished:
+                self._lose([group], str(error))
+        except Exception as error:
+            logger.exception("a request could not be sent to a replica")
+            self._fail_groups([group], EngineDeadError(f"the request could not be sent to a replica: {error}"))
+
+    async def _end_later(self, replica: RemoteReplica) -> None:
+        """End the messages of a replica that is lost, unless they end by themselves soon."""
+        await asyncio.sleep(DRAIN_SECONDS)
+        if replica.reader is not None:
+            replica.reader.cancel()
+
+    def _abort(self, command: Abort) -> None:
+        by_replica: dict[str, list[str]] = {}
+        for request_id in command.request_ids:
+            group = self._groups.get(request_id)
+            if group is None:
+                continue
+            if (replica_id := self._view.replica_of(group.request_id)) is not None:
+                by_replica.setdefault(replica_id, []).append(request_id)
+            self._finish([request_id])
+            if not group.unfinished and replica_id is None and group.task is not None:
+                group.task.cancel()
+        for replica_id, ids in by_replica.items():
+            if self._view.is_running(replica_id):
+                message = self._encoder.encode(Abort(ids, command.reason))
+                self._start_task(self._transport.abort(replica_id, message))
+
+    def _finish(self, request_ids: list[str]) -> None:
+        """Remove requests that have ended."""
+        for request_id in request_ids:
+            group = self._groups.pop(request_id, None)
+            if group is None:
+                continue
+            group.unfinished.discard(request_id)
+            if not group.unfinished:
+                replica_id = self._view.replica_of(group.request_id)
+                self._view.remove(group.request_id)
+                # A replica that drains is not routed to, so that its calls can only be cancelled.
+                if replica_id is not None and not self._view.is_running(replica_id):
+                    self._loop.call_soon(self._end_if_drained, replica_id)
+
+    def _lose(self, groups: list[_Group], reason: str) -> None:
+        """Send requests of a lost replica to others, if they have no output yet; the others end with an error."""
+        lost = [group for group in groups if group.has_output or group.num_runs >= MAX_RUNS]
+        if lost:
+            message = f"the replica of the request was lost ({reason}): send the request again"
+            self._fail_groups(lost, EngineDeadError(message))
+        resent = [group for group in groups if group.unfinished]
+        for group in resent:
+            self._view.remove(group.request_id)
+            if group.task is not None:
+                group.task.cancel()
+            self._run(group)
+        if groups:
+            logger.error(
+                "a replica was lost (%s): %d requests ended, %d are sent again", reason, len(lost), len(resent)
+            )
+
+    def _fail_groups(self, groups: list[_Group], error: EngineDeadError) -> None:
+        ids = [request_id for group in groups for request_id in sorted(group.unfinished)]
+        self._finish(ids)
+        if ids and not self._is_closed:
+            self._on_failure(ids, error)
+
+    # -- replicas ------------------------------------------------------------------------------------------------------
+
+    def _update_replicas(self, running: set[str]) -> None:
+        """Subscribe to new replicas, and release those that have drained."""
+        if self._is_closed:
+            return
+        for replica_id in running - self.replicas.keys():
+            replica = self.replicas[replica_id] = RemoteReplica(replica_id)
+            replica.reader = self._start_task(self._read(replica))
+        for replica_id in self.replicas.keys() - running:
+            self._end_if_drained(replica_id)
+
+    def _end_if_drained(self, replica_id: str) -> None:
+        """End the messages of a replica that drains and has no requests of this ingress, so that it can stop."""
+        replica = self.replicas.get(replica_id)
+        if replica is None or self._view.is_running(replica_id) or self._groups_of(replica_id):
+            return
+        if replica.reader is not None:
+            replica.reader.cancel()
+
+    def _groups_of(self, replica_id: str) -> list[_Group]:
+        groups = {id(group): group for group in self._groups.values()}
+        return [group for group in groups.values() if self._view.replica_of(group.request_id) == replica_id]
+
+    async def _read(self, replica: RemoteReplica) -> None:
+        """Handle the messages of a replica until they end, and then the loss of its requests."""
+        messages = self._transport.subscribe(replica.replica_id, self.ingress_id)
+        try:
+            self._handle_hello(replica, self._hello_decoder.decode(await anext(messages)))
+            async for message in messages:
+                self._handle(replica, self._decoder.decode(message))
+        except ReplicaLostError as error:
+            replica.loss = str(error)
+        except Exception:
+            logger.exception("the messages of replica %s could not be read", replica.replica_id)
+        finally:
+            self._end(replica)
+
+    def _handle_hello(self, replica: RemoteReplica, hello: ReplicaHello) -> None:
+        replica.clock_offset = hello.clock.offset()
+        replica.last_message = self.now()
+        replica.events.open(self._loop)
+        self.on_replica(replica)
+        replica.events.publish(unpack_events(hello.events))
+        self._view.subscribe(replica.replica_id, hello)
+        if not self._is_closed:
+            self.state = "running"
+
+    def _handle(self, replica: RemoteReplica, message: ReplicaMessage) -> None:
+        self._last_step = replica.last_message = self.now()
+        replica.state, replica.restarts = message.state, message.restarts  # type: ignore[assignment]
+        replica.last_failure = message.last_failure
+        self._view.update(replica.replica_id, message)
+        if message.events:
+            replica.events.publish(unpack_events(message.events))
+        replica.events.num_dropped += message.num_dropped_events
+        for ids, reason in message.lost:
+            groups = {id(group): group for rid in ids if (group := self._groups.get(rid)) is not None}
+            self._lose(list(groups.values()), reason)
+        if outputs := self._known_outputs(replica, message.outputs):
+            self._on_outputs(outputs)
+            self._finish([output.request_id for output in outputs if output.finish_reason is not None])
+
+    def _known_outputs(self, replica: RemoteReplica, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        """The outputs of unfinished requests, with times of this machine."""
+        known = []
+        for output in outputs:
+            if (group := self._groups.get(output.request_id)) is None:
+                continue
+            if not group.has_output:
+                group.has_output = True
+                self._view.record_output(group.request_id)
+            known.append(shift_output(output, replica.clock_offset) if replica.clock_offset else output)
+        return known
+
+    def _end(self, replica: RemoteReplica) -> None:
+        """Remove a replica whose messages have ended."""
+        replica.reader = None
+        replica.state, replica.last_failure = "dead", replica.loss
+        lost = self._groups_of(replica.replica_id)
+        self._view.unsubscribe(replica.replica_id)
+        self.replicas.pop(replica.replica_id, None)
+        self.on_replica_end(replica)
+        if self._is_closed or self._loop.is_closed():
+            return
+        if lost:
+            self.restarts += 1
+            self.last_failure = replica.loss
+        if not self._view.has_choice():
+            self.state = "restarting"
+        self._lose(lost, replica.loss)
+        self._loop.call_later(RETRY_SECONDS, self._resubscribe, replica.replica_id)
+
+    def _resubscribe(self, replica_id: str) -> None:
+        """Subscribe again to a replica that is still running after its messages have ended."""
+        if not self._is_closed and self._view.is_running(replica_id) and replica_id not in self.replicas:
+            replica = self.replicas[replica_id] = RemoteReplica(replica_id)
+            replica.reader = self._start_task(self._read(replica))
+
+    async def _send_signs_of_life(self) -> None:
+        while True:
+            await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
+            for replica_id in list(self.replicas):
+                if self._view.is_running(replica_id):
+                    with contextlib.suppress(ReplicaLostError):
+                        await self._transport.keep_subscription(replica_id, self.ingress_id)
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+        return task
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() or self._is_closed else task.exception()
+        if error is not None and not isinstance(error, ReplicaLostError):  # which the end of its messages reports
+            logger.error("a call to a replica failed: %r", error)
+
+    def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function, *arguments)

@@ -1,0 +1,101 @@
+"""The options of a cluster: the number of replicas, the resources of each, and how Ray Serve supervises them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
+
+AUTOSCALING_PERIOD: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """How many replicas run, and with what.
+
+    Attributes:
+        replicas: number of replicas; with autoscaling the number at the start.
+        min_replicas, max_replicas: the limits of autoscaling; equal numbers disable it.
+        ingresses: number of processes that serve HTTP.
+        target_queued_tokens: prompt tokens that may wait in a replica before another one is started.
+        target_ttft: seconds of the predicted time to first token before another one is started.
+        memory_per_replica: bytes that Ray reserves for a replica; None reserves none.
+        drain_timeout: seconds in which a replica that is removed finishes its requests.
+        health_check_period, health_check_timeout: seconds between two health checks, and until one has failed.
+        watchdog_timeout: see `ProcessClient`.
+    """
+
+    replicas: int = 2
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    ingresses: int = 1
+    target_queued_tokens: int = 4096
+    target_ttft: float = 2.0
+    memory_per_replica: int | None = None
+    drain_timeout: float = 600.0
+    health_check_period: float = 2.0
+    health_check_timeout: float = 20.0
+    watchdog_timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "ingresses", "target_queued_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        for name in ("target_ttft", "drain_timeout", "health_check_period", "health_check_timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be a number of seconds > 0, got {getattr(self, name)!r}")
+        if not 1 <= self.least <= self.replicas <= self.most:
+            raise ConfigError(
+                f"min_replicas={self.least}, replicas={self.replicas} and max_replicas={self.most} must increase and "
+                "be at least 1"
+            )
+
+    @property
+    def least(self) -> int:
+        return self.replicas if self.min_replicas is None else self.min_replicas
+
+    @property
+    def most(self) -> int:
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+    def actor_options(self, config: EngineConfig) -> dict[str, Any]:
+        """The resources that Ray reserves for a replica: its CPU threads or its GPU.
+
+        Raises:
+            ConfigError: the number of threads is not set, so that Ray cannot know how many replicas a machine has room
+                for.
+        """
+        if config.device != "cpu":
+            options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1}
+        elif config.num_threads is None:
+            raise ConfigError("num_threads is not set: set it to the CPU threads of one replica")
+        else:
+            options = {"num_cpus": config.num_threads}
+        if self.memory_per_replica is not None:
+            options["memory"] = self.memory_per_replica
+        return options
+
+    def scaling(self) -> dict[str, Any]:
+        """The options of the deployment that determine the number of replicas."""
+        if self.least == self.most:
+            return {"num_replicas": self.replicas}
+        return {
+            "autoscaling_config": {
+                "min_replicas": self.least,
+                "initial_replicas": self.replicas,
+                "max_replicas": self.most,
+                "metrics_interval_s": AUTOSCALING_PERIOD,
+                "upscale_delay_s": 5.0,
+                "downscale_delay_s": 60.0,
+                "policy": {
+                    "policy_function": "chairlift.cluster.autoscaling:scale",
+                    "policy_kwargs": {
+                        "target_queued_tokens": self.target_queued_tokens,
+                        "target_ttft": self.target_ttft,
+                    },
+                },
+            }
+        }

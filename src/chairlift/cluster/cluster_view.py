@@ -1,0 +1,117 @@
+"""ClusterView: the replicas of one model as one ingress knows them, for the router and for the client."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from chairlift.cluster.replica_choice import choose_replica
+from chairlift.cluster.replica_messages import ReplicaHello, ReplicaMessage
+from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
+
+OnReplicas = Callable[[set[str]], None]
+
+
+class ClusterView:
+    """The states of the replicas. Any thread may call it: Ray Serve routes requests in a thread of its own.
+
+    A replica can be chosen if Ray Serve routes requests to it ("running") and this ingress receives its messages
+    ("subscribed"). A replica that drains is subscribed and not running.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._random = random.Random(seed)
+        self._running: set[str] = set()
+        self._subscribed: dict[str, ReplicaState] = {}
+        self._replica_of: dict[str, str] = {}
+        self._listeners: list[OnReplicas] = []
+
+    def on_replicas(self, listener: OnReplicas) -> None:
+        """Call `listener` with the ids of the running replicas now and after each change, on any thread."""
+        with self._lock:
+            self._listeners.append(listener)
+            running = set(self._running)
+        listener(running)
+
+    def set_running(self, replica_ids: Iterable[str]) -> None:
+        """Replace the set of the replicas that Ray Serve routes requests to."""
+        with self._lock:
+            self._running = set(replica_ids)
+            listeners, running = list(self._listeners), set(self._running)
+        for listener in listeners:
+            listener(running)
+
+    def is_running(self, replica_id: str) -> bool:
+        return replica_id in self._running
+
+    def has_choice(self) -> bool:
+        """Whether a replica can be chosen now."""
+        return not self._running.isdisjoint(self._subscribed)
+
+    def subscribe(self, replica_id: str, hello: ReplicaHello) -> None:
+        """Add a replica whose messages this ingress receives from now on."""
+        state = ReplicaState(hello.block_size, hello.num_blocks)
+        state.replace_cache(hello.block_keys)
+        state.others = hello.others
+        with self._lock:
+            self._subscribed[replica_id] = state
+
+    def unsubscribe(self, replica_id: str) -> None:
+        """Remove a replica whose messages have ended."""
+        with self._lock:
+            self._subscribed.pop(replica_id, None)
+
+    def update(self, replica_id: str, message: ReplicaMessage) -> None:
+        """Apply the published changes of a replica."""
+        with self._lock:
+            if (state := self._subscribed.get(replica_id)) is not None:
+                state.change_cache(message.stored, message.removed)
+                state.others = message.others
+
+    def route(self, request_id: str, prompt: RoutedPrompt) -> str | None:
+        """Choose the replica of a request, and count the request as sent to it; None if there is none now. Another
+        call for the same request replaces the choice."""
+        with self._lock:
+            self._remove(request_id)
+            candidates = {name: state for name, state in self._subscribed.items() if name in self._running}
+            if not candidates:
+                return None
+            chosen = choose_replica(candidates, prompt, self._random)
+            candidates[chosen].add(request_id, prompt)
+            self._replica_of[request_id] = chosen
+            return chosen
+
+    def replica_of(self, request_id: str) -> str | None:
+        """The replica that was chosen for a request."""
+        return self._replica_of.get(request_id)
+
+    def record_output(self, request_id: str) -> None:
+        """Record that the prompt of a request has been computed."""
+        with self._lock:
+            state = self._subscribed.get(self._replica_of.get(request_id, ""))
+            if state is not None:
+                state.record_output(request_id)
+
+    def remove(self, request_id: str) -> None:
+        """Record the end of a request."""
+        with self._lock:
+            self._remove(request_id)
+
+    def _remove(self, request_id: str) -> None:
+        state = self._subscribed.get(self._replica_of.pop(request_id, ""))
+        if state is not None:
+            state.remove(request_id)
+
+
+_VIEWS: Final[dict[str, ClusterView]] = {}
+_VIEWS_LOCK: Final = threading.Lock()
+
+
+def cluster_view(deployment: str) -> ClusterView:
+    """The view of this process on a deployment, such as "app/deployment". The router, which Ray Serve creates, and the
+    client share it."""
+    with _VIEWS_LOCK:
+        return _VIEWS.setdefault(deployment, ClusterView())

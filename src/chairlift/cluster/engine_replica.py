@@ -1,0 +1,289 @@
+"""EngineReplica: an engine that serves several ingresses, with one stream of messages to each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from chairlift.cluster.replica_messages import ClockReading, ReplicaHello, ReplicaMessage, RunRequest
+from chairlift.cluster.replica_state import ReplicaLoad
+from chairlift.engine.process.client import EngineClient
+from chairlift.engine.process.commands import Abort
+from chairlift.engine.process.wire import pack_events
+from chairlift.errors import ChairliftError, EngineDeadError
+from chairlift.events import (
+    DroppableEvent,
+    EngineStarted,
+    Event,
+    PrefixCacheChanged,
+    RequestArrived,
+    RequestFinished,
+    Step,
+)
+from chairlift.observability.step_cost import StepCost, StepTimer
+from chairlift.outputs import EngineCoreOutput
+
+MAX_PENDING_EVENTS: Final = 16_384
+"""Number of events that wait for a slow ingress. Beyond it, droppable events are dropped."""
+
+SILENCE_SECONDS: Final = 60.0
+"""An ingress is considered dead when it has not sent a sign of life for this time."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The unfinished siblings of a prompt. `num_queued` is 0 after the first output."""
+
+    ingress_id: str
+    request_ids: set[str]
+    num_queued: int
+    ended: asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """What has not been sent to an ingress yet."""
+
+    ingress_id: str
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    lost: list[tuple[list[str], str]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    num_dropped_events: int = 0
+    stored: set[int] = field(default_factory=set)
+    removed: set[int] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_closed: bool = False
+    last_sign_of_life: float = 0.0
+
+    def add_event(self, event: Event) -> None:
+        if len(self.events) >= MAX_PENDING_EVENTS and isinstance(event, DroppableEvent):
+            self.num_dropped_events += 1
+        else:
+            self.events.append(event)
+
+
+class EngineReplica:
+    """Runs requests of ingresses in one engine. It must be used on one event loop.
+
+    The engine must emit the changes of its prefix cache (`enable_kv_cache_events`).
+
+    Args:
+        client: the engine, which is ready.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._feeds: dict[str, _Feed] = {}
+        self._groups: dict[str, _Group] = {}  # by the id of each unfinished request
+        self._started: EngineStarted | None = None
+        self._arrived: dict[str, RequestArrived] = {}
+        self._cached: set[int] = set()
+        self._cost, self._timer = StepCost(), StepTimer()
+        self._free_blocks = client.engine.facts.kv_cache_plan.num_blocks
+        self._is_open = self._is_dead = False
+        self._decoder = msgspec.msgpack.Decoder(RunRequest)
+        self._encoder = msgspec.msgpack.Encoder()
+        client.events.add(self)
+
+    def open(self) -> None:
+        """Connect the engine to the running event loop. Further calls have no effect."""
+        if not self._is_open:
+            self._is_open = True
+            self._client.open(self._deliver, self._fail)
+
+    @property
+    def client(self) -> EngineClient:
+        return self._client
+
+    # -- calls of an ingress ---------------------------------------------------------------------------------------
+
+    async def run(self, message: bytes) -> None:
+        """Run a `RunRequest` until its last request has ended. Cancelling this call aborts the requests.
+
+        Raises:
+            EngineDeadError: the engine has died for good, or the ingress has no subscription.
+        """
+        self.open()
+        run = self._decoder.decode(message)
+        if self._is_dead:
+            raise EngineDeadError("the engine of the replica is dead")
+        if run.ingress_id not in self._feeds:
+            raise EngineDeadError("the ingress has no subscription to this replica")
+        add = run.local_add()
+        ids = {request.request_id for request in add.requests}
+        group = _Group(run.ingress_id, ids, add.num_prompt_tokens, asyncio.get_running_loop().create_future())
+        self._groups.update(dict.fromkeys(ids, group))
+        self._client.send(add)
+        try:
+            await group.ended
+        finally:
+            self._abort(group.request_ids)
+
+    async def abort(self, message: bytes) -> None:
+        """Abort the requests of an `Abort`. Unknown ids have no effect."""
+        abort = msgspec.msgpack.decode(message, type=Abort)
+        self._client.send(abort)
+        self._forget(abort.request_ids)
+
+    async def keep_subscription(self, ingress_id: str) -> None:
+        """Record a sign of life of an ingress."""
+        if (feed := self._feeds.get(ingress_id)) is not None:
+            feed.last_sign_of_life = self._client.now()
+
+    async def subscribe(self, ingress_id: str) -> AsyncIterator[bytes]:
+        """Yield a `ReplicaHello`, and then a `ReplicaMessage` after each step. The requests of the ingress end with
+        the iteration. A second subscription of an ingress replaces the first one."""
+        self.open()
+        self._unsubscribe(self._feeds.get(ingress_id))
+        feed = self._feeds[ingress_id] = _Feed(ingress_id, last_sign_of_life=self._client.now())
+        try:
+            yield self._encoder.encode(self._hello(feed))
+            while not feed.is_closed:
+                if await self._wait(feed):
+                    yield self._encoder.encode(self._message(feed))
+        finally:
+            self._unsubscribe(feed)
+
+    async def _wait(self, feed: _Feed) -> bool:
+        """Wait for news of the feed. Closes it after a long silence of its ingress; returns whether it is open."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(feed.changed.wait(), SILENCE_SECONDS)
+        feed.changed.clear()
+        if self._client.now() - feed.last_sign_of_life > SILENCE_SECONDS:
+            feed.is_closed = True
+        return not feed.is_closed
+
+    def _unsubscribe(self, feed: _Feed | None) -> None:
+        """End a feed, and abort the requests of its ingress."""
+        if feed is None or self._feeds.get(feed.ingress_id) is not feed:
+            return
+        del self._feeds[feed.ingress_id]
+        feed.is_closed = True
+        feed.changed.set()
+        self._abort({rid for rid, group in self._groups.items() if group.ingress_id == feed.ingress_id})
+
+    def _abort(self, request_ids: set[str]) -> None:
+        if unfinished := sorted(request_ids & self._groups.keys()):
+            self._client.send(Abort(unfinished))
+            self._forget(unfinished)
+
+    def _forget(self, request_ids: list[str]) -> None:
+        """Remove requests that have ended."""
+        for request_id in request_ids:
+            group = self._groups.pop(request_id, None)
+            if group is None:
+                continue
+            group.request_ids.discard(request_id)
+            if not group.request_ids and not group.ended.done():
+                group.ended.set_result(None)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def _hello(self, feed: _Feed) -> ReplicaHello:
+        plan = self._client.engine.facts.kv_cache_plan
+        events = [*(() if self._started is None else (self._started,)), *self._arrived.values()]
+        others = self._load(without=feed.ingress_id)
+        return ReplicaHello(
+            ClockReading.now(), plan.block_size, plan.num_blocks, sorted(self._cached), others, pack_events(events)
+        )
+
+    def _message(self, feed: _Feed) -> ReplicaMessage:
+        message = ReplicaMessage(
+            feed.outputs,
+            feed.lost,
+            pack_events(feed.events),
+            feed.num_dropped_events,
+            list(feed.stored),
+            list(feed.removed),
+            self._load(without=feed.ingress_id),
+            self._client.state,
+            self._client.restarts,
+            self._client.last_failure,
+        )
+        feed.outputs, feed.lost, feed.events, feed.num_dropped_events = [], [], [], 0
+        feed.stored, feed.removed = set(), set()
+        return message
+
+    def _load(self, without: str | None = None) -> ReplicaLoad:
+        groups = {id(group): group for group in self._groups.values() if group.ingress_id != without}
+        queued = sum(group.num_queued for group in groups.values())
+        return ReplicaLoad(queued, len(groups), self._free_blocks)
+
+    def load(self) -> ReplicaLoad:
+        """The load that all ingresses cause."""
+        return self._load()
+
+    def predicted_ttft(self) -> float:
+        """The estimated seconds until a new request gets its first token: those of the queued prompt tokens."""
+        started = self._started
+        if started is None:
+            return 0.0
+        tokens, budget = self._load().queued_tokens, started.max_num_batched_tokens
+        steps, rest = divmod(tokens, budget)
+        return steps * (self._cost.seconds(budget) or 0.0) + (self._cost.seconds(rest) or 0.0 if rest else 0.0)
+
+    # -- news of the engine ------------------------------------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        """Receive an event of the engine."""
+        if isinstance(event, PrefixCacheChanged):
+            self._change_cache(event)
+            return
+        self._record(event)
+        for feed in self._feeds.values():
+            feed.add_event(event)
+            feed.changed.set()
+
+    def _record(self, event: Event) -> None:
+        if isinstance(event, EngineStarted):
+            self._started = event
+            self._arrived.clear()
+            self._cost, self._timer = StepCost(), StepTimer()
+            self._change_cache(PrefixCacheChanged(event.time, [], list(self._cached)))
+        elif isinstance(event, RequestArrived):
+            self._arrived[event.request_id] = event
+        elif isinstance(event, RequestFinished):
+            self._arrived.pop(event.request_id, None)
+        elif isinstance(event, Step):
+            self._free_blocks = event.free_blocks
+            self._cost.add(sum(event.num_scheduled) + sum(event.num_padding), self._timer.seconds(event))
+
+    def _change_cache(self, event: PrefixCacheChanged) -> None:
+        self._cached.difference_update(event.removed)
+        self._cached.update(event.stored)
+        for feed in self._feeds.values():
+            feed.stored.difference_update(event.removed)
+            feed.removed.difference_update(event.stored)
+            feed.stored.update(event.stored)
+            feed.removed.update(event.removed)
+            feed.changed.set()
+
+    def _deliver(self, outputs: list[EngineCoreOutput]) -> None:
+        for output in outputs:
+            group = self._groups.get(output.request_id)
+            if group is None:
+                continue
+            group.num_queued = 0
+            if (feed := self._feeds.get(group.ingress_id)) is not None:
+                feed.outputs.append(output)
+                feed.changed.set()
+            if output.finish_reason is not None:
+                self._forget([output.request_id])
+
+    def _fail(self, request_ids: list[str] | None, error: ChairliftError) -> None:
+        """Report requests that the engine has lost; None: the engine is dead."""
+        self._is_dead = self._is_dead or request_ids is None
+        lost: dict[str, list[str]] = {}
+        for request_id in list(self._groups) if request_ids is None else request_ids:
+            if (group := self._groups.get(request_id)) is not None:
+                lost.setdefault(group.ingress_id, []).append(request_id)
+        for ingress_id, ids in lost.items():
+            if (feed := self._feeds.get(ingress_id)) is not None:
+                feed.lost.append((ids, str(error)))
+                feed.changed.set()
+            self._forget(ids)

@@ -1,0 +1,171 @@
+"""The deployments of Ray Serve: replicas of an engine, and the ingress with the HTTP API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
+from chairlift.cluster.cluster_client import ClusterClient
+from chairlift.cluster.cluster_options import ClusterOptions
+from chairlift.cluster.engine_replica import EngineReplica
+from chairlift.cluster.ray_transport import RayTransport, fetch_facts
+from chairlift.cluster.request_router import Route
+from chairlift.config import EngineConfig
+from chairlift.engine.input_processor import NoTokenizer
+from chairlift.engine.process.process_client import ProcessClient
+from chairlift.engine.served_engine import EngineFacts, ServedEngine
+from chairlift.errors import EngineDeadError
+from chairlift.loading.resolve import load_tokenizer, resolve_model
+
+logger = logging.getLogger("chairlift")
+
+ROUTER_CLASS: Final = "chairlift.cluster.request_router:PrefixAwareRouter"
+MAX_ONGOING_REQUESTS: Final = 1_000_000
+"""Serve never rejects a call, because engines have queues of their own, and the ingress limits their length."""
+
+LOGGING: Final = {"enable_access_log": False, "log_level": "WARNING"}
+
+UNHEALTHY_STATES: Final = ("cannot_restart", "dead")
+
+
+class EngineDeployment:
+    """A replica: an engine process, and the calls of `EngineReplica`, each with the `Route` that led to it.
+
+    Raises:
+        ModelLoadError, ConfigError: see `ProcessClient.wait_until_ready`.
+    """
+
+    def __init__(self, config: EngineConfig, watchdog_timeout: float, log_level: int) -> None:
+        logging.basicConfig(level=log_level)
+        logger.setLevel(log_level)
+        client = ProcessClient(replace(config, enable_kv_cache_events=True), watchdog_timeout=watchdog_timeout)
+        client.wait_until_ready()
+        self._replica = EngineReplica(client)
+
+    async def facts(self) -> bytes:
+        """The `EngineFacts` of the engine."""
+        return msgspec.msgpack.encode(self._replica.client.engine.facts)
+
+    async def run(self, _route: Route, message: bytes) -> None:
+        await self._replica.run(message)
+
+    async def abort(self, _route: Route, message: bytes) -> None:
+        await self._replica.abort(message)
+
+    async def keep_subscription(self, _route: Route, ingress_id: str) -> None:
+        await self._replica.keep_subscription(ingress_id)
+
+    async def subscribe(self, _route: Route, ingress_id: str) -> AsyncIterator[bytes]:
+        messages = self._replica.subscribe(ingress_id)
+        try:
+            async for message in messages:
+                yield message
+        finally:
+            await messages.aclose()  # type: ignore[attr-defined]
+
+    async def check_health(self) -> None:
+        """Let Ray Serve replace this replica if its engine cannot be restarted."""
+        self._replica.open()
+        client = self._replica.client
+        if client.state in UNHEALTHY_STATES:
+            raise EngineDeadError(f"the engine is {client.state}: {client.last_failure}")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The values that `autoscaling.scale` decides by."""
+        load = self._replica.load()
+        return {"queued_tokens": float(load.queued_tokens), "predicted_ttft": self._replica.predicted_ttft()}
+
+    async def __del__(self) -> None:
+        await asyncio.to_thread(self._replica.client.close)
+
+
+def engine_deployment(config: EngineConfig, options: ClusterOptions, name: str = "engine") -> Any:
+    """The bound deployment of an engine's replicas."""
+    deployment: Any = serve.deployment(
+        EngineDeployment,
+        name=name,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options=options.actor_options(config),
+        request_router_config=RequestRouterConfig.model_validate({"request_router_class": ROUTER_CLASS}),
+        graceful_shutdown_timeout_s=options.drain_timeout,
+        health_check_period_s=options.health_check_period,
+        health_check_timeout_s=options.health_check_timeout,
+        logging_config=LOGGING,
+        **options.scaling(),
+    )
+    return deployment.bind(config, options.watchdog_timeout, logger.getEffectiveLevel())
+
+
+@serve.ingress(None)
+class IngressDeployment:
+    """The HTTP API over the replicas of each model.
+
+    Args:
+        setup: how the API is built.
+        handles: the deployment of each model, in the order of `setup.models`.
+    """
+
+    async def __init__(self, setup: ClusterSetup, log_level: int, *handles: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
+        logging.basicConfig(level=log_level)
+        logger.setLevel(log_level)
+        self._setup = setup
+        self._clients = {
+            spec.name: make_client(RayTransport(handle), await fetch_facts(handle), spec.config)
+            for spec, handle in zip(setup.models, handles, strict=True)
+        }
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_cluster_app(self._setup, self._clients)
+
+    async def check_health(self) -> None:
+        """Let Ray Serve replace this ingress if it cannot serve any model."""
+        if all(client.state == "dead" for client in self._clients.values()):
+            raise EngineDeadError("the clients of all models are closed")
+
+
+def build_application(setup: ClusterSetup) -> Application:
+    """The application of Ray Serve: an ingress, and a deployment for each model."""
+    options = setup.options
+    names = [deployment_name_of(spec.name) for spec in setup.models]
+    engines = [engine_deployment(spec.config, options, name) for spec, name in zip(setup.models, names, strict=True)]
+    ingress: Any = serve.deployment(
+        IngressDeployment,
+        name="ingress",
+        num_replicas=options.ingresses,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=options.drain_timeout,
+        health_check_period_s=options.health_check_period,
+        health_check_timeout_s=options.health_check_timeout,
+        logging_config=LOGGING,
+    )
+    application: Application = ingress.bind(setup, logger.getEffectiveLevel(), *engines)
+    return application
+
+
+def deployment_name_of(model: str) -> str:
+    """The name of the deployment of a model; Ray does not allow all characters of names of models."""
+    return "engine-" + re.sub(r"[^A-Za-z0-9_-]", "-", model)
+
+
+def make_client(transport: RayTransport, facts: EngineFacts, config: EngineConfig) -> ClusterClient:
+    """The client of a deployment, with the tokenizer of this process.
+
+    Raises:
+        ModelLoadError: the tokenizer cannot be loaded.
+    """
+    files = resolve_model(config.model, accept_terms=config.accept_terms)
+    tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
+    return ClusterClient(transport, ServedEngine(facts, lambda: tokenizer, config.seed))

@@ -1,0 +1,50 @@
+"""The replicas of a served model as the API shows them: the metrics, requests and events of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift.cluster.cluster_client import ClusterClient, RemoteReplica
+from chairlift.engine.process.client import EngineStatus
+from chairlift.server.models.served_model import ModelReplica, ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetClock:
+    """The monotonic clock of another machine, `offset` seconds before that of this one."""
+
+    client: ClusterClient
+    offset: float
+
+    def now(self) -> float:
+        return self.client.now() - self.offset
+
+
+class ObservedReplica(ModelReplica):
+    """A replica with an observer of its events."""
+
+    def __init__(self, model: ServedModel, replica: RemoteReplica, client: ClusterClient) -> None:
+        self._replica, self._client = replica, client
+        super().__init__(model.name, replica.replica_id, replica.events, OffsetClock(client, replica.clock_offset))
+        self.facts = client.engine.facts
+
+    def status(self) -> EngineStatus:
+        replica = self._replica
+        counts = self.observer.tracker.counts()
+        unfinished = counts["running"] + counts["waiting"]
+        seconds = self._client.now() - replica.last_message
+        stalled = seconds if unfinished else 0.0
+        return EngineStatus(replica.state, replica.restarts, seconds, unfinished, stalled, replica.last_failure)
+
+
+def observe_replicas(model: ServedModel, client: ClusterClient) -> None:
+    """Let a model show the replicas of its client, from now on and before their first events."""
+
+    def add(replica: RemoteReplica) -> None:
+        model.replicas[replica.replica_id] = ObservedReplica(model, replica, client)
+
+    def remove(replica: RemoteReplica) -> None:
+        if (observed := model.replicas.pop(replica.replica_id, None)) is not None:
+            observed.feed.close()
+
+    client.on_replica, client.on_replica_end = add, remove

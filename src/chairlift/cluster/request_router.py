@@ -1,0 +1,68 @@
+"""PrefixAwareRouter: the request router of Ray Serve that chooses replicas by `choose_replica`.
+
+It uses the public interface `ray.serve.request_router.RequestRouter`, which is alpha: Ray's version is pinned, and
+tests/cluster/test_ray_contract.py checks what is used of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from chairlift.cluster.cluster_view import ClusterView, cluster_view
+from chairlift.cluster.replica_state import RoutedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The first argument of every call to a replica, which only the router reads.
+
+    Attributes:
+        request_id, prompt: the request that a replica is chosen for.
+        replica_id: the replica that the call is for, instead of a choice.
+    """
+
+    request_id: str = ""
+    prompt: RoutedPrompt | None = None
+    replica_id: str | None = None
+
+
+class PrefixAwareRouter(RequestRouter):
+    """Routes each call by its `Route`; calls without one go to any replica."""
+
+    @property
+    def view(self) -> ClusterView:
+        """The replicas as this process knows them."""
+        return cluster_view(deployment_name(self._deployment_id.app_name, self._deployment_id.name))
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Receive the replicas that Ray Serve routes requests to."""
+        super().update_replicas(replicas)
+        self.view.set_running(replica.replica_id.unique_id for replica in replicas)
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        """Stop choosing a replica whose actor has died."""
+        super().on_replica_actor_died(replica_id)
+        self.view.set_running(each.unique_id for each in self.curr_replicas)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replica of a call, as the only candidate; none if it has to wait for one."""
+        assert pending_request is not None
+        pending_request.routing_context.should_backoff = True  # before the next try, if this one finds none
+        route = next((each for each in pending_request.args if isinstance(each, Route)), None)
+        if route is None:
+            return [candidate_replicas]
+        replica_id = route.replica_id
+        if replica_id is None:
+            assert route.prompt is not None
+            replica_id = self.view.route(route.request_id, route.prompt)
+        return [[replica for replica in candidate_replicas if replica.replica_id.unique_id == replica_id]]
+
+
+def deployment_name(app_name: str, name: str) -> str:
+    """The name of the view on a deployment."""
+    return f"{app_name}/{name}"
