@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -17,6 +18,7 @@ import openai
 from fastapi import FastAPI
 
 from chairlift import AsyncLLM
+from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
@@ -29,7 +31,11 @@ from chairlift.server.http.protocol import uvicorn_config
 from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
+from in_process_cluster import make_cluster
 from plain_http import NO_TLS
+
+ON_CLUSTER = os.environ.get("CHAIRLIFT_TEST_ON_CLUSTER") == "1"
+"""Whether servers use their engine as the only replica of a cluster."""
 
 MODEL = "smollm2-135m-instruct"
 
@@ -107,6 +113,8 @@ def run_server(
     allowed_hosts: AllowedHosts | None = None,
     pages: PageOptions | None = None,
 ) -> Iterator[RunningServer]:
+    if ON_CLUSTER:
+        llm, _transport = make_cluster(llm)
     app = create_app(
         llm,
         name,
@@ -119,6 +127,8 @@ def run_server(
         allowed_hosts=allowed_hosts,
         pages=pages,
     )
+    if ON_CLUSTER:
+        observe_replicas(app.state.models.default, llm._client)
     with run_app(app, limits, tls) as (url, server):
         access_log = None if observability is None else observability.access_log
         yield RunningServer(llm, url, app.state.admission, server, access_log)

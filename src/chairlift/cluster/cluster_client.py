@@ -13,6 +13,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -358,7 +359,8 @@ class ClusterClient(EngineClient):
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
+        # Ray Serve gives calls in the context of one HTTP request the same id, and then confuses their replicas.
+        task = self._loop.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._end_task)
         return task

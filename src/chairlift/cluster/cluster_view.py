@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from chairlift.cluster.replica_choice import choose_replica
@@ -12,6 +13,20 @@ from chairlift.cluster.replica_messages import ReplicaHello, ReplicaMessage
 from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
 
 OnReplicas = Callable[[set[str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The first argument of every call to a replica, which only the router reads.
+
+    Attributes:
+        request_id, prompt: the request that a replica is chosen for.
+        replica_id: the replica that the call is for, instead of a choice.
+    """
+
+    request_id: str = ""
+    prompt: RoutedPrompt | None = None
+    replica_id: str | None = None
 
 
 class ClusterView:
@@ -115,3 +130,8 @@ def cluster_view(deployment: str) -> ClusterView:
     client share it."""
     with _VIEWS_LOCK:
         return _VIEWS.setdefault(deployment, ClusterView())
+
+
+def deployment_name(app_name: str, name: str) -> str:
+    """The name of the view on a deployment."""
+    return f"{app_name}/{name}"

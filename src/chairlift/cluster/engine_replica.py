@@ -85,7 +85,8 @@ class EngineReplica:
         self._cached: set[int] = set()
         self._cost, self._timer = StepCost(), StepTimer()
         self._free_blocks = client.engine.facts.kv_cache_plan.num_blocks
-        self._is_open = self._is_dead = False
+        self._is_open = False
+        self._death: str | None = None
         self._decoder = msgspec.msgpack.Decoder(RunRequest)
         self._encoder = msgspec.msgpack.Encoder()
         client.events.add(self)
@@ -110,8 +111,8 @@ class EngineReplica:
         """
         self.open()
         run = self._decoder.decode(message)
-        if self._is_dead:
-            raise EngineDeadError("the engine of the replica is dead")
+        if self._death is not None:
+            raise EngineDeadError(self._death)
         if run.ingress_id not in self._feeds:
             raise EngineDeadError("the ingress has no subscription to this replica")
         add = run.local_add()
@@ -277,7 +278,8 @@ class EngineReplica:
 
     def _fail(self, request_ids: list[str] | None, error: ChairliftError) -> None:
         """Report requests that the engine has lost; None: the engine is dead."""
-        self._is_dead = self._is_dead or request_ids is None
+        if request_ids is None:
+            self._death = str(error)
         lost: dict[str, list[str]] = {}
         for request_id in list(self._groups) if request_ids is None else request_ids:
             if (group := self._groups.get(request_id)) is not None:

@@ -19,9 +19,9 @@ from ray.serve.handle import DeploymentHandle
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
+from chairlift.cluster.cluster_view import Route
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
-from chairlift.cluster.request_router import Route
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient

@@ -12,9 +12,8 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, 
 from ray.serve.handle import DeploymentHandle
 
 from chairlift.cluster.cluster_client import ReplicaLostError
-from chairlift.cluster.cluster_view import cluster_view
+from chairlift.cluster.cluster_view import Route, cluster_view, deployment_name
 from chairlift.cluster.replica_state import RoutedPrompt
-from chairlift.cluster.request_router import Route, deployment_name
 from chairlift.engine.served_engine import EngineFacts
 
 LOST_ERRORS: Final = (RayActorError, DeploymentUnavailableError, RequestCancelledError)

@@ -1,32 +1,18 @@
 """PrefixAwareRouter: the request router of Ray Serve that chooses replicas by `choose_replica`.
 
-It uses the public interface `ray.serve.request_router.RequestRouter`, which is alpha: Ray's version is pinned, and
-tests/cluster/test_ray_contract.py checks what is used of it.
+Ray Serve copies this module to the processes that route, so that it must contain nothing but the class. The class uses
+the public interface `ray.serve.request_router.RequestRouter`, which is alpha: Ray's version is pinned, and
+tests/cluster/test_ray_contract.py
+checks what is used of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from chairlift.cluster.cluster_view import ClusterView, cluster_view
-from chairlift.cluster.replica_state import RoutedPrompt
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The first argument of every call to a replica, which only the router reads.
-
-    Attributes:
-        request_id, prompt: the request that a replica is chosen for.
-        replica_id: the replica that the call is for, instead of a choice.
-    """
-
-    request_id: str = ""
-    prompt: RoutedPrompt | None = None
-    replica_id: str | None = None
+from chairlift.cluster.cluster_view import ClusterView, Route, cluster_view, deployment_name
 
 
 class PrefixAwareRouter(RequestRouter):
@@ -61,8 +47,3 @@ class PrefixAwareRouter(RequestRouter):
             assert route.prompt is not None
             replica_id = self.view.route(route.request_id, route.prompt)
         return [[replica for replica in candidate_replicas if replica.replica_id.unique_id == replica_id]]
-
-
-def deployment_name(app_name: str, name: str) -> str:
-    """The name of the view on a deployment."""
-    return f"{app_name}/{name}"

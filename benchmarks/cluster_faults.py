@@ -1,0 +1,210 @@
+"""Breaks parts of a real cluster on Ray Serve under load, and counts what becomes of every request.
+
+    python -m benchmarks.cluster_faults [--scenarios replica ingress hung update scale] [--seed 0] [--json]
+
+Each scenario sends 20 streams and, behind them, 20 requests that have to wait, and then breaks something:
+
+    replica   kill -9 of one of two replicas
+    ingress   kill -9 of one of two ingresses
+    hung      SIGSTOP of one of two replicas
+    update    the configuration changes (serve deploy) while requests are sent all the time
+    scale     one to three replicas and back while requests are sent all the time
+
+A request is finished, has failed with an error that says what happened, has failed because its connection was closed,
+or is lost: it has no answer within its time limit, or an answer that stops without an error. None may be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from chairlift.lab.bench.machine import host_facts
+
+SCENARIOS: Final = ("replica", "ingress", "hung", "update", "scale")
+OUTCOMES: Final = ("finished", "error", "closed", "lost")
+NUM_STREAMS: Final = 20
+OUTPUT_LEN: Final = 96
+TIMEOUT: Final = 180.0
+OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 2048, "max-num-seqs": 10, "allowed-hosts": "*"}
+
+
+class Cluster:
+    """The application on a Ray of this machine, which `start` starts."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._file = folder / "chairlift.yaml"
+
+    def start(self) -> None:
+        """Start a Ray without an application."""
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        import ray
+        from ray import serve
+
+        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        serve.start(http_options={"host": "127.0.0.1", "port": self.port})
+
+    def deploy(self, options: dict[str, Any] | None = None, **arguments: Any) -> None:
+        """Deploy the application, or update it, and wait until it runs."""
+        from ray import serve
+
+        import chairlift.cluster
+
+        self._file.write_text(json.dumps({**OPTIONS, **(options or {})}))
+        serve.run(chairlift.cluster.app({"config": str(self._file), **arguments}), name="chairlift")
+
+    def stop(self) -> None:
+        import ray
+        from ray import serve
+
+        serve.shutdown()
+        ray.shutdown()
+
+    def processes(self, deployment: str) -> list[psutil.Process]:
+        """The processes of the replicas of a deployment."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(process.cmdline())
+                if title.startswith("ray::ServeReplica:chairlift:") and deployment in title:
+                    found.append(process)
+        return sorted(found, key=lambda each: each.pid)
+
+
+def connect(cluster: Cluster, max_connections: int) -> httpx.AsyncClient:
+    """A client with its time limit for every read."""
+    limits = httpx.Limits(max_connections=max_connections)
+    return httpx.AsyncClient(base_url=cluster.url, timeout=TIMEOUT, limits=limits)
+
+
+async def send(client: httpx.AsyncClient, prompt: str, output_len: int = OUTPUT_LEN) -> str:
+    """Send a stream and return what became of it."""
+    body = {"prompt": prompt, "max_tokens": output_len, "ignore_eos": True, "stream": True, "temperature": 0}
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                text = (await response.aread()).decode(errors="replace")
+                return "error" if text.strip() else "lost"
+            return await _read_stream(response)
+    except httpx.TimeoutException:
+        return "lost"
+    except httpx.HTTPError:
+        return "closed"
+
+
+async def _read_stream(response: httpx.Response) -> str:
+    async for line in response.aiter_lines():
+        if line == "data: [DONE]":
+            return "finished"
+        if line.startswith("data: ") and "error" in json.loads(line[6:]):
+            return "error"
+    return "lost"
+
+
+async def send_burst(cluster: Cluster, act: Callable[[], Any], delay: float = 1.5) -> Counter[str]:
+    """Send streams and queued requests, and act when the streams have output."""
+    async with httpx.AsyncClient(
+        base_url=cluster.url, timeout=TIMEOUT, limits=httpx.Limits(max_connections=64)
+    ) as client:
+        streams = [asyncio.create_task(send(client, f"Story {index}:")) for index in range(NUM_STREAMS)]
+        await asyncio.sleep(0.3)
+        queued = [asyncio.create_task(send(client, f"Letter {index}:")) for index in range(NUM_STREAMS)]
+        await asyncio.sleep(delay)
+        await asyncio.to_thread(act)
+        return Counter(await asyncio.gather(*streams, *queued))
+
+
+async def send_meanwhile(cluster: Cluster, acts: list[Callable[[], Any]], pause: float) -> Counter[str]:
+    """Send requests all the time while the acts are carried out one after another."""
+    results: list[asyncio.Task[str]] = []
+    is_over = asyncio.Event()
+
+    async def send_all(client: httpx.AsyncClient) -> None:
+        while not is_over.is_set():
+            results.append(asyncio.create_task(send(client, f"Story {len(results)}:", 32)))
+            await asyncio.sleep(0.15)
+
+    async with httpx.AsyncClient(
+        base_url=cluster.url, timeout=TIMEOUT, limits=httpx.Limits(max_connections=512)
+    ) as client:
+        sending = asyncio.create_task(send_all(client))
+        for act in acts:
+            await asyncio.sleep(pause)
+            await asyncio.to_thread(act)
+        await asyncio.sleep(pause)
+        is_over.set()
+        await sending
+        return Counter(await asyncio.gather(*results))
+
+
+def run_scenario(cluster: Cluster, name: str) -> Counter[str]:
+    """Deploy what a scenario needs, and run it."""
+
+    def signal_one(deployment: str, number: int) -> Callable[[], None]:
+        return lambda: cluster.processes(deployment)[0].send_signal(number)
+
+    if name == "replica":
+        cluster.deploy(replicas=2)
+        return asyncio.run(send_burst(cluster, signal_one("engine-", signal.SIGKILL)))
+    if name == "ingress":
+        cluster.deploy(replicas=2, ingresses=2)
+        return asyncio.run(send_burst(cluster, signal_one("ingress", signal.SIGKILL)))
+    if name == "hung":
+        cluster.deploy(replicas=2, health_check_timeout=5.0)
+        return asyncio.run(send_burst(cluster, signal_one("engine-", signal.SIGSTOP)))
+    if name == "update":
+        cluster.deploy(replicas=2)
+        update = lambda: cluster.deploy({"max-num-seqs": 12}, replicas=2)  # noqa: E731
+        return asyncio.run(send_meanwhile(cluster, [update], 3.0))
+    cluster.deploy(replicas=1)
+    steps = [lambda: cluster.deploy(replicas=3), lambda: cluster.deploy(replicas=1)]
+    return asyncio.run(send_meanwhile(cluster, steps, 3.0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows: dict[str, Counter[str]] = {}
+    with TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder))
+        cluster.start()
+        try:
+            for name in arguments.scenarios:
+                rows[name] = run_scenario(cluster, name)
+        finally:
+            cluster.stop()
+    facts = host_facts()
+    if arguments.json:
+        counts = {name: {"sent": row.total(), **{key: row[key] for key in OUTCOMES}} for name, row in rows.items()}
+        print(json.dumps({"machine": facts, "scenarios": counts}, default=str))
+        return
+    table = Table("scenario", "sent", *OUTCOMES)
+    for name, row in rows.items():
+        table.add_row(name, str(row.total()), *(str(row[key]) for key in OUTCOMES))
+    console = Console()
+    console.print(facts)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
