@@ -55,7 +55,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start a Ray without an application."""
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
         import ray
         from ray import serve
 

@@ -22,9 +22,9 @@ class InProcessTransport:
         delay: seconds of each message on its way to the ingress.
     """
 
-    def __init__(self, clients: Mapping[str, EngineClient]) -> None:
+    def __init__(self, clients: Mapping[str, EngineClient], replicas: dict[str, EngineReplica] | None = None) -> None:
         self.view = ClusterView(seed=0)
-        self.replicas = {name: EngineReplica(client) for name, client in clients.items()}
+        self.replicas = replicas or {name: EngineReplica(client) for name, client in clients.items()}
         self.num_runs = dict.fromkeys(clients, 0)
         self.delay = 0.0
         self.is_closed = False
@@ -49,7 +49,7 @@ class InProcessTransport:
         try:
             while True:
                 try:
-                    message = await self._alive(replica_id, anext(messages))
+                    message = await self._alive(replica_id, messages.__anext__())
                 except StopAsyncIteration:
                     return
                 await asyncio.sleep(self.delay)
@@ -60,6 +60,8 @@ class InProcessTransport:
     async def _alive(self, name: str, call):  # type: ignore[no-untyped-def]
         """The result of a call, unless the replica is killed before."""
         death = self._dead.setdefault(name, asyncio.Event())
+        if death.is_set():
+            raise ReplicaLostError("it was killed")
         work, killed = asyncio.ensure_future(call), asyncio.ensure_future(death.wait())
         try:
             await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
@@ -72,6 +74,10 @@ class InProcessTransport:
             work.cancel()
             killed.cancel()
             await asyncio.wait((work, killed))
+
+    def another(self) -> InProcessTransport:
+        """The calls of another ingress to the same replicas."""
+        return InProcessTransport(self._clients, self.replicas)
 
     def kill(self, name: str) -> None:
         """Let all calls of a replica fail, now and later."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import FastAPI
 
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.cluster.shared_usage import Exchange, share_usage
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
@@ -47,8 +49,14 @@ class ReplicatedModel(ServedModel):
         return self._aliases
 
 
-def build_cluster_app(setup: ClusterSetup, clients: Mapping[str, ClusterClient]) -> FastAPI:
-    """Create the application over the clients of the models, by name. It closes the clients when it shuts down."""
+def build_cluster_app(
+    setup: ClusterSetup, clients: Mapping[str, ClusterClient], exchange: Exchange | None = None
+) -> FastAPI:
+    """Create the application over the clients of the models, by name. It closes the clients when it shuts down.
+
+    Args:
+        exchange: exchanges the use of keys with other ingresses; None if there are none.
+    """
     is_fair = any(spec.config.scheduling_policy == "fair" for spec in setup.models)
     admission = AdmissionController(setup.limits, setup.access.keys, is_fair=is_fair)
     models = []
@@ -68,4 +76,5 @@ def build_cluster_app(setup: ClusterSetup, clients: Mapping[str, ClusterClient])
         key_reloader=setup.access.key_reloader,
         allowed_hosts=setup.access.allowed_hosts,
         pages=setup.pages,
+        share_usage=None if exchange is None else partial(share_usage, exchange=exchange),
     )

@@ -39,7 +39,10 @@ RETRY_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 5.0
 """Time for the last messages of a replica whose calls have failed."""
 
-SIGN_OF_LIFE_SECONDS: Final = 15.0
+SIGN_OF_LIFE_SECONDS: Final = 5.0
+MAX_SILENCE_SECONDS: Final = 30.0
+"""A replica that Ray Serve has removed is lost when it has sent nothing for this time. One that drains sends a message
+after each step; one that hangs has failed its health checks."""
 
 
 class ReplicaLostError(Exception):
@@ -351,10 +354,12 @@ class ClusterClient(EngineClient):
     async def _send_signs_of_life(self) -> None:
         while True:
             await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
-            for replica_id in list(self.replicas):
-                if self._view.is_running(replica_id):
-                    with contextlib.suppress(ReplicaLostError):
-                        await self._transport.keep_subscription(replica_id, self.ingress_id)
+            for replica in list(self.replicas.values()):
+                if self._view.is_running(replica.replica_id):
+                    self._start_task(self._transport.keep_subscription(replica.replica_id, self.ingress_id))
+                elif replica.reader is not None and self.now() - replica.last_message > MAX_SILENCE_SECONDS:
+                    replica.loss = f"it has sent nothing for {MAX_SILENCE_SECONDS:g} s"
+                    replica.reader.cancel()
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,8 @@ class LocalCluster:
     def __init__(self, config: EngineConfig, options: ClusterOptions) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # A replica that hangs would otherwise be given its whole drain time before it is replaced.
+        os.environ.setdefault("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
         try:
             import ray
         except ImportError:

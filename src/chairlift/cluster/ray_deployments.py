@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
@@ -22,12 +24,14 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.cluster_view import Route
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
+from chairlift.cluster.shared_usage import Exchange, UsageBoard
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.errors import EngineDeadError
 from chairlift.loading.resolve import load_tokenizer, resolve_model
+from chairlift.server.access.rate_limits import KeyUsage
 
 logger = logging.getLogger("chairlift")
 
@@ -35,6 +39,7 @@ ROUTER_CLASS: Final = "chairlift.cluster.request_router:PrefixAwareRouter"
 MAX_ONGOING_REQUESTS: Final = 1_000_000
 """Serve never rejects a call, because engines have queues of their own, and the ingress limits their length."""
 
+USAGE_ACTOR: Final = "chairlift-key-usage"
 LOGGING: Final = {"enable_access_log": False, "log_level": "WARNING"}
 
 UNHEALTHY_STATES: Final = ("cannot_restart", "dead")
@@ -127,12 +132,25 @@ class IngressDeployment:
         }
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_cluster_app(self._setup, self._clients)
+        is_shared = self._setup.options.ingresses > 1 and bool(self._setup.access.keys.by_tenant)
+        return build_cluster_app(self._setup, self._clients, usage_exchange() if is_shared else None)
 
     async def check_health(self) -> None:
         """Let Ray Serve replace this ingress if it cannot serve any model."""
         if all(client.state == "dead" for client in self._clients.values()):
             raise EngineDeadError("the clients of all models are closed")
+
+
+def usage_exchange() -> Exchange:
+    """Exchanges the use of keys through one actor of the cluster, which the first ingress starts."""
+    actor_class = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(UsageBoard)
+    board: Any = actor_class.options(name=USAGE_ACTOR, lifetime="detached", get_if_exists=True).remote()
+
+    async def exchange(ingress_id: str, usage: Mapping[str, KeyUsage]) -> Mapping[str, KeyUsage]:
+        answer: Mapping[str, KeyUsage] = await asyncio.wait_for(board.exchange.remote(ingress_id, usage), 5.0)
+        return answer
+
+    return exchange
 
 
 def build_application(setup: ClusterSetup) -> Application:
@@ -168,4 +186,5 @@ def make_client(transport: RayTransport, facts: EngineFacts, config: EngineConfi
     """
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
-    return ClusterClient(transport, ServedEngine(facts, lambda: tokenizer, config.seed))
+    engine = ServedEngine(facts, lambda: tokenizer, config.seed, id_prefix=f"{secrets.token_hex(4)}-")
+    return ClusterClient(transport, engine)

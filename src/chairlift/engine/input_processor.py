@@ -129,6 +129,7 @@ class InputProcessor:
     Args:
         seed: the source of seeds for requests without one, in order of arrival; None: the operating system.
         grammars: the compiler of a model runner in the same process; None creates another one.
+        id_prefix: a part of the ids in the core that differs from those of other processes with the same engine.
     """
 
     def __init__(
@@ -138,7 +139,9 @@ class InputProcessor:
         limits: RequestLimits,
         seed: int | None = None,
         grammars: GrammarCompiler | None = None,
+        id_prefix: str = "",
     ) -> None:
+        self._id_prefix = id_prefix
         self.tokenizer = tokenizer
         self.limits = limits
         self._vocab_size = config.vocab_size
@@ -291,7 +294,7 @@ class InputProcessor:
         max_tokens = default if params.max_tokens is None else params.max_tokens
         is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1
-        core_id = f"{request_id}~{self._num_made}"
+        core_id = f"{request_id}~{self._id_prefix}{self._num_made}"
         first = EngineRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,

@@ -60,7 +60,7 @@ class ServedEngine:
 
     Args:
         load_tokenizer: called at the first use of the tokenizer.
-        seed, grammars: as for `InputProcessor`.
+        seed, grammars, id_prefix: as for `InputProcessor`.
 
     Attributes:
         adapters: the LoRA adapters by name.
@@ -72,7 +72,9 @@ class ServedEngine:
         load_tokenizer: Callable[[], Tokenizer | NoTokenizer],
         seed: int | None = None,
         grammars: GrammarCompiler | None = None,
+        id_prefix: str = "",
     ) -> None:
+        self._id_prefix = id_prefix
         self.facts = facts
         self._load_tokenizer = load_tokenizer
         self._seed = seed
@@ -86,4 +88,6 @@ class ServedEngine:
     @cached_property
     def input_processor(self) -> InputProcessor:
         facts = self.facts
-        return InputProcessor(facts.model_config, self.tokenizer, facts.limits, self._seed, self._grammars)
+        return InputProcessor(
+            facts.model_config, self.tokenizer, facts.limits, self._seed, self._grammars, self._id_prefix
+        )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.clock import format_duration
@@ -14,7 +14,7 @@ from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.keys import KeyInfo, KeyLimits, KeyRing
-from chairlift.server.access.rate_limits import KeyMeter
+from chairlift.server.access.rate_limits import KeyMeter, KeyUsage
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.access.service_rate import ServiceRate
 
@@ -142,7 +142,17 @@ class AdmissionController:
 
     def cpu_seconds(self) -> dict[str, float]:
         """The seconds of CPU time used outside of the engine, by tenant."""
-        return {tenant: meter.total_cpu_seconds for tenant, meter in self._meters.items()}
+        return {tenant: meter.totals["cpu_seconds"] for tenant, meter in self._meters.items()}
+
+    def usage(self) -> dict[str, KeyUsage]:
+        """What each tenant has used of this server."""
+        return {tenant: meter.usage() for tenant, meter in self._meters.items()}
+
+    def set_remote_usage(self, usage: Mapping[str, KeyUsage]) -> None:
+        """Count what tenants have used of other servers, given their totals, towards the limits of their keys."""
+        for tenant, total in usage.items():
+            if (key := self._keys.by_tenant.get(tenant)) is not None:
+                self._meter(key.info).set_remote_usage(total)
 
     @contextlib.contextmanager
     def admit_utility_call(self, key: KeyInfo, slot: CallSlot | None = None) -> Iterator[None]:

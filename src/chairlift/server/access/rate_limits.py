@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 from chairlift.clock import format_duration
 from chairlift.errors import OverloadedError, RequestError
@@ -39,6 +41,27 @@ class TokenBucket:
         return max(0.0, (amount - self.level(now)) * 60 / self.per_minute)
 
 
+UNITS: Final = ("requests", "tokens", "cpu_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUsage:
+    """What an API key has used of one or several servers: its calls in progress now, and totals."""
+
+    num_concurrent: int = 0
+    requests: float = 0.0
+    tokens: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def __add__(self, other: KeyUsage) -> KeyUsage:
+        return KeyUsage(
+            self.num_concurrent + other.num_concurrent,
+            self.requests + other.requests,
+            self.tokens + other.tokens,
+            self.cpu_seconds + other.cpu_seconds,
+        )
+
+
 class KeyMeter:
     """Measures the use of one API key, and rejects calls that would exceed its limits.
 
@@ -53,13 +76,24 @@ class KeyMeter:
         self._clock = clock
         self._buckets: dict[str, TokenBucket] = {}
         self.num_concurrent = 0
-        self.total_cpu_seconds = 0.0
+        self.totals = dict.fromkeys(UNITS, 0.0)
+        self._remote = KeyUsage()
         self.set_limits(limits)
+
+    def usage(self) -> KeyUsage:
+        """What the key has used of this server."""
+        return KeyUsage(self.num_concurrent, **self.totals)
+
+    def set_remote_usage(self, usage: KeyUsage) -> None:
+        """Count what the key has used of other servers since the last call, given their totals."""
+        for unit, bucket in self._buckets.items():
+            bucket.take(max(0.0, getattr(usage, unit) - getattr(self._remote, unit)), self._clock())
+        self._remote = usage
 
     def set_limits(self, limits: KeyLimits) -> None:
         """Use these limits from now on. A rate that does not change keeps what has been used of it."""
         self._limits = limits
-        rates = {unit: getattr(limits, f"{unit}_per_minute") for unit in ("requests", "tokens", "cpu_seconds")}
+        rates = {unit: getattr(limits, f"{unit}_per_minute") for unit in UNITS}
         old, self._buckets = self._buckets, {}
         for unit, per_minute in rates.items():
             if unit in old and old[unit].per_minute == per_minute:
@@ -74,9 +108,10 @@ class KeyMeter:
             OverloadedError: The key has reached its limit of concurrent calls, or of requests per minute.
         """
         limit = self._limits.max_concurrent
-        if limit is not None and self.num_concurrent >= limit:
+        num_calls = self.num_concurrent + self._remote.num_concurrent
+        if limit is not None and num_calls >= limit:
             message = (
-                f"API key {self._name!r} has {limit} calls in progress, and its limit is max_concurrent={limit}: "
+                f"API key {self._name!r} has {num_calls} calls in progress, and its limit is max_concurrent={limit}: "
                 "wait until one of them has ended"
             )
             raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
@@ -102,7 +137,6 @@ class KeyMeter:
 
     def record(self, unit: str, amount: float) -> None:
         """Count an amount that the key has used, even if it exceeds the limit."""
-        if unit == "cpu_seconds":
-            self.total_cpu_seconds += amount
+        self.totals[unit] += amount
         if unit in self._buckets:
             self._buckets[unit].take(amount, self._clock())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request
@@ -120,6 +120,7 @@ def create_models_app(
     allowed_hosts: AllowedHosts | None = None,
     pages: PageOptions | None = None,
     key_reloader: KeyReloader | None = None,
+    share_usage: Callable[[AdmissionController], Coroutine[None, None, None]] | None = None,
 ) -> FastAPI:
     """Create the application that serves the API over the models of a manager, which it closes when it shuts down.
 
@@ -133,6 +134,8 @@ def create_models_app(
         allowed_hosts: The hosts that requests may name. Default: every host.
         pages: The options of the live page. Default: `PageOptions()`.
         key_reloader: Changes the keys while the server runs. Default: they do not change.
+        share_usage: Shares the use of keys with other servers while this one runs. Default: the limits of keys are
+            those of this server.
 
     Returns:
         The application. `app.state.admission` counts the calls in progress and can drain the server, and
@@ -149,13 +152,15 @@ def create_models_app(
         manager.open()
         if on_ready is not None:
             on_ready()
-        reloading = None
+        tasks = []
         if key_reloader is not None:
             key_reloader.on_change = admission.update_limits
-            reloading = asyncio.create_task(key_reloader.run())
+            tasks.append(asyncio.create_task(key_reloader.run()))
+        if share_usage is not None:
+            tasks.append(asyncio.create_task(share_usage(admission)))
         yield
-        if reloading is not None:
-            reloading.cancel()
+        for task in tasks:
+            task.cancel()
         await manager.aclose()
         preparation.close()
         for model in manager.models:

@@ -1,0 +1,290 @@
+"""A client over replicas in this process: routing, loss of replicas, draining, and several ingresses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift import AsyncLLM, SamplingParams
+from chairlift.cluster.cluster_client import ClusterClient, ReplicaLostError
+from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.errors import EngineDeadError
+from chairlift.outputs import RequestOutput
+from chairlift.server.models.served_model import ServedModel
+from in_process_cluster import InProcessTransport, make_cluster
+
+PROMPT = list(range(5, 45))
+
+Make = Callable[..., AsyncLLM]
+
+
+@pytest.fixture
+def make_engine(tiny_model_dir: Callable[..., Path]) -> Make:
+    folder = tiny_model_dir("llama")
+
+    def make(**options: Any) -> AsyncLLM:
+        options = {"num_kv_blocks": 64, "block_size": 4, "max_num_batched_tokens": 64, **options}
+        return AsyncLLM(
+            model=str(folder), num_threads=1, skip_tokenizer_init=True, enable_kv_cache_events=True, seed=0, **options
+        )
+
+    return make
+
+
+def forced(tokens: int, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **fields)
+
+
+def slow_down(engine: AsyncLLM, seconds: float = 0.01) -> None:
+    executor: Any = engine.engine.core._executor  # type: ignore[attr-defined]
+    submit = executor.submit
+
+    def slow(output: Any) -> Any:
+        time.sleep(seconds)
+        return submit(output)
+
+    executor.submit = slow
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def ready(llm: AsyncLLM, transport: InProcessTransport) -> None:
+    """Wait until all replicas can be chosen."""
+    llm.open()
+    await until(lambda: transport.view._subscribed.keys() == transport.view._running)
+
+
+def run(main: Callable[[], Any]) -> None:
+    asyncio.run(main())
+
+
+def tokens_of(output: RequestOutput) -> list[list[int]]:
+    return [answer.token_ids for answer in output.outputs]
+
+
+def test_answers_are_those_of_one_engine(make_engine: Make) -> None:
+    prompts = [[index, *PROMPT[: 8 + index]] for index in range(12)]
+
+    async def answers(llm: AsyncLLM) -> list[list[list[int]]]:
+        params = forced(9, n=2, seed=1)
+        found = await asyncio.gather(*(llm.start(None, prompt, params).collect() for prompt in prompts))
+        await llm.aclose()
+        return [tokens_of(output) for output in found]
+
+    async def on_cluster() -> list[list[list[int]]]:
+        llm, transport = make_cluster(make_engine(), make_engine())
+        await ready(llm, transport)
+        found = await answers(llm)
+        assert min(transport.num_runs.values()) > 0
+        assert transport.is_closed
+        return found
+
+    async def alone() -> list[list[list[int]]]:
+        return await answers(make_engine())
+
+    assert asyncio.run(on_cluster()) == asyncio.run(alone())
+
+
+def test_prompts_with_a_cached_prefix_go_to_its_replica(make_engine: Make) -> None:
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine(), make_engine(), make_engine())
+        await ready(llm, transport)
+        cached = []
+        for turn in range(6):
+            output = await llm.start(None, [*PROMPT, *range(50, 50 + turn)], forced(2)).collect()
+            cached.append(output.num_cached_tokens)
+        assert sorted(transport.num_runs.values()) == [0, 0, 6]
+        assert cached == [0, 40, 40, 40, 40, 44]  # blocks of 4 tokens; the last token is always computed
+        other = await llm.start(None, PROMPT, forced(2), cache_salt="other tenant").collect()
+        assert other.num_cached_tokens == 0
+        await llm.aclose()
+
+    run(main)
+
+
+def test_a_killed_replica_loses_only_streams_with_output(make_engine: Make) -> None:
+    async def main() -> None:
+        engines = make_engine(max_num_seqs=2), make_engine(max_num_seqs=2)
+        for engine in engines:
+            slow_down(engine)
+        llm, transport = make_cluster(*engines)
+        await ready(llm, transport)
+        generations = [llm.start(None, [index, *PROMPT[:6]], forced(30)) for index in range(12)]
+        client: Any = llm._client
+        await until(lambda: sum(group.has_output for group in client._groups.values()) == 4)
+        before = {
+            index: (transport.view.replica_of(one.core_ids[0]), client._groups[one.core_ids[0]].has_output)
+            for index, one in enumerate(generations)
+        }
+        transport.kill("replica-0")
+        results = await asyncio.gather(*(one.collect() for one in generations), return_exceptions=True)
+        for index, result in enumerate(results):
+            if before[index] == ("replica-0", True):
+                assert isinstance(result, EngineDeadError)
+                assert "the replica of the request was lost (it was killed): send the request again" in str(result)
+            else:
+                assert isinstance(result, RequestOutput)
+                assert len(result.outputs[0].token_ids) == 30
+        assert sum(isinstance(result, Exception) for result in results) == 2
+        assert llm.status().state == "running"
+        assert llm.num_unfinished == 0
+        await llm.aclose()
+
+    run(main)
+
+
+def test_requests_wait_while_there_is_no_replica(make_engine: Make) -> None:
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine())
+        await ready(llm, transport)
+        transport.view.set_running(())
+        waiting = llm.start(None, PROMPT, forced(3))
+        await asyncio.sleep(0.1)
+        assert transport.num_runs == {"replica-0": 0}
+        transport.view.set_running({"replica-0"})
+        assert len((await waiting.collect()).outputs[0].token_ids) == 3
+        await llm.aclose()
+
+    run(main)
+
+
+def test_a_replica_that_drains_finishes_its_streams_and_is_released(make_engine: Make) -> None:
+    async def main() -> None:
+        engines = make_engine(), make_engine()
+        for engine in engines:
+            slow_down(engine)
+        llm, transport = make_cluster(*engines)
+        await ready(llm, transport)
+        old = [llm.start(None, [index, *PROMPT[:6]], forced(20)) for index in range(6)]
+        await until(lambda: min(transport.num_runs.values()) > 0)
+        transport.drain("replica-0")
+        num_old = transport.num_runs["replica-0"]
+        new = [llm.start(None, [60 + index, *PROMPT[:6]], forced(3)) for index in range(6)]
+        for generation in (*old, *new):
+            assert len((await generation.collect()).outputs[0].token_ids) in (3, 20)
+        assert transport.num_runs["replica-0"] == num_old
+        client: Any = llm._client
+        await until(lambda: client.replicas.keys() == {"replica-1"})
+        assert not transport.replicas["replica-0"]._feeds
+        await llm.aclose()
+
+    run(main)
+
+
+def test_aborted_requests_leave_the_replica(make_engine: Make) -> None:
+    async def main() -> None:
+        engine = make_engine(max_num_seqs=1)
+        slow_down(engine)
+        llm, transport = make_cluster(engine)
+        await ready(llm, transport)
+        running, waiting = (llm.start(None, [index, *PROMPT], forced(100)) for index in range(2))
+        await anext(running)
+        core = engine.engine.core  # type: ignore[attr-defined]
+        await until(lambda: len(core.scheduler.unfinished) == 2)
+        waiting.abort()
+        running.abort()
+        await until(lambda: core.scheduler.is_idle)
+        assert not transport.replicas["replica-0"]._groups
+        assert transport.view._subscribed["replica-0"].num_unfinished == 0
+        await llm.aclose()
+
+    run(main)
+
+
+def test_two_ingresses_share_replicas(make_engine: Make) -> None:
+    """The same request ids do not collide, each ingress gets its own outputs, and both see all events."""
+
+    async def main() -> None:
+        engine = make_engine()
+        slow_down(engine)
+        first, transport = make_cluster(engine)
+        second = AsyncLLM(client=ClusterClient(transport.another(), engine.engine))
+        model = ServedModel("tiny", None, second.events)
+        observe_replicas(model, second._client)  # type: ignore[arg-type]
+        await ready(first, transport)
+        second.open()
+        client: Any = second._client
+        await until(lambda: bool(client.replicas) and client.state == "running")
+        generations = [llm.start(None, PROMPT, forced(20), request_id="same") for llm in (first, second)]
+        await until(lambda: len(list(model.engine(None).observer.tracker.requests())) == 2)
+        answers = [tokens_of(await generation.collect()) for generation in generations]
+        assert answers[0] == answers[1]
+        await until(lambda: not any(model.engine("replica-0").observer.tracker.counts().values()))
+        client.stop()
+        await first.aclose()
+
+    run(main)
+
+
+def test_a_late_ingress_learns_the_state_of_a_replica(make_engine: Make) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        first, transport = make_cluster(engine)
+        await ready(first, transport)
+        await first.start(None, PROMPT, forced(2)).collect()
+        another = transport.another()
+        late = ClusterClient(another, engine.engine)
+        late.open(lambda outputs: None, lambda ids, error: None)
+        await until(lambda: bool(late.replicas) and late.state == "running")
+        assert another.view._subscribed["replica-0"].num_cached_blocks == 10
+        late.stop()
+        await first.aclose()
+
+    run(main)
+
+
+def test_the_requests_of_a_silent_ingress_are_aborted(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.cluster.engine_replica.SILENCE_SECONDS", 0.2)
+
+    async def main() -> None:
+        engine = make_engine()
+        slow_down(engine)
+        llm, transport = make_cluster(engine)
+        await ready(llm, transport)
+        generation = llm.start(None, PROMPT, forced(200))
+        await anext(generation)
+        client: Any = llm._client
+        for task in list(client._tasks):
+            if "_send_signs_of_life" in repr(task):
+                task.cancel()
+        core = engine.engine.core  # type: ignore[attr-defined]
+        await until(lambda: core.scheduler.is_idle)
+        with pytest.raises(EngineDeadError):
+            await generation.collect()
+        await llm.aclose()
+
+    run(main)
+
+
+def test_adapters_are_not_loaded_while_a_cluster_runs(make_engine: Make) -> None:
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine(max_loras=1))
+        await ready(llm, transport)
+        with pytest.raises(Exception, match="name them with --lora-modules"):
+            await llm.load_lora_adapter("style", "/nowhere")
+        await llm.aclose()
+
+    run(main)
+
+
+def test_calls_to_a_dead_replica_fail(make_engine: Make) -> None:
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine())
+        await ready(llm, transport)
+        transport.kill("replica-0")
+        with pytest.raises(ReplicaLostError):
+            await transport.keep_subscription("replica-0", "ingress")
+        await until(lambda: llm.status().state == "restarting")
+        assert llm.status().last_failure is None  # no request was lost
+        await llm.aclose()
+
+    run(main)
