@@ -243,7 +243,8 @@ def test_a_late_ingress_learns_the_state_of_a_replica(make_engine: Make) -> None
 
 
 def test_the_requests_of_a_silent_ingress_are_aborted(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.cluster.engine_replica.SILENCE_SECONDS", 0.2)
+    for name in ("SILENCE_SECONDS", "BUSY_SILENCE_SECONDS"):
+        monkeypatch.setattr(f"chairlift.cluster.engine_replica.{name}", 0.2)
 
     async def main() -> None:
         engine = make_engine()

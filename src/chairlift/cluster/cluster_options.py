@@ -91,7 +91,7 @@ class ClusterOptions:
                 "upscale_delay_s": 5.0,
                 "downscale_delay_s": 60.0,
                 "policy": {
-                    "policy_function": "chairlift.cluster.autoscaling:scale",
+                    "policy_function": "chairlift.cluster.autoscaling:QueueScaling",
                     "policy_kwargs": {
                         "target_queued_tokens": self.target_queued_tokens,
                         "target_ttft": self.target_ttft,

@@ -31,8 +31,11 @@ from chairlift.outputs import EngineCoreOutput
 MAX_PENDING_EVENTS: Final = 16_384
 """Number of events that wait for a slow ingress. Beyond it, droppable events are dropped."""
 
-SILENCE_SECONDS: Final = 60.0
-"""An ingress is considered dead when it has not sent a sign of life for this time."""
+SILENCE_SECONDS: Final = 20.0
+"""An ingress without requests is considered dead when it has not sent a sign of life for this time."""
+
+BUSY_SILENCE_SECONDS: Final = 600.0
+"""The same for an ingress with unfinished requests, which cannot send signs of life to a replica that drains."""
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +158,9 @@ class EngineReplica:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(feed.changed.wait(), SILENCE_SECONDS)
         feed.changed.clear()
-        if self._client.now() - feed.last_sign_of_life > SILENCE_SECONDS:
+        is_busy = any(group.ingress_id == feed.ingress_id for group in self._groups.values())
+        limit = BUSY_SILENCE_SECONDS if is_busy else SILENCE_SECONDS
+        if self._client.now() - feed.last_sign_of_life > limit:
             feed.is_closed = True
         return not feed.is_closed
 

@@ -88,7 +88,7 @@ class EngineDeployment:
             raise EngineDeadError(f"the engine is {client.state}: {client.last_failure}")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The values that `autoscaling.scale` decides by."""
+        """The values that `QueueScaling` decides by."""
         load = self._replica.load()
         return {"queued_tokens": float(load.queued_tokens), "predicted_ttft": self._replica.predicted_ttft()}
 

@@ -1,0 +1,152 @@
+"""Measures what a cluster costs: an ingress with one replica against the plain server, with the same threads.
+
+    python -m benchmarks.cluster_cost [--rounds 3] [--streams 16] [--requests 64] [--output-len 64] [--json]
+
+Three servers run, and each round measures them one after another: the plain server, `serve --replicas 1` (its HTTP
+process routes to the replica), and the application `chairlift.cluster:app` behind Ray Serve's proxy. The first part of
+a round sends single requests with one output token (time to first token); the second part sends streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import httpx
+from benchmarks.cluster_faults import Cluster
+from rich.console import Console
+from rich.table import Table
+
+from chairlift.lab.bench.machine import host_facts
+
+OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
+SYSTEMS: Final = ("plain", "replicas 1", "Ray Serve")
+NUM_SINGLE: Final = 40
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serve(*arguments: str) -> Iterator[str]:
+    """A server as a process; yields its address."""
+    port = free_port()
+    options = [f"--{name}={value}" for name, value in OPTIONS.items()]
+    command = [sys.executable, "-m", "chairlift", "serve", f"--port={port}", *options, *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_ready(url)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_until_ready(url: str) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise SystemExit(f"{url} is not ready after 120 s")
+
+
+async def measure(url: str, round_number: int, arguments: argparse.Namespace) -> dict[str, float]:
+    """The times to the first token of single requests, and the throughput and gaps of streams."""
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        single = []
+        for index in range(NUM_SINGLE):
+            started = time.perf_counter()
+            await client.post("/v1/completions", json=body(f"{round_number} single {index}:", 1))
+            single.append(time.perf_counter() - started)
+        seats = asyncio.Semaphore(arguments.streams)
+        gaps: list[float] = []
+
+        async def stream(index: int) -> None:
+            async with seats:
+                last = None
+                request = {**body(f"{round_number} story {index}:", arguments.output_len), "stream": True}
+                async with client.stream("POST", "/v1/completions", json=request) as response:
+                    async for line in response.aiter_lines():
+                        if line.startswith("data: {"):
+                            now = time.perf_counter()
+                            if last is not None:
+                                gaps.append(now - last)
+                            last = now
+
+        started = time.perf_counter()
+        await asyncio.gather(*(stream(index) for index in range(arguments.requests)))
+        seconds = time.perf_counter() - started
+    return {
+        "ttft_p50_ms": median(single) * 1e3,
+        "ttft_p95_ms": quantiles(single, n=20)[-1] * 1e3,
+        "itl_p50_ms": median(gaps) * 1e3,
+        "tokens_per_second": arguments.requests * arguments.output_len / seconds,
+    }
+
+
+def body(prompt: str, output_len: int) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": output_len, "ignore_eos": True, "temperature": 0}
+
+
+def run(arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """The results of all rounds by system."""
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(serve()), stack.enter_context(serve("--replicas=1"))]
+        cluster = Cluster(Path(stack.enter_context(TemporaryDirectory())))
+        cluster.start()
+        stack.callback(cluster.stop)
+        cluster.deploy(OPTIONS, replicas=1)
+        urls.append(cluster.url)
+        for number in range(-1, arguments.rounds):  # the first round warms up
+            for name, url in zip(SYSTEMS, urls, strict=True):
+                measured = asyncio.run(measure(url, number, arguments))
+                if number >= 0:
+                    results[name].append(measured)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    results = run(arguments)
+    if arguments.json:
+        print(json.dumps({"machine": host_facts(), "results": results}, default=str))
+        return
+    table = Table("", *SYSTEMS)
+    for key in results["plain"][0]:
+        cells = []
+        for name in SYSTEMS:
+            values = [each[key] for each in results[name]]
+            cells.append(f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})")
+        table.add_row(key, *cells)
+    console = Console()
+    console.print(host_facts())
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

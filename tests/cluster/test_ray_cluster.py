@@ -1,0 +1,151 @@
+"""The application of Ray Serve on a real Ray: answers, metrics, and the loss of a replica."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from running_server import wait_for
+from tiny_engine import tiny_options
+
+pytest.importorskip("ray")
+
+
+@dataclass
+class RayServer:
+    """The address of a cluster."""
+
+    url: str
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
+
+    def replicas(self) -> list[str]:
+        return httpx.get(f"{self.url}/v1/engine", timeout=30).json()["replicas"]
+
+    def complete(self, index: int, tokens: int = 24) -> str:
+        """What becomes of a stream."""
+        try:
+            stream = self.client().completions.create(
+                model="tiny", prompt=[index + 1, 5, 6, 7], max_tokens=tokens, temperature=0, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            reasons = [chunk.choices[0].finish_reason for chunk in stream if chunk.choices]
+        except openai.APIError as error:
+            return "error" if "send the request again" in str(error) else str(error)
+        assert reasons[-1] == "length"
+        return "finished"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
+    """Two replicas and one ingress behind Ray Serve's proxy."""
+    import ray
+    from ray import serve
+
+    import chairlift.cluster
+
+    folder = tmp_path_factory.mktemp("cluster")
+    options = tiny_options(folder)
+    model = {"tiny": {name: options[name] for name in ("model", "load_format")}}
+    config = folder / "chairlift.yaml"
+    limits = {"num-threads": 1, "num-kv-blocks": 64, "max-num-seqs": 4}
+    config.write_text(json.dumps({"models": model, "seed": 0, **limits}))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
+    tests = str(Path(__file__).parent.parent)
+    ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": tests}})
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        application = chairlift.cluster.app({"config": str(config), "replicas": "2"})
+        serve.run(application, name="chairlift")
+        found = RayServer(f"http://127.0.0.1:{port}")
+        wait_for(lambda: len(found.replicas()) == 2, 60)
+        yield found
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def test_answers_through_the_openai_client(server: RayServer) -> None:
+    client = server.client()
+    chat = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=8, temperature=0, n=2
+    )
+    assert len(chat.choices) == 2
+    assert chat.usage is not None
+    explained = httpx.get(f"{server.url}/v1/requests/{chat.id}/explain", timeout=30).json()
+    assert len(explained["sequences"]) == 2
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(model="tiny", prompt="x", max_tokens=100_000)
+
+
+def test_equal_prefixes_go_to_one_replica_and_metrics_show_it(server: RayServer) -> None:
+    prompt = list(range(1, 100))
+    for _ in range(4):
+        server.client().completions.create(model="tiny", prompt=prompt, max_tokens=2)
+    text = httpx.get(f"{server.url}/metrics", timeout=30).text
+    hits = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
+    assert len(hits) == 2
+    assert all(any(f'replica="{name}"' in line for line in hits) for name in server.replicas())
+    assert sorted(float(line.split()[-1]) for line in hits) == [0.0, 3 * 96.0]
+
+
+def test_a_stream_that_the_client_closes_leaves_no_request(server: RayServer) -> None:
+    stream = server.client().completions.create(
+        model="tiny", prompt=[9, 8, 7], max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    wait_for(lambda: httpx.get(f"{server.url}/v1/requests", timeout=30).json()["data"] == [])
+
+
+def test_a_killed_replica_loses_no_request_silently_and_is_replaced(server: RayServer) -> None:
+    before = server.replicas()
+    with ThreadPoolExecutor(32) as pool:
+        results = [pool.submit(server.complete, index, 200) for index in range(32)]
+        time.sleep(0.2)
+        victim = next(each for each in psutil.process_iter() if "ServeReplica:chairlift:engine-tiny" in each.name() or
+                      any("ServeReplica:chairlift:engine-tiny" in part for part in each.cmdline()))  # fmt: skip
+        victim.send_signal(signal.SIGKILL)
+        outcomes = [result.result(timeout=120) for result in results]
+    assert set(outcomes) <= {"finished", "error"}
+    assert outcomes.count("finished") >= 16
+    wait_for(lambda: len(server.replicas()) == 2 and server.replicas() != before, 60)
+    assert server.complete(1) == "finished"
+
+
+def test_serve_replicas_on_the_command_line(tmp_path: Path) -> None:
+    options = tiny_options(tmp_path / "model" if (tmp_path / "model").mkdir() is None else tmp_path)
+    command = [
+        sys.executable, "-m", "chairlift", "serve", str(options["model"]), "--load-format", "dummy", "--replicas", "1",
+        "--port", "0", "--num-threads", "1", "--num-kv-blocks", "64",
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    try:
+        url = next(line.split("ready in")[1].split()[2] for line in process.stderr if "ready in" in line)
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        answer = httpx.post(f"{url}/completions", json={"prompt": [1, 2, 3], "max_tokens": 2}, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] >= 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()

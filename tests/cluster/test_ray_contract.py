@@ -1,0 +1,59 @@
+"""What is used of Ray Serve's alpha interface for routers, and what happens without Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None
+from chairlift.__main__ import main
+sys.argv = ["chairlift", "serve", "--replicas", "2"]
+main()
+"""
+
+
+def test_without_ray_the_error_has_the_install_command() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'chairlift[ray]'" in done.stderr
+
+
+def test_a_server_without_replicas_does_not_import_ray() -> None:
+    code = "import sys, chairlift.cli.main, chairlift.server.serve, chairlift.cluster; print('ray' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_the_interface_of_routers() -> None:
+    pytest.importorskip("ray")
+    from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+    assert [field.name for field in dataclasses.fields(PendingRequest)][:2] == ["args", "kwargs"]
+    assert "routing_context" in {field.name for field in dataclasses.fields(PendingRequest)}
+    assert "unique_id" in {field.name for field in dataclasses.fields(ReplicaID)}
+    assert isinstance(inspect.getattr_static(RunningReplica, "replica_id"), property)
+    signatures = {
+        "update_replicas": ["self", "replicas"],
+        "on_replica_actor_died": ["self", "replica_id"],
+        "choose_replicas": ["self", "candidate_replicas", "pending_request"],
+    }
+    for name, parameters in signatures.items():
+        assert list(inspect.signature(getattr(RequestRouter, name)).parameters) == parameters
+    assert isinstance(inspect.getattr_static(RequestRouter, "curr_replicas"), property)
+
+
+def test_ray_copies_the_module_of_the_router_so_that_it_defines_one_class() -> None:
+    """A record that is defined there would be another class in the routers than in the callers."""
+    pytest.importorskip("ray")
+    from chairlift.cluster import request_router
+
+    own = [
+        name for name, value in vars(request_router).items()
+        if getattr(value, "__module__", None) == request_router.__name__
+    ]  # fmt: skip
+    assert own == ["PrefixAwareRouter"]
