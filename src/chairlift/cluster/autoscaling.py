@@ -10,9 +10,14 @@ from typing import Any, Protocol
 class ScalingContext(Protocol):
     """What is used of `ray.serve.config.AutoscalingContext`."""
 
-    current_num_replicas: int
-    capacity_adjusted_min_replicas: int
-    capacity_adjusted_max_replicas: int
+    @property
+    def current_num_replicas(self) -> int: ...
+
+    @property
+    def capacity_adjusted_min_replicas(self) -> int: ...
+
+    @property
+    def capacity_adjusted_max_replicas(self) -> int: ...
 
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...

@@ -146,8 +146,14 @@ def make_engine_core(
     clock: VirtualClock,
     events: EventSink | None = None,
     tokens: TokenRecording | None = None,
+    *,
+    record_index_changes: bool = False,
 ) -> tuple[EngineCore, SimExecutor]:
-    """Returns the engine and the executor of a simulation; arguments and errors as for `simulate`."""
+    """Returns the engine and the executor of a simulation; arguments and errors as for `simulate`.
+
+    Args:
+        record_index_changes: emit the changes of the prefix cache as events.
+    """
     limits = config.scheduler
     pool = KVPool(
         config.num_blocks,
@@ -158,7 +164,7 @@ def make_engine_core(
         config.windows,
         limits.max_num_batched_tokens,
     )
-    manager = make_kv_cache_manager(pool, config.has_prefix_cache)
+    manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
     executor = SimExecutor(cost_model, clock, tokens)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
 

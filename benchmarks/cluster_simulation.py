@@ -1,0 +1,118 @@
+"""Simulates clusters of replicas with different routers, and with stale and lost updates of their prefix caches.
+
+    python -m benchmarks.cluster_simulation [--replicas 4 16 64 256] [--conversations 24] [--seed 0] [--json]
+
+Each replica is an 8B model on an H100 by the roofline, with the engine's own scheduler and a KV pool of 64,000 slots.
+For each replica there are 24 conversations of four turns, which begin at random times within a minute: a system prompt
+of 1,024 tokens, of which there are half as many as replicas, and 128 new tokens and 128 output tokens in each turn. The
+routers are those of `chairlift.lab.sim.cluster`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from statistics import median, quantiles
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from chairlift.config import SchedulerConfig
+from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.sim.cluster import ClusterConfig, ClusterSimulation, Failure
+from chairlift.lab.sim.devices import find_device
+from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.sim.simulator import SimConfig
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import synthetic_tokens
+
+MODEL: Final = "llama-3-8b"
+DEVICE: Final = "H100-SXM"
+ENGINE: Final = SimConfig(SchedulerConfig(8192, max_num_seqs=64, max_num_batched_tokens=2048), num_blocks=4000)
+SYSTEM_TOKENS, TURN_TOKENS, OUTPUT_TOKENS, NUM_TURNS = 1024, 128, 128, 4
+ARRIVAL_SECONDS: Final = 60.0
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "prefix": {},
+    "prefix, 1 s stale": {"update_delay": 1.0},
+    "prefix, 10 % lost": {"update_loss": 0.1},
+    "pow2": {"router": "pow2"},
+    "random": {"router": "random"},
+}
+
+
+def workload(replicas: int, conversations: int, seed: int) -> list[WorkloadRequest]:
+    """The conversations of a cluster."""
+    source = random.Random(seed)
+    found = []
+    for number in range(replicas * conversations):
+        system = synthetic_tokens(f"system {number % max(1, replicas // 2)}", SYSTEM_TOKENS)
+        start = source.uniform(0, ARRIVAL_SECONDS)
+        for turn in range(NUM_TURNS):
+            own = synthetic_tokens(f"turn {number} {turn}", TURN_TOKENS)
+            found.append(
+                WorkloadRequest(
+                    f"{number}.{turn}",
+                    start if turn == 0 else source.expovariate(1 / 5),
+                    system + own if turn == 0 else own,
+                    OUTPUT_TOKENS,
+                    after=None if turn == 0 else f"{number}.{turn - 1}",
+                    carries_history=turn > 0,
+                )
+            )
+    return found
+
+
+def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The results of one simulation."""
+    failures = [Failure(30.0, 0)] if arguments.failure else []
+    config = ClusterConfig(ENGINE, replicas, seed=arguments.seed, failures=failures, **CASES[case])
+    cost_model = Roofline(model_shape(MODEL), find_device(DEVICE))
+    result = ClusterSimulation(workload(replicas, arguments.conversations, arguments.seed), config, cost_model).run()
+    assert result.num_finished + result.num_lost == result.num_requests, "no request vanishes"
+    return {
+        "replicas": replicas,
+        "router": case,
+        "hit_rate": result.hit_rate,
+        "ttft_p50_ms": median(result.ttfts) * 1e3,
+        "ttft_p99_ms": quantiles(result.ttfts, n=100)[-1] * 1e3,
+        "finished": result.num_finished,
+        "lost": result.num_lost,
+        "simulated_seconds_per_second": result.seconds / result.wall_seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[4, 16, 64, 256])
+    parser.add_argument("--conversations", type=int, default=24)
+    parser.add_argument("--failure", action="store_true", help="the first replica dies after 30 s, for 30 s")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = [run(replicas, case, arguments) for replicas in arguments.replicas for case in CASES]
+    if arguments.json:
+        print(json.dumps({"machine": host_facts(), "seed": arguments.seed, "results": rows}, default=str))
+        return
+    table = Table("replicas", "router", "hit rate", "TTFT p50 (ms)", "TTFT p99 (ms)", "finished", "lost", "speed")
+    for row in rows:
+        table.add_row(
+            str(row["replicas"]),
+            row["router"],
+            f"{row['hit_rate']:.1%}",
+            f"{row['ttft_p50_ms']:.1f}",
+            f"{row['ttft_p99_ms']:.0f}",
+            str(row["finished"]),
+            str(row["lost"]),
+            f"{row['simulated_seconds_per_second']:.1f}",
+        )
+    console = Console(width=110)
+    console.print(host_facts())
+    console.print(f"seed {arguments.seed}; speed: simulated seconds per second")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Clusters in virtual time: one replica is the simulator, no request vanishes, and prefixes are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.config import SchedulerConfig
+from chairlift.errors import ConfigError
+from chairlift.events import EventList, RequestFinished
+from chairlift.lab.sim.cluster import ClusterConfig, ClusterResult, ClusterSimulation, Failure, Scaling
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.simulator import SimConfig, simulate
+from chairlift.lab.workload.request import WorkloadRequest
+
+ENGINE = SimConfig(SchedulerConfig(512, max_num_seqs=4, max_num_batched_tokens=64), num_blocks=64)
+
+
+class LinearCost:
+    """A step takes 10 ms, and 1 ms for each token."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return 0.01 + 0.001 * shape.num_tokens
+
+
+def conversations(count: int, turns: int = 4, gap: float = 0.3) -> list[WorkloadRequest]:
+    found = []
+    for number in range(count):
+        for turn in range(turns):
+            prompt = [number % 250 + 1, *range(40)] if turn == 0 else [turn] * 10
+            after = None if turn == 0 else f"{number}.{turn - 1}"
+            arrival = number * gap if after is None else 0.5
+            found.append(
+                WorkloadRequest(f"{number}.{turn}", arrival, prompt, 8, after=after, carries_history=after is not None)
+            )
+    return found
+
+
+def run(workload: list[WorkloadRequest], **options: Any) -> ClusterResult:
+    return ClusterSimulation(workload, ClusterConfig(ENGINE, **options), LinearCost()).run()
+
+
+def test_one_replica_is_the_simulator() -> None:
+    workload, events = conversations(12, gap=0.05), EventList()
+    alone = simulate(workload, ENGINE, LinearCost(), events)
+    cluster = run(workload, replicas=1)
+    firsts = [e.first_token_time - e.arrival_time for e in events.events if isinstance(e, RequestFinished)]
+    assert cluster.seconds == pytest.approx(alone.seconds)
+    assert sorted(cluster.ttfts) == pytest.approx(sorted(firsts))
+    assert cluster.num_finished == alone.num_requests == 48
+
+
+def test_the_router_finds_prefixes_that_a_random_choice_misses() -> None:
+    workload = conversations(40)
+    rates = {router: run(workload, replicas=4, router=router).hit_rate for router in ("prefix", "pow2", "random")}
+    assert rates["prefix"] > rates["pow2"] + 0.2
+    assert rates["prefix"] > rates["random"] + 0.2
+
+
+def test_stale_and_lost_updates_cost_hits_and_no_request() -> None:
+    workload = conversations(40)
+    exact = run(workload, replicas=4)
+    for options in ({"update_delay": 5.0}, {"update_loss": 0.5}, {"update_loss": 1.0}):
+        worse = run(workload, replicas=4, **options)
+        assert worse.num_finished == worse.num_requests == exact.num_requests
+        assert worse.hit_rate <= exact.hit_rate + 0.01
+    assert run(workload, replicas=4, update_loss=1.0).hit_rate < exact.hit_rate - 0.1
+
+
+def test_a_failure_loses_only_requests_with_output() -> None:
+    workload = [WorkloadRequest(str(index), 0.0, [index + 1] * 30, 50) for index in range(24)]
+    result = run(workload, replicas=2, failures=[Failure(0.5, 0, restart_seconds=1.0)])
+    assert 0 < result.num_lost <= 4  # the seats of a replica
+    assert result.num_resent >= 6
+    assert result.num_finished + result.num_lost == result.num_requests == 24
+
+
+def test_autoscaling_follows_the_load() -> None:
+    scaling = Scaling(1, 4, target_queued_tokens=200.0, start_seconds=1.0, idle_seconds=3.0)
+    burst = [WorkloadRequest(str(index), 0.0, [index + 1] * 100, 20) for index in range(40)]
+    late = [WorkloadRequest("late", 60.0, [9] * 10, 4)]
+    result = run([*burst, *late], replicas=1, scaling=scaling)
+    assert result.most_replicas == 4
+    assert result.last_replicas == 1
+    assert result.num_finished == 41
+    assert result.seconds < run(burst, replicas=1).seconds + 60.0
+
+
+def test_invalid_configurations() -> None:
+    good = ClusterConfig(ENGINE, 1)
+    for options, message in (
+        ({"replicas": 0}, "replicas"),
+        ({"router": "x"}, "router"),
+        ({"update_loss": 2.0}, "loss"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            replace(good, **options)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 4),
+    st.floats(0, 1),
+    st.floats(0, 2),
+    st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5), st.floats(0.1, 2)), max_size=4),
+    st.sampled_from(["prefix", "pow2", "random"]),
+)
+def test_no_request_vanishes(
+    replicas: int, loss: float, delay: float, failures: list[tuple[float, int, float]], router: Any
+) -> None:
+    result = run(
+        conversations(8, turns=3, gap=0.1),
+        replicas=replicas,
+        router=router,
+        update_loss=loss,
+        update_delay=delay,
+        failures=[Failure(*values) for values in failures],
+    )
+    assert result.num_requests == result.num_finished + result.num_lost == 24
