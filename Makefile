@@ -18,7 +18,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve test fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize check format bench wheel release clean
+.PHONY: help venv native stub configure serve test test-on-cluster fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ serve: $(INSTALLED) $(COMPILED) ## Serve the default model on http://127.0.0.1:8
 
 test: venv ## Run the tests (a choice of them: ARGS="tests/core -k preempt").
 	$(BIN)/python -m $(PYTEST) $(ARGS)
+
+test-on-cluster: venv ## Run the tests of the API on a cluster with one replica in this process.
+	CHAIRLIFT_TEST_ON_CLUSTER=1 $(BIN)/python -m $(PYTEST) tests/server/api $(ARGS)
 
 fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="--minutes 30 --target safetensors").
 	$(BIN)/python tests/robustness/fuzz.py $(ARGS)

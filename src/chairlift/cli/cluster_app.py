@@ -68,7 +68,7 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
 
 def _parse(name: str, value: Any, kind: str) -> Any:
     """The value of an option. `serve run app name=value` passes all values as text."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or name == "router":
         return value
     try:
         return float(value) if "float" in kind else int(value)

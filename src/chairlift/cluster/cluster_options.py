@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from chairlift.cluster.cluster_view import ROUTING_POLICIES, RoutingPolicy
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -19,6 +20,7 @@ class ClusterOptions:
         replicas: number of replicas; with autoscaling the number at the start.
         min_replicas, max_replicas: the limits of autoscaling; equal numbers disable it.
         ingresses: number of processes that serve HTTP.
+        router: "prefix", or "pow2" to compare with (see `ClusterView.route`).
         target_queued_tokens: prompt tokens that may wait in a replica before another one is started.
         target_ttft: seconds of the predicted time to first token before another one is started.
         memory_per_replica: bytes that Ray reserves for a replica; None reserves none.
@@ -31,6 +33,7 @@ class ClusterOptions:
     min_replicas: int | None = None
     max_replicas: int | None = None
     ingresses: int = 1
+    router: RoutingPolicy = "prefix"
     target_queued_tokens: int = 4096
     target_ttft: float = 2.0
     memory_per_replica: int | None = None
@@ -44,6 +47,8 @@ class ClusterOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.router not in ROUTING_POLICIES:
+            raise ConfigError(f"router must be one of {', '.join(ROUTING_POLICIES)}, got {self.router!r}")
         for name in ("target_ttft", "drain_timeout", "health_check_period", "health_check_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be a number of seconds > 0, got {getattr(self, name)!r}")

@@ -6,11 +6,14 @@ import random
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from chairlift.cluster.replica_choice import choose_replica
 from chairlift.cluster.replica_messages import ReplicaHello, ReplicaMessage
 from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
+
+RoutingPolicy = Literal["prefix", "pow2"]
+ROUTING_POLICIES: Final = ("prefix", "pow2")
 
 OnReplicas = Callable[[set[str]], None]
 
@@ -86,15 +89,23 @@ class ClusterView:
                 state.change_cache(message.stored, message.removed)
                 state.others = message.others
 
-    def route(self, request_id: str, prompt: RoutedPrompt) -> str | None:
+    def route(self, request_id: str, prompt: RoutedPrompt, policy: RoutingPolicy = "prefix") -> str | None:
         """Choose the replica of a request, and count the request as sent to it; None if there is none now. Another
-        call for the same request replaces the choice."""
+        call for the same request replaces the choice.
+
+        Args:
+            policy: "pow2" takes the one with fewer requests of two random replicas, as Ray Serve does by default.
+        """
         with self._lock:
             self._remove(request_id)
             candidates = {name: state for name, state in self._subscribed.items() if name in self._running}
             if not candidates:
                 return None
-            chosen = choose_replica(candidates, prompt, self._random)
+            if policy == "prefix":
+                chosen = choose_replica(candidates, prompt, self._random)
+            else:
+                drawn = self._random.sample(sorted(candidates), min(2, len(candidates)))
+                chosen = min(drawn, key=lambda name: candidates[name].num_unfinished)
             candidates[chosen].add(request_id, prompt)
             self._replica_of[request_id] = chosen
             return chosen

@@ -103,7 +103,9 @@ def engine_deployment(config: EngineConfig, options: ClusterOptions, name: str =
         name=name,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options=options.actor_options(config),
-        request_router_config=RequestRouterConfig.model_validate({"request_router_class": ROUTER_CLASS}),
+        request_router_config=RequestRouterConfig.model_validate(
+            {"request_router_class": ROUTER_CLASS, "request_router_kwargs": {"policy": options.router}}
+        ),
         graceful_shutdown_timeout_s=options.drain_timeout,
         health_check_period_s=options.health_check_period,
         health_check_timeout_s=options.health_check_timeout,

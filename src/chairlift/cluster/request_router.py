@@ -12,11 +12,17 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from chairlift.cluster.cluster_view import ClusterView, Route, cluster_view, deployment_name
+from chairlift.cluster.cluster_view import ClusterView, Route, RoutingPolicy, cluster_view, deployment_name
 
 
 class PrefixAwareRouter(RequestRouter):
     """Routes each call by its `Route`; calls without one go to any replica."""
+
+    _policy: RoutingPolicy = "prefix"
+
+    def initialize_state(self, **options: Any) -> None:
+        """Receive the options of the deployment: the `policy` of `ClusterView.route`."""
+        self._policy = options["policy"]
 
     @property
     def view(self) -> ClusterView:
@@ -45,5 +51,5 @@ class PrefixAwareRouter(RequestRouter):
         replica_id = route.replica_id
         if replica_id is None:
             assert route.prompt is not None
-            replica_id = self.view.route(route.request_id, route.prompt)
+            replica_id = self.view.route(route.request_id, route.prompt, self._policy)
         return [[replica for replica in candidate_replicas if replica.replica_id.unique_id == replica_id]]

@@ -15,7 +15,7 @@ from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM
 from chairlift.server.http.body_limits import LARGE_BODY
 from pooling_models import TEXTS, write_pooling_model
-from running_server import RunningServer, run_server
+from running_server import ON_CLUSTER, RunningServer, run_server
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,7 @@ def test_a_model_that_generates_has_no_vectors(tiny_model_dir: Callable[..., Pat
             assert "generates text: use /v1/chat/completions" in answer.json()["error"]["message"]
 
 
+@pytest.mark.skipif(ON_CLUSTER, reason="metrics have another label")
 def test_metrics_and_explanations(embedder: RunningServer) -> None:
     import httpx
 

@@ -1,0 +1,72 @@
+"""Measures the rate that a key with 10 requests per second gets over two ingresses and three replicas.
+
+    python -m benchmarks.cluster_limits [--seconds 20] [--json]
+
+The key may send 600 requests per minute. They are used up at once; then 40 requests per second are sent, and those that
+are accepted are counted. The requests only count tokens, so that the engines do not limit them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import httpx
+from benchmarks.cluster_faults import Cluster
+
+from chairlift.lab.bench.machine import host_facts
+from chairlift.server.access.keys import digest
+
+SECRET: Final = "team-secret-0123456789abcdef"
+KEYS: Final = f"""
+[[keys]]
+name = "team"
+hash = "{digest(SECRET).hex()}"
+requests_per_minute = 600
+"""
+
+
+async def count_accepted(url: str, seconds: float) -> tuple[int, float]:
+    """The number of accepted requests, and the measured seconds."""
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
+
+        async def call() -> int:
+            return (await client.post("/tokenize", json={"prompt": "x"})).status_code
+
+        while 429 not in await asyncio.gather(*(call() for _ in range(40))):
+            pass
+        started, calls = time.monotonic(), []
+        while time.monotonic() - started < seconds:
+            calls.append(asyncio.create_task(call()))
+            await asyncio.sleep(0.025)
+        statuses = await asyncio.gather(*calls)
+        return statuses.count(200), time.monotonic() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        keys = Path(folder, "keys.toml")
+        keys.write_text(KEYS)
+        cluster = Cluster(Path(folder))
+        cluster.start()
+        try:
+            cluster.deploy({"api-key-file": str(keys)}, replicas=3, ingresses=2)
+            accepted, seconds = asyncio.run(count_accepted(cluster.url, arguments.seconds))
+        finally:
+            cluster.stop()
+    record = {"machine": host_facts(), "accepted": accepted, "seconds": seconds, "per_second": accepted / seconds}
+    print(json.dumps(record, default=str) if arguments.json else f"{accepted / seconds:.2f} requests/s, limit 10")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Compares routers on a real cluster: conversations with shared system prompts on two replicas.
+
+    python -m benchmarks.cluster_routing [--rounds 3] [--conversations 16] [--turns 4] [--seed 0] [--json]
+
+The routers alternate. Each round deploys the application again, so that all prefix caches are empty. A conversation has
+one of four system prompts of about 300 tokens, and sends its next turn when it has read the answer to the last one.
+Ray's prefix-aware router (ray.serve.llm) is not compared: it reads texts of prompts and cannot send the calls of an
+ingress to a certain replica, which the streams of outputs need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import httpx
+from benchmarks.cluster_faults import Cluster
+from rich.console import Console
+from rich.table import Table
+
+from chairlift.cluster.cluster_view import ROUTING_POLICIES
+from chairlift.lab.bench.machine import host_facts
+
+OPTIONS: Final = {"max-num-seqs": 16, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
+WORDS: Final = ("river", "stone", "cloud", "paper", "engine", "winter", "garden", "music", "bridge", "letter")
+
+
+async def converse(client: httpx.AsyncClient, number: int, arguments: argparse.Namespace) -> list[dict[str, float]]:
+    """One conversation; returns the time to the first token and the cached share of each turn."""
+    source = random.Random(f"{arguments.seed} {number}")
+    system = " ".join(random.Random(number % 4).choices(WORDS, k=250))
+    messages = [{"role": "system", "content": system}]
+    await asyncio.sleep(source.uniform(0, 4))
+    turns = []
+    for _ in range(arguments.turns):
+        messages.append({"role": "user", "content": " ".join(source.choices(WORDS, k=30))})
+        body = {"messages": messages, "max_tokens": 24, "temperature": 0, "stream": True}
+        body |= {"stream_options": {"include_usage": True}, "ignore_eos": True}
+        started, first, text, usage = time.perf_counter(), 0.0, "", {}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                usage = chunk.get("usage") or usage
+                for choice in chunk["choices"]:
+                    content = choice["delta"].get("content") or ""
+                    first = first or (time.perf_counter() - started if content else 0.0)
+                    text += content
+        messages.append({"role": "assistant", "content": text})
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        turns.append({"ttft": first, "cached": cached, "prompt": usage["prompt_tokens"]})
+        await asyncio.sleep(source.uniform(0.2, 1.0))
+    return turns
+
+
+async def measure(url: str, arguments: argparse.Namespace) -> dict[str, float]:
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=64)) as client:
+        found = await asyncio.gather(*(converse(client, each, arguments) for each in range(arguments.conversations)))
+    turns = [turn for turns in found for turn in turns]
+    ttfts = [turn["ttft"] for turn in turns]
+    return {
+        "hit_rate": sum(turn["cached"] for turn in turns) / sum(turn["prompt"] for turn in turns),
+        "ttft_p50_ms": median(ttfts) * 1e3,
+        "ttft_p95_ms": quantiles(ttfts, n=20)[-1] * 1e3,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--conversations", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in ROUTING_POLICIES}
+    with TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder))
+        cluster.start()
+        try:
+            for number in range(arguments.rounds):
+                for name in ROUTING_POLICIES:
+                    # Another seed is another configuration, so that new replicas are started.
+                    cluster.deploy({**OPTIONS, "seed": number}, replicas=2, router=name)
+                    results[name].append(asyncio.run(measure(cluster.url, arguments)))
+        finally:
+            cluster.stop()
+    print_results(results, as_json=arguments.json)
+
+
+def print_results(results: dict[str, list[dict[str, float]]], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"machine": host_facts(), "results": results}, default=str))
+        return
+    table = Table("", *results)
+    for key in ("hit_rate", "ttft_p50_ms", "ttft_p95_ms"):
+        cells: list[Any] = []
+        for rows in results.values():
+            values = [row[key] for row in rows]
+            cells.append(f"{median(values):.3g} ({min(values):.3g} to {max(values):.3g})")
+        table.add_row(key, *cells)
+    console = Console()
+    console.print(host_facts())
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
