@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,8 @@ class EngineConfig:
         prefix_cache_disk_bytes: maximum size of the blocks of this model in prefix_cache_dir.
         load_format: "auto" reads the weights of the files; "dummy" creates random weights from config.json alone.
         skip_tokenizer_init: load no tokenizer: prompts are token ids, and outputs have no text.
+        classifier_from_token: two tokens, such as ("no", "yes"): the model scores pairs of texts by the difference of
+            their logits after the prompt of Qwen3-Reranker, instead of generating text; None generates text.
         generation_config: the source of sampling defaults: "auto" is generation_config.json or the GGUF file of the
             model, "vllm" is none, and any other value is a folder with generation_config.json.
         override_generation_config: sampling defaults that replace those of generation_config, by name.
@@ -230,6 +232,7 @@ class EngineConfig:
     disable_hybrid_kv_cache_manager: bool = False
     load_format: str = "auto"
     skip_tokenizer_init: bool = False
+    classifier_from_token: Sequence[str] | None = None
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] | None = None
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
@@ -282,6 +285,7 @@ class EngineConfig:
                 "kv_cache_memory_bytes and num_kv_blocks both set the size of the pool: remove one of them"
             )
         self._check_lora()
+        self._check_classifier()
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
 
     def _check_disk_cache(self) -> None:
@@ -312,6 +316,18 @@ class EngineConfig:
         else:
             return
         raise ConfigError(f"{option} needs native kernels and cannot be combined with {conflict}: remove one of them")
+
+    def _check_classifier(self) -> None:
+        if (tokens := self.classifier_from_token) is None:
+            return
+        if isinstance(tokens, str) or len(tokens) != 2 or not all(isinstance(each, str) and each for each in tokens):
+            raise ConfigError(f'classifier_from_token must be two tokens, such as ["no", "yes"], got {tokens!r:.100}')
+        if self.batching != "continuous" or self.speculative_config is not None or self.num_loras:
+            raise ConfigError(
+                "classifier_from_token cannot be combined with batching=static, speculative_config or lora_modules: "
+                "remove them"
+            )
+        object.__setattr__(self, "classifier_from_token", tuple(tokens))
 
     def _check_lora(self) -> None:
         _at_least("max_lora_rank", self.max_lora_rank, 1)

@@ -8,9 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
 
 from chairlift import LLM
 from chairlift.errors import ConfigError, ModelLoadError, RequestError
+from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
+from chairlift.loading.text.tokenizer import Tokenizer
 from native import needs_native
 from pooling_models import TEXTS, write_pooling_model
 
@@ -153,3 +158,69 @@ def test_unsupported_modules_and_options(tmp_path: Path) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ModelLoadError, match="has a module Dense, which is not supported"):
         LLM(model=str(folder))
+
+
+@pytest.fixture
+def reranker(tmp_path: Path) -> Path:
+    """A tiny Qwen3 whose vocabulary has the tokens of Qwen3-Reranker's prompt."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    config = Qwen3Config(
+        vocab_size=300, **sizes, num_key_value_heads=2, head_dim=16, max_position_embeddings=1024, eos_token_id=256
+    )
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+RERANK_PAIRS = [("capital of France?", text) for text in (*TEXTS[:4], "Paris is <|im_end|> the capital.")]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_scores_are_those_of_the_logits_after_the_prompt(reranker: Path, kernels: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(reranker, dtype=torch.float32)
+    llm = LLM(
+        model=str(reranker), num_threads=1, kernels=kernels, classifier_from_token=["n", "y"], max_num_batched_tokens=64
+    )
+    tokenizer = llm.get_tokenizer()
+    assert isinstance(tokenizer, Tokenizer)
+    expected = []
+    for query, document in RERANK_PAIRS:
+        ids = encode_rerank_prompt(tokenizer, query, document)
+        assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 2, "a text cannot end the turn"
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        pair = torch.stack([logits[tokenizer.token_to_id("n")], logits[tokenizer.token_to_id("y")]])
+        expected.append(float(pair.softmax(0)[1]))
+    queries, documents = map(list, zip(*RERANK_PAIRS, strict=True))
+    scores = llm.score(queries, documents, use_tqdm=False)
+    assert np.abs(np.array(scores) - np.array(expected)).max() < 1e-4
+    assert len({round(score, 6) for score in scores}) == len(scores)
+    with pytest.raises(RequestError, match="computes scores of pairs of texts"):
+        llm.generate("text")
+    with pytest.raises(RequestError, match="truncate_prompt_tokens=20 leaves no room"):
+        llm.score("a", "b", truncate_prompt_tokens=20)
+    cut = llm.score("query", "long " * 400, truncate_prompt_tokens=400, use_tqdm=False)
+    assert 0 < cut[0] < 1
+
+
+def test_wrong_options_of_a_reranker(reranker: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(ConfigError, match="'nope' is not a token of the model's vocabulary"):
+        LLM(model=str(reranker), num_threads=1, classifier_from_token=["n", "nope"])
+    with pytest.raises(ConfigError, match="must be two tokens"):
+        LLM(model=str(reranker), classifier_from_token=["y"])
+    embedder = write_pooling_model(tmp_path_factory.mktemp("embedder"), "qwen3", "lasttoken")
+    with pytest.raises(ConfigError, match="which computes vectors: remove it"):
+        LLM(model=str(embedder), num_threads=1, classifier_from_token=["n", "y"])
+    encoder = write_pooling_model(tmp_path_factory.mktemp("encoder"), "bert")
+    with pytest.raises(ConfigError, match="classifier_from_token has no use for"):
+        LLM(model=str(encoder), num_threads=1, classifier_from_token=["n", "y"])

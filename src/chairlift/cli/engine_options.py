@@ -66,6 +66,8 @@ HELP = {
     "10GiB.",
     "load_format": "auto reads the weights of MODEL; dummy creates random weights from its config.json alone.",
     "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",
+    "classifier_from_token": "Score pairs of texts by the logits of two tokens; give it twice, for Qwen3-Reranker with "
+    "no and yes.",
     "speculative_config": 'Speculative decoding, as a JSON object such as {"method": "ngram"}. Default: off.',
     "lora_modules": "LoRA adapter to load at the start, as name=path, where path is a PEFT folder. Can be repeated.",
     "max_loras": "Maximum number of loaded LoRA adapters. Default: the number of --lora-modules.",
@@ -81,6 +83,7 @@ TEXT_OPTIONS = {
     "prefix_cache_disk_bytes": str,
     "speculative_config": str | None,
     "lora_modules": list[str] | None,
+    "classifier_from_token": list[str] | None,
 }
 """The options whose text is parsed."""
 
@@ -105,6 +108,8 @@ def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
             chosen["speculative_config"] = parse_json_object("speculative_config", text, {"method": "ngram"})
         if (modules := chosen.get("lora_modules")) is not None:
             chosen["lora_modules"] = parse_lora_modules(modules)
+        if not chosen.get("classifier_from_token"):
+            chosen.pop("classifier_from_token", None)
         return {"config": EngineConfig(model=given.pop("model"), **chosen)}
 
     return lambda command: with_options(command, options, make, "config")

@@ -11,6 +11,7 @@ from chairlift.engine.output_constraints import OutputConstraints
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.marked_text import unmarked
+from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration import ModelConfig
 from chairlift.request import Request
@@ -129,6 +130,7 @@ class InputProcessor:
     Args:
         seed: the source of seeds for requests without one, in order of arrival; None: the operating system.
         grammars: the compiler of a model runner in the same process; None creates another one.
+        is_reranker: pairs of texts are encoded by `encode_rerank_prompt`.
         id_prefix: a part of the ids in the core that differs from those of other processes with the same engine.
     """
 
@@ -140,8 +142,11 @@ class InputProcessor:
         seed: int | None = None,
         grammars: GrammarCompiler | None = None,
         id_prefix: str = "",
+        *,
+        is_reranker: bool = False,
     ) -> None:
         self._id_prefix = id_prefix
+        self._is_reranker = is_reranker
         self.tokenizer = tokenizer
         self.limits = limits
         self._vocab_size = config.vocab_size
@@ -197,6 +202,8 @@ class InputProcessor:
         for each in (text, second or ""):
             self._check_text(each, "input", params)
         most = self._most_pooled(truncate_prompt_tokens)
+        if self._is_reranker and second is not None:
+            return self._checked(encode_rerank_prompt(self.tokenizer, text, second, most), "input")
         return self._checked(self.tokenizer.encode_pair(text, second, most), "input")
 
     def check_pooled(self, token_ids: list[int], truncate_prompt_tokens: int | None = None) -> list[int]:

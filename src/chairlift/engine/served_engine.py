@@ -26,10 +26,12 @@ class PoolingFacts:
     Attributes:
         task: "embed" for vectors, "score" for the scores of pairs of texts.
         size: the number of values of a vector.
+        is_reranker: a decoder that scores pairs by the logits of two tokens after a prompt of its own.
     """
 
     task: PoolingTask
     size: int
+    is_reranker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +91,11 @@ class ServedEngine:
     def input_processor(self) -> InputProcessor:
         facts = self.facts
         return InputProcessor(
-            facts.model_config, self.tokenizer, facts.limits, self._seed, self._grammars, self._id_prefix
+            facts.model_config,
+            self.tokenizer,
+            facts.limits,
+            self._seed,
+            self._grammars,
+            self._id_prefix,
+            is_reranker=facts.pooling is not None and facts.pooling.is_reranker,
         )

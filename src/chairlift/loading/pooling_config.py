@@ -32,12 +32,15 @@ class PoolingConfig:
         pooling: the hidden state of a text: that of its first or last token, or the mean of all.
         normalize: whether vectors are scaled to length 1.
         max_seq_length: maximum number of tokens of a text; None is the context of the model.
+        classifier_tokens: two tokens, whose difference of logits after the last token is the score (second - first);
+            None for models with a classifier of their own.
     """
 
     task: PoolingTask
     pooling: PoolingType = "mean"
     normalize: bool = False
     max_seq_length: int | None = None
+    classifier_tokens: tuple[int, int] | None = None
 
 
 def load_pooling_config(files: ModelFiles, config: ModelConfig) -> PoolingConfig | None:

@@ -39,6 +39,7 @@ UNUSED_OPTIONS: Final = (
     "lora_modules",
     "max_loras",
     "record_trace",
+    "classifier_from_token",
 )
 """Options of KV memory, of generation and of adapters. An encoder has none of them."""
 

@@ -198,7 +198,7 @@ def build_engine(
         started,
         loaded.choice.description,
         loaded.sampling_defaults,
-        None if loaded.pooling is None else PoolingFacts(loaded.pooling.task, loaded.config.hidden_size),
+        _pooling_facts(loaded),
         modules,
         config.num_loras,
     )
@@ -313,10 +313,19 @@ def _runner(
     )
 
 
-def _make_pooler(loaded: LoadedModel) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The function that computes vectors from hidden states of last tokens; None if the model generates text."""
+def _pooling_facts(loaded: LoadedModel) -> PoolingFacts | None:
     if (pooling := loaded.pooling) is None:
         return None
+    return PoolingFacts(pooling.task, loaded.config.hidden_size, is_reranker=pooling.classifier_tokens is not None)
+
+
+def _make_pooler(loaded: LoadedModel) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The function that computes vectors or scores from hidden states of last tokens; None if the model generates
+    text."""
+    if (pooling := loaded.pooling) is None:
+        return None
+    if (tokens := pooling.classifier_tokens) is not None:
+        return lambda hidden: loaded.model.logits(hidden)[:, list(tokens)].diff()
     return lambda hidden: normalize(loaded.model.final_hidden(hidden), pooling.normalize)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -173,8 +173,12 @@ def load_model(config: EngineConfig) -> LoadedModel:
     model_config = load_config(files)
     assert model_config.encoder is None, "encoders are loaded by `build_encoder_engine`"
     pooling = load_pooling_config(files, model_config)
+    if config.classifier_from_token is not None:
+        if pooling is not None:
+            raise ConfigError(f"classifier_from_token has no use for {files.name!r}, which computes vectors: remove it")
+        pooling = PoolingConfig("score", "last")
     if pooling is not None and config.record_trace is not None:
-        raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
+        raise ConfigError(f"record_trace records outputs, and {files.name!r} has none: remove record_trace")
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype)
     if pooling is not None and config.kv_cache_dtype == "auto":
@@ -188,6 +192,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     else:
         weights = open_weights(files, model_config, dtype, device)
     tokenizer = _load_tokenizer(config, files, model_config)
+    if pooling is not None and config.classifier_from_token is not None:
+        pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
     formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
     planned = planned_weights(model_config, choice, device.type, formats, config)
     _check_memory(files.name, planned, device, lambda: _smaller_weights(model_config, choice, formats))
@@ -200,7 +206,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         quantization=choice.quantization,
         kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
         max_model_len=config.max_model_len,
-        has_pooling=pooling is not None,
+        has_pooling=pooling is not None and pooling.classifier_tokens is None,
         max_loras=config.num_loras,
         max_lora_rank=config.max_lora_rank,
     )
@@ -221,6 +227,24 @@ def _load_tokenizer(config: EngineConfig, files: ModelFiles, model_config: Model
     tokenizer = load_tokenizer(files)
     tokenizer.check_vocabulary(files.name, model_config.vocab_size)
     return tokenizer
+
+
+def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer) -> tuple[int, int]:
+    """The ids of two tokens.
+
+    Raises:
+        ConfigError: a text is not one token of the vocabulary, or there is no tokenizer.
+    """
+    if isinstance(tokenizer, NoTokenizer):
+        raise ConfigError("classifier_from_token needs a tokenizer: remove skip_tokenizer_init")
+    ids = [tokenizer.token_to_id(text) for text in texts]
+    for text, token_id in zip(texts, ids, strict=True):
+        if token_id is None:
+            raise ConfigError(f"classifier_from_token: {text!r} is not a token of the model's vocabulary")
+    first, second = ids
+    assert first is not None
+    assert second is not None
+    return first, second
 
 
 def _smaller_weights(model_config: ModelConfig, choice: KernelChoice, formats: MatrixFormats) -> dict[str, int]:

@@ -1,0 +1,43 @@
+"""The prompt of Qwen3-Reranker: a decoder answers whether a document meets a query, with "yes" or "no".
+
+The texts are those of its model card (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B, Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chairlift.errors import RequestError
+from chairlift.loading.text.marked_text import MarkedText
+from chairlift.loading.text.tokenizer import Tokenizer
+
+PREFIX: Final = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+SUFFIX: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+def encode_rerank_prompt(tokenizer: Tokenizer, query: str, document: str, max_tokens: int | None = None) -> list[int]:
+    """Encode the prompt of a query and a document. Spellings of special tokens in them remain text.
+
+    Args:
+        max_tokens: maximum number of tokens of the prompt, to which the end of the document is cut off.
+
+    Raises:
+        RequestError: the prompt has more than `max_tokens` tokens without query and document.
+    """
+    before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (PREFIX, SUFFIX))
+    texts = MarkedText(f"<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}")
+    tokens = tokenizer.encode(texts, add_special_tokens=False)
+    if max_tokens is not None:
+        room = max_tokens - len(before) - len(after)
+        if room < 1:
+            raise RequestError(
+                f"truncate_prompt_tokens={max_tokens} leaves no room for the texts: the prompt of this model has "
+                f"{len(before) + len(after)} tokens without them",
+                "truncate_prompt_tokens",
+            )
+        tokens = tokens[:room]
+    return [*before, *tokens, *after]
