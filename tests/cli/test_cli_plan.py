@@ -164,3 +164,20 @@ def test_a_request_rate_needs_a_device() -> None:
     result = run("opt-13b", "--num-kv-blocks", "200", "--request-rate", "2")
     assert isinstance(result.exception, ConfigError)
     assert "request_rate=2" in str(result.exception)
+
+
+def test_replicas_share_memory_and_requests() -> None:
+    rate = ["--device", "A100-80GB", "--request-rate", "4", *SHAREGPT]
+    alone = record_of("opt-13b", *rate, "--memory", "40GiB")
+    shared = record_of("opt-13b", *rate[:2], "--request-rate", "8", *SHAREGPT, "--memory", "80GiB", "--replicas", "2")
+    assert (alone["replicas"], shared["replicas"]) == (1, 2)
+    for name in ("num_kv_blocks", "fit", "speed"):
+        assert alone[name] == shared[name]
+    assert shared["serve"] == f"{alone['serve']} --replicas 2"
+    assert f"together they run {2 * alone['fit']['num_running']} requests" in shared["notes"][0]
+    assert serve_options(shared["serve"])["replicas"] == 2
+
+
+def test_there_is_at_least_one_replica() -> None:
+    with pytest.raises(ConfigError, match="replicas must be at least 1, got 0"):
+        CliRunner().invoke(app, ["plan", "opt-13b", "--replicas", "0"], catch_exceptions=False)

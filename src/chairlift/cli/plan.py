@@ -59,6 +59,7 @@ PLAN_OPTIONS = (
     ),
     memory=(str | None, "Memory for weights, activations, K and V, such as 24GiB. Default: as in chairlift serve."),
     device=(str, "cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.", CPU),
+    replicas=(int, "Number of replicas on one machine, which share its memory and the requests.", 1),
     explain=(bool, "Also print the arithmetic line by line.", False),
     json=JSON,
 )
@@ -80,11 +81,18 @@ def plan(
 
     kind, hardware = _device(options["device"])
     config = replace(config, device=kind)
+    replicas = options["replicas"]
+    if replicas < 1:
+        raise ConfigError(f"replicas must be at least 1, got {replicas}")
     load = _workload(options)
     memory_bytes, free_share = _memory(options["memory"], config, hardware)
+    if memory_bytes is not None:
+        memory_bytes //= replicas
     planned = make_plan(
         _model(config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
     )
+    if replicas > 1:
+        planned = planned.for_each_of(replicas)
     print_plan(planned, explained=options["explain"], as_json=options["json"])
 
 
@@ -177,6 +185,6 @@ def _workload(options: OptionValues) -> PlannedWorkload:
         input_len=parse_lengths(options["input_len"] or DEFAULT_INPUT_LEN),
         output_len=parse_lengths(options["output_len"] or DEFAULT_OUTPUT_LEN),
         max_tokens=None if max_tokens is None else parse_lengths(max_tokens),
-        request_rate=options["request_rate"],
+        request_rate=None if options["request_rate"] is None else options["request_rate"] / options["replicas"],
         seed=options["workload_seed"],
     )

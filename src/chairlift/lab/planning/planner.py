@@ -121,6 +121,7 @@ class DeploymentPlan:
         speed: the predicted speed; None without a known device.
         serve: the command that starts the planned engine.
         notes: remarks for the report.
+        replicas: the number of engines of which each is planned.
     """
 
     model: PlannedModel
@@ -132,12 +133,23 @@ class DeploymentPlan:
     speed: PredictedSpeed | None
     serve: str
     notes: list[str] = field(default_factory=list)
+    replicas: int = 1
+
+    def for_each_of(self, replicas: int) -> DeploymentPlan:
+        """The same plan for each of several replicas on one machine. The caller has divided memory and requests."""
+        note = (
+            f"The plan is that of each of {replicas} replicas, which share the memory and the requests; together they "
+            f"run {replicas * self.fit.num_running} requests."
+        )
+        serve = f"{self.serve} --replicas {replicas}"
+        return replace(self, replicas=replicas, serve=serve, notes=[note, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
         """The plan for JSON, in bytes and seconds."""
         memory = self.memory
         return {
             "model": self.model.name,
+            "replicas": self.replicas,
             "load": self.load.to_dict(),
             "kernels": memory.choice.kernels,
             "dtype": memory.choice.dtype,
