@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 from chairlift import AsyncLLM
-from chairlift.cluster.cluster_client import ClusterClient, ReplicaLostError
+from chairlift.cluster.cluster_client import ClusterClient, ReplicaCallError, ReplicaLostError
 from chairlift.cluster.cluster_view import ClusterView
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.replica_state import RoutedPrompt
@@ -69,7 +69,7 @@ class InProcessTransport:
                 raise ReplicaLostError("it was killed")
             return work.result()
         except ChairliftError as error:
-            raise ReplicaLostError(str(error)) from None
+            raise ReplicaCallError(str(error)) from None
         finally:
             work.cancel()
             killed.cancel()

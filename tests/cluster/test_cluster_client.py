@@ -200,6 +200,54 @@ def test_aborted_requests_leave_the_replica(make_engine: Make) -> None:
     run(main)
 
 
+def test_requests_that_are_aborted_while_their_replica_drains_leave_it(make_engine: Make) -> None:
+    async def main() -> None:
+        engines = make_engine(), make_engine()
+        for engine in engines:
+            slow_down(engine)
+        llm, transport = make_cluster(*engines)
+        await ready(llm, transport)
+        generation = llm.start(None, PROMPT, forced(200))
+        await anext(generation)
+        name = transport.view.replica_of(generation.core_ids[0])
+        assert name is not None
+        transport.drain(name)
+        generation.abort()
+        core = engines[int(name[-1])].engine.core  # type: ignore[attr-defined]
+        await until(lambda: core.scheduler.is_idle)
+        client: Any = llm._client
+        await until(lambda: name not in client.replicas)
+        await llm.aclose()
+
+    run(main)
+
+
+def test_a_rejected_call_affects_no_other_request(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine())
+        await ready(llm, transport)
+        replica = transport.replicas["replica-0"]
+        real, num_failures = replica.run, 0
+
+        async def run_or_fail(message: bytes) -> None:
+            nonlocal num_failures
+            if num_failures < 1:
+                num_failures += 1
+                raise EngineDeadError("rejected")
+            await real(message)
+
+        other = llm.start(None, PROMPT, forced(100))
+        await anext(other)
+        monkeypatch.setattr(replica, "run", run_or_fail)
+        again = llm.start(None, PROMPT[:8], forced(3))
+        assert len((await again.collect()).outputs[0].token_ids) == 3
+        assert num_failures == 1
+        assert len((await other.collect()).outputs[0].token_ids) == 99
+        await llm.aclose()
+
+    run(main)
+
+
 def test_two_ingresses_share_replicas(make_engine: Make) -> None:
     """The same request ids do not collide, each ingress gets its own outputs, and both see all events."""
 

@@ -49,8 +49,13 @@ class ReplicaLostError(Exception):
     """A call has failed because its replica died or cannot be reached."""
 
 
+class ReplicaCallError(Exception):
+    """A call has failed on its replica, which continues."""
+
+
 class ReplicaTransport(Protocol):
-    """The calls to replicas, see `EngineReplica`. Calls raise ReplicaLostError if the replica is gone."""
+    """The calls to replicas, see `EngineReplica`. They raise ReplicaLostError if the replica is gone, and
+    ReplicaCallError if it rejects the call."""
 
     view: ClusterView
 
@@ -189,6 +194,9 @@ class ClusterClient(EngineClient):
                 self._start_task(self._end_later(replica))  # which decides about all requests of the replica
             elif group.unfinished:
                 self._lose([group], str(error))
+        except ReplicaCallError as error:
+            if group.unfinished:
+                self._lose([group], str(error))
         except Exception as error:
             logger.exception("a request could not be sent to a replica")
             self._fail_groups([group], EngineDeadError(f"the request could not be sent to a replica: {error}"))
@@ -200,20 +208,27 @@ class ClusterClient(EngineClient):
             replica.reader.cancel()
 
     def _abort(self, command: Abort) -> None:
-        by_replica: dict[str, list[str]] = {}
+        aborted: dict[str | None, list[str]] = {}
+        groups: dict[str, _Group] = {}
         for request_id in command.request_ids:
-            group = self._groups.get(request_id)
-            if group is None:
-                continue
-            if (replica_id := self._view.replica_of(group.request_id)) is not None:
-                by_replica.setdefault(replica_id, []).append(request_id)
-            self._finish([request_id])
-            if not group.unfinished and replica_id is None and group.task is not None:
-                group.task.cancel()
-        for replica_id, ids in by_replica.items():
-            if self._view.is_running(replica_id):
-                message = self._encoder.encode(Abort(ids, command.reason))
-                self._start_task(self._transport.abort(replica_id, message))
+            if (group := self._groups.get(request_id)) is not None:
+                aborted.setdefault(self._view.replica_of(group.request_id), []).append(request_id)
+                groups[group.request_id] = group
+        self._finish(command.request_ids)
+        ended = [group.task for group in groups.values() if not group.unfinished and group.task is not None]
+        self._start_task(self._send_aborts(aborted, command, ended))
+
+    async def _send_aborts(
+        self, aborted: dict[str | None, list[str]], command: Abort, ended: list[asyncio.Task[None]]
+    ) -> None:
+        """Abort requests on their replicas, and then cancel their calls: a call that overtakes its abort would run."""
+        for replica_id, ids in aborted.items():
+            # A replica that drains cannot be called any more. Its calls can be cancelled.
+            if replica_id is not None and self._view.is_running(replica_id):
+                with contextlib.suppress(ReplicaLostError, ReplicaCallError):
+                    await self._transport.abort(replica_id, self._encoder.encode(Abort(ids, command.reason)))
+        for task in ended:
+            task.cancel()
 
     def _finish(self, request_ids: list[str]) -> None:
         """Remove requests that have ended."""
@@ -225,7 +240,6 @@ class ClusterClient(EngineClient):
             if not group.unfinished:
                 replica_id = self._view.replica_of(group.request_id)
                 self._view.remove(group.request_id)
-                # A replica that drains is not routed to, so that its calls can only be cancelled.
                 if replica_id is not None and not self._view.is_running(replica_id):
                     self._loop.call_soon(self._end_if_drained, replica_id)
 
@@ -373,7 +387,8 @@ class ClusterClient(EngineClient):
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() or self._is_closed else task.exception()
-        if error is not None and not isinstance(error, ReplicaLostError):  # which the end of its messages reports
+        # The end of its messages reports a lost replica.
+        if error is not None and not isinstance(error, ReplicaLostError | ReplicaCallError):
             logger.error("a call to a replica failed: %r", error)
 
     def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:

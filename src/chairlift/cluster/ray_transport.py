@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 
-from chairlift.cluster.cluster_client import ReplicaLostError
+from chairlift.cluster.cluster_client import ReplicaCallError, ReplicaLostError
 from chairlift.cluster.cluster_view import Route, cluster_view, deployment_name
 from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.engine.served_engine import EngineFacts
@@ -61,9 +61,9 @@ class RayTransport:
         except LOST_ERRORS as error:
             raise ReplicaLostError(describe_loss(error)) from None
         except RayTaskError as error:
-            raise ReplicaLostError(str(error.cause)) from None
+            raise ReplicaCallError(str(error.cause)) from None
         except (RayError, RayServeException) as error:
-            raise ReplicaLostError(str(error).splitlines()[0]) from None
+            raise ReplicaCallError(describe_loss(error)) from None
 
     async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]:
         streaming = self._handle.options(stream=True)
