@@ -178,7 +178,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
             raise ConfigError(f"classifier_from_token has no use for {files.name!r}, which computes vectors: remove it")
         pooling = PoolingConfig("score", "last")
     if pooling is not None and config.record_trace is not None:
-        raise ConfigError(f"record_trace records outputs, and {files.name!r} has none: remove record_trace")
+        raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype)
     if pooling is not None and config.kv_cache_dtype == "auto":
