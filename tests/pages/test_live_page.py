@@ -166,7 +166,7 @@ def test_static_batching_of_the_same_burst_is_shown_beside_it(page: Page, server
     open_page(page, server)
     send_burst(page)
     page.get_by_label("Compare with static batching").check()
-    expect(page.locator("#compare-static-text")).to_contain_text("total")
+    expect(page.locator("#compare-static-text")).to_contain_text("total", timeout=30_000)
     expect(page.locator("#compare-real-text")).to_contain_text("mean latency")
     assert _num_colors(page, "#compare-static") >= 3
 
