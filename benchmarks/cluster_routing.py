@@ -4,8 +4,8 @@
 
 The routers alternate. Each round deploys the application again, so that all prefix caches are empty. A conversation has
 one of four system prompts of about 300 tokens, and sends its next turn when it has read the answer to the last one.
-Ray's prefix-aware router (ray.serve.llm) is not compared: it reads texts of prompts and cannot send the calls of an
-ingress to a certain replica, which the streams of outputs need.
+Ray's prefix-aware router (ray.serve.llm) is not compared: with ray[serve] alone it cannot be imported, and it does not
+send calls to a replica that is named, which the streams of outputs need.
 """
 
 from __future__ import annotations
