@@ -41,8 +41,9 @@ export async function request(path, options = {}) {
 
 /** The query of requests about the model that the page shows, which its address names if there are several. */
 export function modelQuery() {
-  const model = new URLSearchParams(location.search).get("model");
-  return model === null ? "" : `?model=${encodeURIComponent(model)}`;
+  const given = new URLSearchParams(location.search);
+  const chosen = ["model", "replica"].filter((name) => given.has(name)).map((name) => [name, given.get(name)]);
+  return chosen.length ? `?${new URLSearchParams(chosen)}` : "";
 }
 
 /** Send a body as JSON and return the JSON of the response. */
