@@ -106,7 +106,7 @@ def test_the_numbers_of_an_answer() -> None:
 
 # -- the program ----------------------------------------------------------------------------------------------------
 
-LINES = "What is the capital of France?\n/wrong\n/set temperature 0\n/retry\n\nAnd of Germany?\n"
+LINES = "/set temperature 0\nWhat is the capital of France?\n/wrong\n/retry\n\nAnd of Germany?\n"
 
 
 def test_piped_lines_are_answered_by_an_engine_in_the_process() -> None:
