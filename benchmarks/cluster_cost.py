@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -26,10 +25,7 @@ from typing import Any, Final
 
 import httpx
 from benchmarks.cluster_faults import Cluster
-from rich.console import Console
-from rich.table import Table
-
-from chairlift.lab.bench.machine import host_facts
+from benchmarks.cluster_routing import print_results
 
 OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
 SYSTEMS: Final = ("plain", "replicas 1", "Ray Serve")
@@ -133,19 +129,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     results = run(arguments)
-    if arguments.json:
-        print(json.dumps({"machine": host_facts(), "results": results}, default=str))
-        return
-    table = Table("", *SYSTEMS)
-    for key in results["plain"][0]:
-        cells = []
-        for name in SYSTEMS:
-            values = [each[key] for each in results[name]]
-            cells.append(f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})")
-        table.add_row(key, *cells)
-    console = Console()
-    console.print(host_facts())
-    console.print(table)
+    print_results(results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

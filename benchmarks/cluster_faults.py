@@ -1,6 +1,6 @@
 """Breaks parts of a real cluster on Ray Serve under load, and counts what becomes of every request.
 
-    python -m benchmarks.cluster_faults [--scenarios replica ingress hung update scale] [--seed 0] [--json]
+    python -m benchmarks.cluster_faults [--scenarios replica ingress hung update scale] [--json]
 
 Each scenario sends 20 streams and, behind them, 20 requests that have to wait, and then breaks something:
 
@@ -24,7 +24,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -41,7 +41,7 @@ OUTCOMES: Final = ("finished", "error", "closed", "lost")
 NUM_STREAMS: Final = 20
 OUTPUT_LEN: Final = 96
 TIMEOUT: Final = 180.0
-OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 2048, "max-num-seqs": 10, "allowed-hosts": "*"}
+OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 2048, "max-num-seqs": 10}
 
 
 class Cluster:
@@ -62,13 +62,14 @@ class Cluster:
         ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
         serve.start(http_options={"host": "127.0.0.1", "port": self.port})
 
-    def deploy(self, options: dict[str, Any] | None = None, **arguments: Any) -> None:
-        """Deploy the application, or update it, and wait until it runs."""
+    def deploy(self, options: Mapping[str, Any], **arguments: Any) -> None:
+        """Deploy the application with these options of `chairlift serve`, or update it, and wait until it runs."""
         from ray import serve
 
         import chairlift.cluster
 
-        self._file.write_text(json.dumps({**OPTIONS, **(options or {})}))
+        access = {} if "api-key-file" in options else {"allow-unauthenticated": True}
+        self._file.write_text(json.dumps({**options, **access}))
         serve.run(chairlift.cluster.app({"config": str(self._file), **arguments}), name="chairlift")
 
     def stop(self) -> None:
@@ -162,20 +163,20 @@ def run_scenario(cluster: Cluster, name: str) -> Counter[str]:
         return lambda: cluster.processes(deployment)[0].send_signal(number)
 
     if name == "replica":
-        cluster.deploy(replicas=2)
+        cluster.deploy(OPTIONS, replicas=2)
         return asyncio.run(send_burst(cluster, signal_one("engine-", signal.SIGKILL)))
     if name == "ingress":
-        cluster.deploy(replicas=2, ingresses=2)
+        cluster.deploy(OPTIONS, replicas=2, ingresses=2)
         return asyncio.run(send_burst(cluster, signal_one("ingress", signal.SIGKILL)))
     if name == "hung":
-        cluster.deploy(replicas=2, health_check_timeout=5.0)
+        cluster.deploy(OPTIONS, replicas=2, health_check_timeout=5.0)
         return asyncio.run(send_burst(cluster, signal_one("engine-", signal.SIGSTOP)))
     if name == "update":
-        cluster.deploy(replicas=2)
-        update = lambda: cluster.deploy({"max-num-seqs": 12}, replicas=2)  # noqa: E731
+        cluster.deploy(OPTIONS, replicas=2)
+        update = lambda: cluster.deploy({**OPTIONS, "max-num-seqs": 12}, replicas=2)  # noqa: E731
         return asyncio.run(send_meanwhile(cluster, [update], 3.0))
-    cluster.deploy(replicas=1)
-    steps = [lambda: cluster.deploy(replicas=3), lambda: cluster.deploy(replicas=1)]
+    cluster.deploy(OPTIONS, replicas=1)
+    steps = [lambda: cluster.deploy(OPTIONS, replicas=3), lambda: cluster.deploy(OPTIONS, replicas=1)]
     return asyncio.run(send_meanwhile(cluster, steps, 3.0))
 
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import httpx
-from benchmarks.cluster_faults import Cluster
+from benchmarks.cluster_faults import OPTIONS, Cluster
 
 from chairlift.lab.bench.machine import host_facts
 from chairlift.server.access.keys import digest
@@ -60,12 +60,16 @@ def main() -> None:
         cluster = Cluster(Path(folder))
         cluster.start()
         try:
-            cluster.deploy({"api-key-file": str(keys)}, replicas=3, ingresses=2)
+            cluster.deploy({**OPTIONS, "api-key-file": str(keys)}, replicas=3, ingresses=2)
             accepted, seconds = asyncio.run(count_accepted(cluster.url, arguments.seconds))
         finally:
             cluster.stop()
     record = {"machine": host_facts(), "accepted": accepted, "seconds": seconds, "per_second": accepted / seconds}
-    print(json.dumps(record, default=str) if arguments.json else f"{accepted / seconds:.2f} requests/s, limit 10")
+    if arguments.json:
+        print(json.dumps(record, default=str))
+    else:
+        print(host_facts())
+        print(f"{accepted / seconds:.2f} requests/s in {seconds:.0f} s; the limit is 10")
 
 
 if __name__ == "__main__":

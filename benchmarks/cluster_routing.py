@@ -15,6 +15,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ from rich.table import Table
 from chairlift.cluster.cluster_view import ROUTING_POLICIES
 from chairlift.lab.bench.machine import host_facts
 
-OPTIONS: Final = {"max-num-seqs": 16, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
+OPTIONS: Final = {"num-threads": 1, "max-num-seqs": 16, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
 WORDS: Final = ("river", "stone", "cloud", "paper", "engine", "winter", "garden", "music", "bridge", "letter")
 
 
@@ -96,12 +97,13 @@ def main() -> None:
     print_results(results, as_json=arguments.json)
 
 
-def print_results(results: dict[str, list[dict[str, float]]], *, as_json: bool) -> None:
+def print_results(results: Mapping[str, list[dict[str, float]]], *, as_json: bool) -> None:
+    """Print the median and the range of each value of all rounds, by system."""
     if as_json:
         print(json.dumps({"machine": host_facts(), "results": results}, default=str))
         return
     table = Table("", *results)
-    for key in ("hit_rate", "ttft_p50_ms", "ttft_p95_ms"):
+    for key in next(iter(results.values()))[0]:
         cells: list[Any] = []
         for rows in results.values():
             values = [row[key] for row in rows]

@@ -41,8 +41,8 @@ class InProcessTransport:
     async def abort(self, replica_id: str, message: bytes) -> None:
         await self._alive(replica_id, self.replicas[replica_id].abort(message))
 
-    async def keep_subscription(self, replica_id: str, ingress_id: str) -> None:
-        await self._alive(replica_id, self.replicas[replica_id].keep_subscription(ingress_id))
+    async def record_heartbeat(self, replica_id: str, ingress_id: str) -> None:
+        await self._alive(replica_id, self.replicas[replica_id].record_heartbeat(ingress_id))
 
     async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]:
         messages = self.replicas[replica_id].subscribe(ingress_id)

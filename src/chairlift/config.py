@@ -274,6 +274,8 @@ class EngineConfig:
             raise ConfigError(f"kv_arena={self.kv_arena} needs a reservation policy, got kv=paged: remove kv_arena")
         _at_least("block_size", self.block_size, 1)
         _at_least("prefix_cache_disk_bytes", self.prefix_cache_disk_bytes, 1)
+        if self.enable_kv_cache_events and not self.has_prefix_cache:
+            raise ConfigError("enable_kv_cache_events needs the prefix cache: set kv=paged and enable_prefix_caching")
         if self.prefix_cache_dir is not None:
             self._check_disk_cache()
         for name in ("num_kv_blocks", "kv_cache_memory_bytes", "num_threads", "static_batch_size"):

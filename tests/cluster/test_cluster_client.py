@@ -303,7 +303,7 @@ def test_the_requests_of_a_silent_ingress_are_aborted(make_engine: Make, monkeyp
         await anext(generation)
         client: Any = llm._client
         for task in list(client._tasks):
-            if "_send_signs_of_life" in repr(task):
+            if "_send_heartbeats" in repr(task):
                 task.cancel()
         core = engine.engine.core  # type: ignore[attr-defined]
         await until(lambda: core.scheduler.is_idle)
@@ -331,7 +331,7 @@ def test_calls_to_a_dead_replica_fail(make_engine: Make) -> None:
         await ready(llm, transport)
         transport.kill("replica-0")
         with pytest.raises(ReplicaLostError):
-            await transport.keep_subscription("replica-0", "ingress")
+            await transport.record_heartbeat("replica-0", "ingress")
         await until(lambda: llm.status().state == "restarting")
         assert llm.status().last_failure is None  # no request was lost
         await llm.aclose()

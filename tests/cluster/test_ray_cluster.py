@@ -65,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     model = {"tiny": {name: options[name] for name in ("model", "load_format")}}
     config = folder / "chairlift.yaml"
     limits = {"num-threads": 1, "num-kv-blocks": 64, "max-num-seqs": 4}
-    config.write_text(json.dumps({"models": model, "seed": 0, **limits}))
+    config.write_text(json.dumps({"models": model, "seed": 0, "allow-unauthenticated": True, **limits}))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
@@ -132,7 +132,7 @@ def test_a_killed_replica_loses_no_request_silently_and_is_replaced(server: RayS
 
 
 def test_serve_replicas_on_the_command_line(tmp_path: Path) -> None:
-    options = tiny_options(tmp_path / "model" if (tmp_path / "model").mkdir() is None else tmp_path)
+    options = tiny_options(tmp_path)
     command = [
         sys.executable, "-m", "chairlift", "serve", str(options["model"]), "--load-format", "dummy", "--replicas", "1",
         "--port", "0", "--num-threads", "1", "--num-kv-blocks", "64",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from click import ClickException
 from typer.main import get_command
@@ -13,8 +14,7 @@ from typer.main import get_command
 from chairlift.cli.commands import Commands
 from chairlift.cli.config_file import ENVIRONMENT_SETTINGS
 from chairlift.cli.model_options import ModelOptions
-from chairlift.cli.option_groups import OptionValues
-from chairlift.cli.serve_command import ServedModels, add_all_options
+from chairlift.cli.serve_command import add_all_options, start_server
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import model_name
@@ -22,11 +22,13 @@ from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.models.model_spec import ModelSpec
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.page_options import PageOptions
 
 if TYPE_CHECKING:
     from ray.serve import Application
+
+PROXY_OPTIONS: Final = ("host", "port")
+PROXY_LIMITS: Final = ("max_header_bytes", "max_unsent_bytes", "header_timeout", "write_timeout")
+"""Options and limits of connections, which Ray Serve's proxy accepts."""
 
 
 def build_application(arguments: Mapping[str, Any]) -> Application:
@@ -36,7 +38,7 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
         arguments: `config`, the path of a configuration file of `chairlift serve`, and fields of `ClusterOptions`.
 
     Raises:
-        ConfigError: an argument or an option of the file is unknown or invalid.
+        ConfigError: an argument or an option of the file is unknown, invalid, or without effect in a cluster.
     """
     from chairlift.cluster.cluster_app import ClusterSetup
     from chairlift.cluster.cluster_options import ClusterOptions
@@ -52,17 +54,13 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
         )
     values = {name: _parse(name, value, str(known[name].type)) for name, value in given.items()}
     served = read_serve_options(None if file is None else Path(str(file)))
-    values.setdefault("watchdog_timeout", served["watchdog_timeout"])
-    models = tuple(served["specs"])
+    _check_effects(served)
+    values.setdefault("watchdog_timeout", served["options"]["watchdog_timeout"])
+    options, access = ClusterOptions(**values), served["access"]
+    models = [_with_weights(spec, access) for spec in _specs(served)]
     for spec in models:
-        if spec.config.num_threads is None and spec.config.device == "cpu":
-            raise ConfigError("num_threads is not set: set num-threads in the configuration file of the cluster")
-    access = served["access"]
-    weights = access.keys.tenant_weights()
-    if weights:
-        models = tuple(replace(spec, config=replace(spec.config, tenant_weights=weights)) for spec in models)
-    options = ClusterOptions(**values)
-    setup = ClusterSetup(models, options, served["limits"], access, served["observability"], served["pages"])
+        options.actor_options(spec.config)
+    setup = ClusterSetup(tuple(models), options, served["limits"], access, served["observability"], served["pages"])
     return build_application(setup)
 
 
@@ -77,30 +75,17 @@ def _parse(name: str, value: Any, kind: str) -> Any:
 
 
 def read_serve_options(file: Path | None) -> dict[str, Any]:
-    """The objects that `chairlift serve` is called with, from a configuration file and CHAIRLIFT_* variables, and the
-    `specs` of its models.
+    """The arguments that `start_server` would get from a configuration file and CHAIRLIFT_* variables.
 
     Raises:
         ConfigError: the file cannot be read, or an option is unknown or invalid.
     """
     found: dict[str, Any] = {}
 
-    def collect(
-        model: ServedModels = None,
-        *,
-        options: OptionValues,
-        models: ModelOptions,
-        config: EngineConfig,
-        limits: ServerLimits,
-        access: AccessOptions,
-        api: ApiOptions,
-        observability: ObservabilityOptions,
-        pages: PageOptions,
-    ) -> None:
-        found.update(limits=limits, access=access, observability=observability, pages=pages)
-        found["specs"] = _specs(models, config, api, options["served_model_name"])
-        found["watchdog_timeout"] = options["watchdog_timeout"]
+    def collect(**arguments: Any) -> None:
+        found.update(arguments)
 
+    collect.__signature__ = inspect.signature(start_server, eval_str=True)  # type: ignore[attr-defined]
     parser = Commands()
     parser.command(context_settings=ENVIRONMENT_SETTINGS)(add_all_options(collect))
     try:
@@ -110,8 +95,60 @@ def read_serve_options(file: Path | None) -> dict[str, Any]:
     return found
 
 
-def _specs(models: ModelOptions, config: EngineConfig, api: ApiOptions, name: str | None) -> list[ModelSpec]:
+def _check_effects(served: Mapping[str, Any]) -> None:
+    """Reject options that have no effect in a cluster.
+
+    Raises:
+        ConfigError: with the name of the option and what has this effect.
+    """
+    options, models, access = served["options"], served["models"], served["access"]
+    defaults = read_defaults()
+    if options["replicas"] is not None:
+        raise ConfigError("replicas has no effect in a cluster: use the argument replicas")
+    if options["served_model_name"] is not None and models.on_demand:
+        raise ConfigError("served_model_name is for one model: use the names in models")
+    for name in PROXY_OPTIONS:
+        if options[name] != defaults[name]:
+            raise ConfigError(f"{name}={options[name]} has no effect in a cluster: set http_options of Ray Serve")
+    for name in PROXY_LIMITS:
+        if getattr(served["limits"], name) != getattr(ServerLimits(), name):
+            raise ConfigError(
+                f"{name} has no effect in a cluster: Ray Serve's proxy accepts the connections; remove it"
+            )
+    if served["limits"].drain_timeout != ServerLimits().drain_timeout:
+        raise ConfigError("drain_timeout has no effect in a cluster: use the argument drain_timeout")
+    if access.ssl_certfile is not None or access.ssl_keyfile is not None:
+        raise ConfigError("ssl_certfile and ssl_keyfile have no effect in a cluster: set TLS in front of Ray Serve")
+    for name, value in (("models_memory_bytes", models.memory_bytes), ("keep_alive", models.keep_alive)):
+        if value is not None:
+            raise ConfigError(f"{name} has no effect in a cluster, whose models are always loaded: remove it")
+    if not access.keys and not access.allow_unauthenticated:
+        raise ConfigError(
+            "there is no API key, and Ray Serve's proxy may be reachable from other machines: set api-key-file or "
+            "CHAIRLIFT_API_KEY, or allow-unauthenticated: true"
+        )
+
+
+def read_defaults() -> dict[str, Any]:
+    """The defaults of the options of `chairlift serve`, by name."""
+    return {
+        name: getattr(parameter.default, "default", parameter.default)
+        for name, parameter in inspect.signature(add_all_options(start_server)).parameters.items()
+    }
+
+
+def _specs(served: Mapping[str, Any]) -> list[ModelSpec]:
     """The models of a cluster, which are always loaded."""
+    models: ModelOptions = served["models"]
+    config: EngineConfig = served["config"]
+    api: ApiOptions = served["api"]
     if models.on_demand:
         return models.specs(config, api)
-    return [ModelSpec(name or model_name(config.model), config, (), None, api)]
+    name = served["options"]["served_model_name"] or model_name(config.model)
+    return [ModelSpec(name, config, (), None, api)]
+
+
+def _with_weights(spec: ModelSpec, access: AccessOptions) -> ModelSpec:
+    """The model with the tenant weights of the API keys."""
+    weights = access.keys.tenant_weights()
+    return replace(spec, config=replace(spec.config, tenant_weights=weights)) if weights else spec

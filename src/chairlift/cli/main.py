@@ -46,7 +46,7 @@ def common(
     """Serve large language models with continuous batching and paged KV memory."""
 
 
-app.command(context_settings=ENVIRONMENT_SETTINGS)(serve)
+app.command("serve", context_settings=ENVIRONMENT_SETTINGS)(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(batch)

@@ -55,8 +55,7 @@ def add_all_options(command: Command) -> Command:
     return add_model_options(command)
 
 
-@add_all_options
-def serve(
+def start_server(
     model: ServedModels = None,
     *,
     options: OptionValues,
@@ -87,6 +86,9 @@ def serve(
         model_limits=models.limits(config) if models.on_demand else None,
         start_cluster=None if replicas is None else _local_cluster(replicas, options["watchdog_timeout"], models),
     )
+
+
+serve = add_all_options(start_server)
 
 
 def _local_cluster(

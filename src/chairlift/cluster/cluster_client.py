@@ -39,7 +39,7 @@ RETRY_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 5.0
 """Time for the last messages of a replica whose calls have failed."""
 
-SIGN_OF_LIFE_SECONDS: Final = 5.0
+HEARTBEAT_SECONDS: Final = 5.0
 MAX_SILENCE_SECONDS: Final = 30.0
 """A replica that Ray Serve has removed is lost when it has sent nothing for this time. One that drains sends a message
 after each step; one that hangs has failed its health checks."""
@@ -64,7 +64,7 @@ class ReplicaTransport(Protocol):
 
     async def abort(self, replica_id: str, message: bytes) -> None: ...
 
-    async def keep_subscription(self, replica_id: str, ingress_id: str) -> None: ...
+    async def record_heartbeat(self, replica_id: str, ingress_id: str) -> None: ...
 
     def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]: ...
 
@@ -89,7 +89,6 @@ class RemoteReplica:
     last_message: float = 0.0
     reader: asyncio.Task[None] | None = None
     loss: str = "the connection to the replica was lost"
-    num_groups: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +137,7 @@ class ClusterClient(EngineClient):
 
     def _start(self) -> None:
         self._view.on_replicas(lambda ids: self._call_on_loop(self._update_replicas, ids))
-        self._start_task(self._send_signs_of_life())
+        self._start_task(self._send_heartbeats())
 
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
@@ -193,10 +192,10 @@ class ClusterClient(EngineClient):
                 replica.loss = str(error)
                 self._start_task(self._end_later(replica))  # which decides about all requests of the replica
             elif group.unfinished:
-                self._lose([group], str(error))
+                self._handle_loss([group], str(error))
         except ReplicaCallError as error:
             if group.unfinished:
-                self._lose([group], str(error))
+                self._handle_loss([group], str(error))
         except Exception as error:
             logger.exception("a request could not be sent to a replica")
             self._fail_groups([group], EngineDeadError(f"the request could not be sent to a replica: {error}"))
@@ -243,7 +242,7 @@ class ClusterClient(EngineClient):
                 if replica_id is not None and not self._view.is_running(replica_id):
                     self._loop.call_soon(self._end_if_drained, replica_id)
 
-    def _lose(self, groups: list[_Group], reason: str) -> None:
+    def _handle_loss(self, groups: list[_Group], reason: str) -> None:
         """Send requests of a lost replica to others, if they have no output yet; the others end with an error."""
         lost = [group for group in groups if group.has_output or group.num_runs >= MAX_RUNS]
         if lost:
@@ -272,9 +271,8 @@ class ClusterClient(EngineClient):
         """Subscribe to new replicas, and release those that have drained."""
         if self._is_closed:
             return
-        for replica_id in running - self.replicas.keys():
-            replica = self.replicas[replica_id] = RemoteReplica(replica_id)
-            replica.reader = self._start_task(self._read(replica))
+        for replica_id in running:
+            self._subscribe(replica_id)
         for replica_id in self.replicas.keys() - running:
             self._end_if_drained(replica_id)
 
@@ -316,7 +314,7 @@ class ClusterClient(EngineClient):
 
     def _handle(self, replica: RemoteReplica, message: ReplicaMessage) -> None:
         self._last_step = replica.last_message = self.now()
-        replica.state, replica.restarts = message.state, message.restarts  # type: ignore[assignment]
+        replica.state, replica.restarts = message.state, message.restarts
         replica.last_failure = message.last_failure
         self._view.update(replica.replica_id, message)
         if message.events:
@@ -324,7 +322,7 @@ class ClusterClient(EngineClient):
         replica.events.num_dropped += message.num_dropped_events
         for ids, reason in message.lost:
             groups = {id(group): group for rid in ids if (group := self._groups.get(rid)) is not None}
-            self._lose(list(groups.values()), reason)
+            self._handle_loss(list(groups.values()), reason)
         if outputs := self._known_outputs(replica, message.outputs):
             self._on_outputs(outputs)
             self._finish([output.request_id for output in outputs if output.finish_reason is not None])
@@ -356,21 +354,21 @@ class ClusterClient(EngineClient):
             self.last_failure = replica.loss
         if not self._view.has_choice():
             self.state = "restarting"
-        self._lose(lost, replica.loss)
-        self._loop.call_later(RETRY_SECONDS, self._resubscribe, replica.replica_id)
+        self._handle_loss(lost, replica.loss)
+        self._loop.call_later(RETRY_SECONDS, self._subscribe, replica.replica_id)
 
-    def _resubscribe(self, replica_id: str) -> None:
-        """Subscribe again to a replica that is still running after its messages have ended."""
+    def _subscribe(self, replica_id: str) -> None:
+        """Receive the messages of a running replica, unless they are received already."""
         if not self._is_closed and self._view.is_running(replica_id) and replica_id not in self.replicas:
             replica = self.replicas[replica_id] = RemoteReplica(replica_id)
             replica.reader = self._start_task(self._read(replica))
 
-    async def _send_signs_of_life(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
             for replica in list(self.replicas.values()):
                 if self._view.is_running(replica.replica_id):
-                    self._start_task(self._transport.keep_subscription(replica.replica_id, self.ingress_id))
+                    self._start_task(self._transport.record_heartbeat(replica.replica_id, self.ingress_id))
                 elif replica.reader is not None and self.now() - replica.last_message > MAX_SILENCE_SECONDS:
                     replica.loss = f"it has sent nothing for {MAX_SILENCE_SECONDS:g} s"
                     replica.reader.cancel()

@@ -71,8 +71,11 @@ class ClusterOptions:
 
         Raises:
             ConfigError: the number of threads is not set, so that Ray cannot know how many replicas a machine has room
-                for.
+                for; or an option names a file that all replicas would write.
         """
+        for name in ("event_log", "record_trace"):
+            if (path := getattr(config, name)) is not None:
+                raise ConfigError(f"{name}={path} is one file, and every replica would write it: remove {name}")
         if config.device != "cpu":
             options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1}
         elif config.num_threads is None:

@@ -32,10 +32,10 @@ MAX_PENDING_EVENTS: Final = 16_384
 """Number of events that wait for a slow ingress. Beyond it, droppable events are dropped."""
 
 SILENCE_SECONDS: Final = 20.0
-"""An ingress without requests is considered dead when it has not sent a sign of life for this time."""
+"""An ingress without requests is considered dead when it has not sent a heartbeat for this time."""
 
 BUSY_SILENCE_SECONDS: Final = 600.0
-"""The same for an ingress with unfinished requests, which cannot send signs of life to a replica that drains."""
+"""The same for an ingress with unfinished requests, which cannot send heartbeats to a replica that drains."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class _Feed:
     removed: set[int] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_closed: bool = False
-    last_sign_of_life: float = 0.0
+    last_heartbeat: float = 0.0
 
     def add_event(self, event: Event) -> None:
         if len(self.events) >= MAX_PENDING_EVENTS and isinstance(event, DroppableEvent):
@@ -134,17 +134,17 @@ class EngineReplica:
         self._client.send(abort)
         self._forget(abort.request_ids)
 
-    async def keep_subscription(self, ingress_id: str) -> None:
-        """Record a sign of life of an ingress."""
+    async def record_heartbeat(self, ingress_id: str) -> None:
+        """Record a heartbeat of an ingress."""
         if (feed := self._feeds.get(ingress_id)) is not None:
-            feed.last_sign_of_life = self._client.now()
+            feed.last_heartbeat = self._client.now()
 
     async def subscribe(self, ingress_id: str) -> AsyncIterator[bytes]:
         """Yield a `ReplicaHello`, and then a `ReplicaMessage` after each step. The requests of the ingress end with
         the iteration. A second subscription of an ingress replaces the first one."""
         self.open()
         self._unsubscribe(self._feeds.get(ingress_id))
-        feed = self._feeds[ingress_id] = _Feed(ingress_id, last_sign_of_life=self._client.now())
+        feed = self._feeds[ingress_id] = _Feed(ingress_id, last_heartbeat=self._client.now())
         try:
             yield self._encoder.encode(self._hello(feed))
             while not feed.is_closed:
@@ -154,13 +154,14 @@ class EngineReplica:
             self._unsubscribe(feed)
 
     async def _wait(self, feed: _Feed) -> bool:
-        """Wait for news of the feed. Closes it after a long silence of its ingress; returns whether it is open."""
+        """Wait until the feed has something to send, and close it if its ingress sends no heartbeats; returns whether
+        it is open."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(feed.changed.wait(), SILENCE_SECONDS)
         feed.changed.clear()
         is_busy = any(group.ingress_id == feed.ingress_id for group in self._groups.values())
         limit = BUSY_SILENCE_SECONDS if is_busy else SILENCE_SECONDS
-        if self._client.now() - feed.last_sign_of_life > limit:
+        if self._client.now() - feed.last_heartbeat > limit:
             feed.is_closed = True
         return not feed.is_closed
 
@@ -193,7 +194,7 @@ class EngineReplica:
     def _hello(self, feed: _Feed) -> ReplicaHello:
         plan = self._client.engine.facts.kv_cache_plan
         events = [*(() if self._started is None else (self._started,)), *self._arrived.values()]
-        others = self._load(without=feed.ingress_id)
+        others = self.load(without=feed.ingress_id)
         return ReplicaHello(
             ClockReading.now(), plan.block_size, plan.num_blocks, sorted(self._cached), others, pack_events(events)
         )
@@ -206,7 +207,7 @@ class EngineReplica:
             feed.num_dropped_events,
             list(feed.stored),
             list(feed.removed),
-            self._load(without=feed.ingress_id),
+            self.load(without=feed.ingress_id),
             self._client.state,
             self._client.restarts,
             self._client.last_failure,
@@ -215,25 +216,22 @@ class EngineReplica:
         feed.stored, feed.removed = set(), set()
         return message
 
-    def _load(self, without: str | None = None) -> ReplicaLoad:
+    def load(self, without: str | None = None) -> ReplicaLoad:
+        """The load that all ingresses cause, or all but one."""
         groups = {id(group): group for group in self._groups.values() if group.ingress_id != without}
         queued = sum(group.num_queued for group in groups.values())
         return ReplicaLoad(queued, len(groups), self._free_blocks)
-
-    def load(self) -> ReplicaLoad:
-        """The load that all ingresses cause."""
-        return self._load()
 
     def predicted_ttft(self) -> float:
         """The estimated seconds until a new request gets its first token: those of the queued prompt tokens."""
         started = self._started
         if started is None:
             return 0.0
-        tokens, budget = self._load().queued_tokens, started.max_num_batched_tokens
+        tokens, budget = self.load().queued_tokens, started.max_num_batched_tokens
         steps, rest = divmod(tokens, budget)
         return steps * (self._cost.seconds(budget) or 0.0) + (self._cost.seconds(rest) or 0.0 if rest else 0.0)
 
-    # -- news of the engine ------------------------------------------------------------------------------------------
+    # -- engine -------------------------------------------------------------------------------------------------------
 
     def emit(self, event: Event) -> None:
         """Receive an event of the engine."""

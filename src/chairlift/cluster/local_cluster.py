@@ -11,6 +11,7 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError
+from chairlift.loading.resolve import resolve_model
 from chairlift.server.models.served_model import ServedModel
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
 
@@ -30,12 +31,12 @@ class LocalCluster:
         config: the configuration of each replica. Without `num_threads` the physical cores are divided among them.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed or cannot be reached, or an option cannot be used by several replicas.
+        ModelLoadError: the model cannot be found.
     """
 
     def __init__(self, config: EngineConfig, options: ClusterOptions) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # A replica that hangs would otherwise be given its whole drain time before it is replaced.
         os.environ.setdefault("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
         try:
@@ -45,6 +46,8 @@ class LocalCluster:
         if config.num_threads is None and config.device == "cpu":
             cores = CpuTopology().num_physical_cores(allowed_cpus())
             config = replace(config, num_threads=max(1, cores // options.most))
+        options.actor_options(config)
+        resolve_model(config.model, accept_terms=config.accept_terms)
         self._config = config
         self._options = options
         self._client: ClusterClient | None = None
@@ -53,7 +56,11 @@ class LocalCluster:
         self._is_remote = address is not None
         if address is None:
             resources = {"num_cpus": (config.num_threads or 1) * options.most, "include_dashboard": False}
-        ray.init(address=address, logging_level=logging.WARNING, **resources)
+        try:
+            ray.init(address=address, logging_level=logging.WARNING, **resources)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = "Ray cannot be started" if address is None else f"RAY_ADDRESS={address} cannot be reached"
+            raise ConfigError(f"{where}: {error}") from None
 
     def wait_until_ready(self) -> ClusterClient:
         """Start the replicas, and wait until one is ready.

@@ -55,9 +55,9 @@ class EngineDeployment:
     def __init__(self, config: EngineConfig, watchdog_timeout: float, log_level: int) -> None:
         logging.basicConfig(level=log_level)
         logger.setLevel(log_level)
-        client = ProcessClient(replace(config, enable_kv_cache_events=True), watchdog_timeout=watchdog_timeout)
-        client.wait_until_ready()
-        self._replica = EngineReplica(client)
+        config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
+        client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
+        self._replica = EngineReplica(client.wait_until_ready())
 
     async def facts(self) -> bytes:
         """The `EngineFacts` of the engine."""
@@ -69,8 +69,8 @@ class EngineDeployment:
     async def abort(self, _route: Route, message: bytes) -> None:
         await self._replica.abort(message)
 
-    async def keep_subscription(self, _route: Route, ingress_id: str) -> None:
-        await self._replica.keep_subscription(ingress_id)
+    async def record_heartbeat(self, _route: Route, ingress_id: str) -> None:
+        await self._replica.record_heartbeat(ingress_id)
 
     async def subscribe(self, _route: Route, ingress_id: str) -> AsyncIterator[bytes]:
         messages = self._replica.subscribe(ingress_id)
@@ -135,7 +135,8 @@ class IngressDeployment:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         is_shared = self._setup.options.ingresses > 1 and bool(self._setup.access.keys.by_tenant)
-        return build_cluster_app(self._setup, self._clients, usage_exchange() if is_shared else None)
+        exchange = usage_exchange(serve.get_replica_context().app_name) if is_shared else None
+        return build_cluster_app(self._setup, self._clients, exchange)
 
     async def check_health(self) -> None:
         """Let Ray Serve replace this ingress if it cannot serve any model."""
@@ -143,10 +144,10 @@ class IngressDeployment:
             raise EngineDeadError("the clients of all models are closed")
 
 
-def usage_exchange() -> Exchange:
-    """Exchanges the use of keys through one actor of the cluster, which the first ingress starts."""
+def usage_exchange(app_name: str) -> Exchange:
+    """Exchanges the use of keys through one actor of the application, which the first ingress starts."""
     actor_class = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(UsageBoard)
-    board: Any = actor_class.options(name=USAGE_ACTOR, lifetime="detached", get_if_exists=True).remote()
+    board: Any = actor_class.options(name=f"{USAGE_ACTOR}-{app_name}", lifetime="detached", get_if_exists=True).remote()
 
     async def exchange(ingress_id: str, usage: Mapping[str, KeyUsage]) -> Mapping[str, KeyUsage]:
         answer: Mapping[str, KeyUsage] = await asyncio.wait_for(board.exchange.remote(ingress_id, usage), 5.0)

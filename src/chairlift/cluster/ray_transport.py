@@ -40,8 +40,8 @@ class RayTransport:
     async def abort(self, replica_id: str, message: bytes) -> None:
         await self._call_replica(replica_id, "abort", message)
 
-    async def keep_subscription(self, replica_id: str, ingress_id: str) -> None:
-        await self._call_replica(replica_id, "keep_subscription", ingress_id)
+    async def record_heartbeat(self, replica_id: str, ingress_id: str) -> None:
+        await self._call_replica(replica_id, "record_heartbeat", ingress_id)
 
     async def _call_replica(self, replica_id: str, method: str, argument: Any) -> None:
         """Call one replica. Ray Serve would wait for a replica that has gone to come back."""

@@ -15,6 +15,7 @@ import msgspec
 
 from chairlift.cluster.replica_state import ReplicaLoad
 from chairlift.engine.input_processor import EngineRequest
+from chairlift.engine.process.client import EngineState
 from chairlift.engine.process.commands import Add
 from chairlift.outputs import EngineCoreOutput, RequestTimes
 
@@ -95,7 +96,7 @@ class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
     stored: list[int]
     removed: list[int]
     others: ReplicaLoad
-    state: str
+    state: EngineState
     restarts: int
     last_failure: str | None
 

@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("chairlift")
 
 
-class EngineCluster(Protocol):
-    """Several engines of one model that are used as one."""
+class StartingEngine(Protocol):
+    """One or several engines of a model, which are being started."""
 
     def wait_until_ready(self) -> EngineClient:
         """Wait until requests can be sent. Raises ModelLoadError, ConfigError or EngineDeadError."""
+
+
+class EngineCluster(StartingEngine, Protocol):
+    """Several engines of one model that are used as one."""
 
     def observe(self, model: ServedModel) -> None:
         """Show the engines as the replicas of a model."""
@@ -91,12 +95,10 @@ def run(
     access.keys.log_short_secrets()
     tls = access.load_tls()
     listener = _listen(host, port)
-    client: ProcessClient | None = None
-    cluster: EngineCluster | None = None
-    if start_cluster is not None:
-        cluster = start_cluster(config)
-    elif models is None:
-        client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
+    cluster = None if start_cluster is None else start_cluster(config)
+    engine: StartingEngine | None = cluster
+    if engine is None and models is None:
+        engine = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
     # These modules are imported while the engine process loads the model, because they take long to import.
     from chairlift.engine.memory_trimming import trim_memory
@@ -106,12 +108,10 @@ def run(
     from chairlift.server.http.protocol import uvicorn_config
 
     admission = AdmissionController(limits, access.keys, is_fair=config.scheduling_policy == "fair")
-    if cluster is not None:
-        manager = _manage_one_model(cluster.wait_until_ready(), config, served_model_name, api, admission)
-        cluster.observe(manager.default)
-    elif client is not None:
-        client.wait_until_ready()
-        manager = _manage_one_model(client, config, served_model_name, api, admission)
+    if engine is not None:
+        manager = _manage_one_model(engine, config, served_model_name, api, admission)
+        if cluster is not None:
+            cluster.observe(manager.default)
     else:
         assert models is not None
         manager = _manage_models_on_demand(models, model_limits, watchdog_timeout, admission)
@@ -142,19 +142,20 @@ def run(
 
 
 def _manage_one_model(
-    client: EngineClient,
+    engine: StartingEngine,
     config: EngineConfig,
     served_model_name: str | None,
     api: ApiOptions,
     admission: AdmissionController,
 ) -> ModelManager:
-    """The manager of a model that is loaded and never unloaded."""
+    """Wait until the model is loaded; returns the manager of this model, which is never unloaded."""
     from chairlift.engine.async_llm import AsyncLLM
     from chairlift.server.http.application import make_single_manager
     from chairlift.server.preparation.preparation import PreparationWorkers
     from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
     fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
+    client = engine.wait_until_ready()
     facts, depth = client.engine.facts, admission.limits.max_json_depth
     setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
     return make_single_manager(AsyncLLM(client=client), served_model_name, api, admission, PreparationWorkers(setup))

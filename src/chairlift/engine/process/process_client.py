@@ -124,8 +124,8 @@ class ProcessClient(EngineClient):
             seconds,
         )
 
-    def wait_until_ready(self) -> None:
-        """Wait until the engine accepts requests, and load the tokenizer in the meantime.
+    def wait_until_ready(self) -> ProcessClient:
+        """Wait until the engine accepts requests, and load the tokenizer in the meantime; returns this client.
 
         Raises:
             ModelLoadError, ConfigError: as `build_engine`.
@@ -144,6 +144,7 @@ class ProcessClient(EngineClient):
         if timeout := self._watchdog.timeout:
             limit = max(timeout, START_FACTOR * (self._ready_time - self._created))
             self._start_watchdog = Watchdog(limit, self._watchdog.interval)
+        return self
 
     def _load_tokenizer(self) -> tuple[Tokenizer | NoTokenizer, ModelLoadError | None]:
         """Return the tokenizer, or the error, which is raised only if the engine process has no earlier one: it checks
