@@ -222,6 +222,32 @@ def test_requests_that_are_aborted_while_their_replica_drains_leave_it(make_engi
     run(main)
 
 
+def test_tenants_are_charged_on_all_replicas(make_engine: Make) -> None:
+    """The service that replicas report is what their engines have charged, and they charge that of the others."""
+
+    async def main() -> None:
+        engines = [make_engine(scheduling_policy="fair") for _ in range(2)]
+        policies: list[Any] = [engine.engine.core.scheduler._batch._policy for engine in engines]  # type: ignore[attr-defined]
+        llm, transport = make_cluster(*engines)
+        await ready(llm, transport)
+        requests = [(tenant, length) for tenant in "ab" for length in (8, 20, 20, 33)]
+        calls = [llm.start(None, PROMPT[:length], forced(4, n=2), tenant=tenant) for tenant, length in requests]
+        await asyncio.gather(*(call.collect() for call in calls))
+        reports = [replica.service.take() for replica in transport.replicas.values()]
+        assert all(transport.num_runs.values())
+        for policy, report in zip(policies, reports, strict=True):
+            # The last token of a request is charged when it is sampled, and a lift can only add to a counter.
+            assert all(policy.counter(tenant) >= amount > 0 for tenant, amount in report.items())
+        total = {tenant: sum(report.get(tenant, 0.0) for report in reports) for tenant in "ab"}
+        assert total["a"] > 2 * (8 * 4)  # the output tokens of 8 answers, and prompt tokens
+        before = policies[0].counter("a")
+        transport.replicas["replica-0"].charge({"a": 1000.0})
+        await until(lambda: policies[0].counter("a") == before + 1000.0)
+        await llm.aclose()
+
+    run(main)
+
+
 def test_a_rejected_call_affects_no_other_request(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         llm, transport = make_cluster(make_engine())

@@ -64,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     options = tiny_options(folder)
     model = {"tiny": {name: options[name] for name in ("model", "load_format")}}
     config = folder / "chairlift.yaml"
-    limits = {"num-threads": 1, "num-kv-blocks": 64, "max-num-seqs": 4}
+    limits = {"num-threads": 1, "num-kv-blocks": 64, "max-num-seqs": 4, "scheduling-policy": "fair"}
     config.write_text(json.dumps({"models": model, "seed": 0, "allow-unauthenticated": True, **limits}))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -94,6 +94,21 @@ def test_answers_through_the_openai_client(server: RayServer) -> None:
     assert len(explained["sequences"]) == 2
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         client.completions.create(model="tiny", prompt="x", max_tokens=100_000)
+
+
+def test_replicas_report_the_service_of_tenants(server: RayServer) -> None:
+    import ray
+
+    board = ray.get_actor("chairlift-service-chairlift/engine-tiny", namespace="chairlift")
+    reports: list[float] = []
+
+    def read() -> bool:
+        reports.append(sum(ray.get(board.exchange.remote("reader", {})).values()))
+        return sum(reports) >= 4 + 2 * 24
+
+    read()
+    assert server.complete(200) == "finished"
+    wait_for(read, 20)
 
 
 def test_equal_prefixes_go_to_one_replica_and_metrics_show_it(server: RayServer) -> None:

@@ -123,3 +123,19 @@ def test_the_wait_for_the_turn_of_another_tenant_is_reported() -> None:
     waited = {e.request_id: e.steps_waited for e in events.events if isinstance(e, RequestFinished)}
     assert waited["a0"] == {}
     assert set(waited["a1"]) == {"seats", "fairness"}
+
+
+def test_remote_service_counts_like_service_of_this_engine() -> None:
+    policy = FairPolicy({"a": 2.0})
+    policy.record_remote_service({"a": 10.0, "b": 10.0})
+    assert (policy.counter("a"), policy.counter("b")) == (5.0, 10.0)
+
+
+def test_a_tenant_that_paused_gains_nothing_over_one_that_is_served_elsewhere() -> None:
+    policy, queue = fair_queue()
+    policy.record_remote_service({"a": 100.0})
+    queue.push(waiting_request("b1", "b"))
+    assert policy.counter("b") == 100.0
+    policy.record_remote_service({})
+    queue.push(waiting_request("c1", "c"))
+    assert policy.counter("c") == 100.0

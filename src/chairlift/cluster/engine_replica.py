@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,8 +12,9 @@ import msgspec
 
 from chairlift.cluster.replica_messages import ClockReading, ReplicaHello, ReplicaMessage, RunRequest
 from chairlift.cluster.replica_state import ReplicaLoad
+from chairlift.cluster.shared_service import ServiceMeter
 from chairlift.engine.process.client import EngineClient
-from chairlift.engine.process.commands import Abort
+from chairlift.engine.process.commands import Abort, ChargeTenants
 from chairlift.engine.process.wire import pack_events
 from chairlift.errors import ChairliftError, EngineDeadError
 from chairlift.events import (
@@ -40,12 +41,15 @@ BUSY_SILENCE_SECONDS: Final = 600.0
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The unfinished siblings of a prompt. `num_queued` is 0 after the first output."""
+    """The unfinished siblings of a prompt. `num_queued` is 0 after the first output; `started` have output."""
 
     ingress_id: str
+    tenant: str
+    num_prompt_tokens: int
     request_ids: set[str]
     num_queued: int
     ended: asyncio.Future[None]
+    started: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,10 +81,14 @@ class EngineReplica:
 
     Args:
         client: the engine, which is ready.
+
+    Attributes:
+        service: the service that its engine gives to tenants.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
+        self.service = ServiceMeter()
         self._feeds: dict[str, _Feed] = {}
         self._groups: dict[str, _Group] = {}  # by the id of each unfinished request
         self._started: EngineStarted | None = None
@@ -120,7 +128,9 @@ class EngineReplica:
             raise EngineDeadError("the ingress has no subscription to this replica")
         add = run.local_add()
         ids = {request.request_id for request in add.requests}
-        group = _Group(run.ingress_id, ids, add.num_prompt_tokens, asyncio.get_running_loop().create_future())
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        num_tokens = add.num_prompt_tokens
+        group = _Group(run.ingress_id, add.requests[0].tenant, num_tokens, ids, num_tokens, ended)
         self._groups.update(dict.fromkeys(ids, group))
         self._client.send(add)
         try:
@@ -273,11 +283,23 @@ class EngineReplica:
             if group is None:
                 continue
             group.num_queued = 0
+            self._measure(group, output)
             if (feed := self._feeds.get(group.ingress_id)) is not None:
                 feed.outputs.append(output)
                 feed.changed.set()
             if output.finish_reason is not None:
                 self._forget([output.request_id])
+
+    def _measure(self, group: _Group, output: EngineCoreOutput) -> None:
+        num_new = 0
+        if output.request_id not in group.started and output.new_token_ids:
+            group.started.add(output.request_id)
+            num_new = group.num_prompt_tokens - output.num_cached_tokens
+        self.service.add(group.tenant, num_new, len(output.new_token_ids))
+
+    def charge(self, service: Mapping[str, float]) -> None:
+        """Charge tenants under fair sharing for the service that other replicas gave them since the last call."""
+        self._client.send(ChargeTenants(dict(service)))
 
     def _fail(self, request_ids: list[str] | None, error: ChairliftError) -> None:
         """Report requests that the engine has lost; None: the engine is dead."""

@@ -21,9 +21,10 @@ from ray.serve.handle import DeploymentHandle
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.cluster.cluster_view import Route
+from chairlift.cluster.cluster_view import Route, deployment_name
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
+from chairlift.cluster.shared_service import ServiceBoard, ServiceExchange, share_service
 from chairlift.cluster.shared_usage import Exchange, UsageBoard
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
@@ -39,7 +40,7 @@ ROUTER_CLASS: Final = "chairlift.cluster.request_router:PrefixAwareRouter"
 MAX_ONGOING_REQUESTS: Final = 1_000_000
 """Serve never rejects a call, because engines have queues of their own, and the ingress limits their length."""
 
-USAGE_ACTOR: Final = "chairlift-key-usage"
+EXCHANGE_SECONDS: Final = 5.0
 LOGGING: Final = {"enable_access_log": False, "log_level": "WARNING"}
 
 UNHEALTHY_STATES: Final = ("cannot_restart", "dead")
@@ -52,12 +53,15 @@ class EngineDeployment:
         ModelLoadError, ConfigError: see `ProcessClient.wait_until_ready`.
     """
 
-    def __init__(self, config: EngineConfig, watchdog_timeout: float, log_level: int) -> None:
+    async def __init__(self, config: EngineConfig, watchdog_timeout: float, log_level: int) -> None:  # type: ignore[misc]
         logging.basicConfig(level=log_level)
         logger.setLevel(log_level)
         config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
-        self._replica = EngineReplica(client.wait_until_ready())
+        replica = self._replica = EngineReplica(await asyncio.to_thread(client.wait_until_ready))
+        if config.scheduling_policy == "fair":
+            sharing = share_service(replica.service.take, replica.charge, service_exchange())
+            self._sharing = asyncio.create_task(sharing)
 
     async def facts(self) -> bytes:
         """The `EngineFacts` of the engine."""
@@ -145,15 +149,37 @@ class IngressDeployment:
 
 
 def usage_exchange(app_name: str) -> Exchange:
-    """Exchanges the use of keys through one actor of the application, which the first ingress starts."""
-    actor_class = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(UsageBoard)
-    board: Any = actor_class.options(name=f"{USAGE_ACTOR}-{app_name}", lifetime="detached", get_if_exists=True).remote()
+    """Exchanges the use of keys through one actor of the application."""
+    board = shared_actor(UsageBoard, f"chairlift-key-usage-{app_name}")
 
     async def exchange(ingress_id: str, usage: Mapping[str, KeyUsage]) -> Mapping[str, KeyUsage]:
-        answer: Mapping[str, KeyUsage] = await asyncio.wait_for(board.exchange.remote(ingress_id, usage), 5.0)
+        answer: Mapping[str, KeyUsage] = await asyncio.wait_for(
+            board.exchange.remote(ingress_id, usage), EXCHANGE_SECONDS
+        )
         return answer
 
     return exchange
+
+
+def service_exchange() -> ServiceExchange:
+    """Exchanges the service of tenants through one actor of the deployment that this replica belongs to."""
+    context = serve.get_replica_context()
+    board = shared_actor(ServiceBoard, f"chairlift-service-{deployment_name(context.app_name, context.deployment)}")
+    replica_id = context.replica_id.unique_id
+
+    async def exchange(service: Mapping[str, float]) -> Mapping[str, float]:
+        answer: Mapping[str, float] = await asyncio.wait_for(
+            board.exchange.remote(replica_id, service), EXCHANGE_SECONDS
+        )
+        return answer
+
+    return exchange
+
+
+def shared_actor(kind: type, name: str) -> Any:
+    """The actor with this name, which the first call in a cluster starts. It continues without its creator."""
+    actor_class: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(kind)
+    return actor_class.options(name=name, namespace="chairlift", lifetime="detached", get_if_exists=True).remote()
 
 
 def build_application(setup: ClusterSetup) -> Application:

@@ -120,6 +120,10 @@ class RunningBatch:
         self._waits.start(request)
         self.waiting.push(request)
 
+    def charge_remote_service(self, service: Mapping[str, float]) -> None:
+        """See `Scheduler.charge_remote_service`."""
+        self._policy.record_remote_service(service)
+
     def begin_step(self, now: float) -> None:
         """Remove finished requests, and sort the others in the order of the scheduling policy.
 

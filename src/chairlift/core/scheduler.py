@@ -136,6 +136,10 @@ class Scheduler:
         self._outbox += self._release_completed(now)
         return True
 
+    def charge_remote_service(self, service: Mapping[str, float]) -> None:
+        """Charge tenants for what other engines gave them since the last call. Only fair sharing depends on it."""
+        self._batch.charge_remote_service(service)
+
     def abort_expired(self, now: float) -> None:
         """Abort the requests whose deadline has passed. The next `take_outbox` returns their outputs."""
         while self._deadlines and self._deadlines[0][0] <= now:

@@ -12,6 +12,9 @@ The counter of a tenant that starts to wait is raised to the smallest counter of
 so a tenant gains nothing by pausing. The counters of two tenants that both wait all the time differ by at most
 2 * max(w_p * L_input, w_q * M) (theorem 4.4), with L_input the longest prompt and M the maximum number of tokens in a
 running batch. Unlike in the paper, prompt tokens in the prefix cache and tokens that are recomputed cost nothing.
+
+With several engines, each of them also charges the service of the others, and a tenant that starts to wait is raised to
+the smallest counter of the tenants that wait here or were served elsewhere.
 """
 
 from __future__ import annotations
@@ -53,6 +56,9 @@ class FCFSPolicy:
 
     def record_sampling(self, requests: Sequence[Request]) -> None:
         """Called when a step is planned that samples a token for each of these requests."""
+
+    def record_remote_service(self, service: Mapping[str, float]) -> None:
+        """Called between steps with the service that other engines gave to tenants since the last call."""
 
 
 class PriorityPolicy(FCFSPolicy):
@@ -105,6 +111,9 @@ class FairPolicy(FCFSPolicy):
 
     Args:
         weights: tenant -> its share relative to other tenants, > 0; 1 if the tenant is not in the mapping.
+
+    Attributes:
+        served_elsewhere: the tenants of the last `record_remote_service`.
     """
 
     has_constant_keys = False
@@ -112,6 +121,7 @@ class FairPolicy(FCFSPolicy):
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
         self._counters: dict[str, float] = {}
+        self.served_elsewhere: frozenset[str] = frozenset()
 
     def counter(self, tenant: str) -> float:
         """Service that the tenant received, divided by its weight, including counter lifts."""
@@ -135,6 +145,11 @@ class FairPolicy(FCFSPolicy):
     def record_sampling(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self._charge(request.tenant, OUTPUT_TOKEN_COST)
+
+    def record_remote_service(self, service: Mapping[str, float]) -> None:
+        for tenant, cost in service.items():
+            self._charge(tenant, cost)
+        self.served_elsewhere = frozenset(service)
 
     def _charge(self, tenant: str, cost: float) -> None:
         self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
@@ -162,9 +177,10 @@ class FairQueue:
         self._size += 1
 
     def _smallest_counter(self) -> float:
-        """Of the waiting tenants; of the tenant that was removed last, if the queue is empty."""
+        """Of the tenants that wait or are served elsewhere; of the one that was removed last, if there are none."""
         last = () if self._last_tenant is None else (self._last_tenant,)
-        return min(map(self._policy.counter, self._queues or last), default=0.0)
+        tenants = self._queues.keys() | self._policy.served_elsewhere or last
+        return min(map(self._policy.counter, tenants), default=0.0)
 
     def peek(self) -> Request | None:
         heads = (queue.peek() for queue in self._queues.values())

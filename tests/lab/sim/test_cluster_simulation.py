@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.config import SchedulerConfig
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished
@@ -121,3 +123,29 @@ def test_no_request_vanishes(
         failures=[Failure(*values) for values in failures],
     )
     assert result.num_requests == result.num_finished + result.num_lost == 24
+
+
+class PinnedTenant(ClusterSimulation):
+    """Tenant "a" uses both of two replicas in turn, and "b", whose prompts have 33 tokens, only the first one."""
+
+    def _choose(self, prompt: RoutedPrompt, candidates: Sequence[int]) -> int:
+        return 0 if prompt.num_tokens == 33 else self.result.num_requests % len(candidates)
+
+
+def share_of_b(service_period: float | None) -> float:
+    """The share of tenant "b" in the service of ten seconds in which both tenants wait on the first replica."""
+    workload = [
+        *(WorkloadRequest(f"a{index}", 0.0, [index % 250] * 32, 40, tenant="a") for index in range(400)),
+        *(WorkloadRequest(f"b{index}", 0.5, [index % 250] * 33, 40, tenant="b") for index in range(200)),
+    ]
+    engine = replace(ENGINE, scheduler=replace(ENGINE.scheduler, scheduling_policy="fair"))
+    config = ClusterConfig(engine, 2, service_period=service_period)
+    result = PinnedTenant(workload, config, LinearCost()).run()
+    assert result.num_finished == result.num_requests == 600
+    before, after = result.service[4], result.service[14]
+    return (after["b"] - before["b"]) / sum(after[tenant] - before[tenant] for tenant in "ab")
+
+
+def test_tenants_share_the_cluster_and_not_each_replica() -> None:
+    assert share_of_b(service_period=None) == pytest.approx(0.25, abs=0.05)
+    assert share_of_b(service_period=0.25) == pytest.approx(0.5, abs=0.05)

@@ -58,8 +58,18 @@ class AdapterResult(msgspec.Struct, frozen=True, array_like=True, tag="adapter_r
     error: str | None = None
 
 
+class ChargeTenants(msgspec.Struct, frozen=True, array_like=True, tag="charge_tenants"):
+    """Charges tenants under fair sharing.
+
+    Attributes:
+        service: by tenant, what other engines gave since the last command, in the unit of `FairPolicy`.
+    """
+
+    service: dict[str, float]
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Ends the loop of the engine core; unfinished requests get no further output."""
 
 
-Command = Add | Abort | LoadAdapter | UnloadAdapter | Stop
+Command = Add | Abort | LoadAdapter | UnloadAdapter | ChargeTenants | Stop

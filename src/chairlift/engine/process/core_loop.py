@@ -9,7 +9,16 @@ from chairlift.core.engine_core import EngineCore
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.lora_adapters import AdapterLoader
-from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop, UnloadAdapter
+from chairlift.engine.process.commands import (
+    Abort,
+    AdapterResult,
+    Add,
+    ChargeTenants,
+    Command,
+    LoadAdapter,
+    Stop,
+    UnloadAdapter,
+)
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason
@@ -51,6 +60,8 @@ def run_core(
             if isinstance(command, LoadAdapter | UnloadAdapter):
                 assert adapters is not None, "the engine has adapters"
                 adapters.execute(command)
+            elif isinstance(command, ChargeTenants):
+                core.scheduler.charge_remote_service(command.service)
             elif rejections := _execute(core, gate, command, adapters):
                 deliver(rejections)
         if rejections := _add_all(core, gate.release(), adapters):

@@ -1,6 +1,6 @@
 """The messages between a front end and an engine process: records in msgpack, one socket for each direction.
 
-front end  --Add, Abort, LoadAdapter, UnloadAdapter, Stop, EventCredit---------------------->  engine
+front end  --commands (see commands.py), EventCredit---------------------------------------->  engine
            <--EngineReady, StartFailed, LogLine, RequestsStarted, StepResult, AdapterResult, EngineFailed--
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 import zmq
 
-from chairlift.engine.process.commands import Abort, AdapterResult, Add, LoadAdapter, Stop, UnloadAdapter
+from chairlift.engine.process.commands import AdapterResult, Command
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EVENT_TYPES, Event
 from chairlift.outputs import EngineCoreOutput
@@ -71,7 +71,7 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_fai
     message: str
 
 
-ToEngine = Add | Abort | LoadAdapter | UnloadAdapter | Stop | EventCredit
+ToEngine = Command | EventCredit
 ToFront = EngineReady | StartFailed | LogLine | RequestsStarted | StepResult | AdapterResult | EngineFailed
 
 _EVENT_DECODERS: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in EVENT_TYPES.items()}

@@ -17,6 +17,7 @@ from chairlift.clock import VirtualClock
 from chairlift.cluster.autoscaling import QueueScaling
 from chairlift.cluster.replica_choice import choose_replica
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
+from chairlift.cluster.shared_service import PERIOD_SECONDS, ServiceBoard, ServiceMeter
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, PrefixCacheChanged, Step
@@ -30,6 +31,7 @@ from chairlift.request import Request
 Router = Literal["prefix", "pow2", "random"]
 ROUTERS: Final = ("prefix", "pow2", "random")
 MAX_RUNS: Final = 3
+SAMPLE_SECONDS: Final = 1.0
 SCALING_SECONDS: Final = 1.0
 
 
@@ -69,6 +71,8 @@ class ClusterConfig:
             replicas (Ray Serve's default), "random" any.
         update_delay: seconds until an update of a replica reaches the router.
         update_loss: share of the updates that are lost.
+        service_period: seconds between two exchanges of the service of tenants, under fair sharing; None: each replica
+            shares only its own service.
 
     Raises:
         ConfigError: a value is outside its bounds.
@@ -79,6 +83,7 @@ class ClusterConfig:
     router: Router = "prefix"
     update_delay: float = 0.0
     update_loss: float = 0.0
+    service_period: float | None = PERIOD_SECONDS
     failures: Sequence[Failure] = ()
     scaling: Scaling | None = None
     seed: int = 0
@@ -100,6 +105,8 @@ class ClusterResult:
         ttfts: the time to the first token of each finished request.
         num_prompt_tokens, num_cached_tokens: of finished requests.
         num_resent: requests that were sent again after a failure. num_lost: requests that ended with an error.
+        service: the service of each tenant so far, in the unit of `FairPolicy`, after each second; only under fair
+            sharing.
         replica_seconds: the sum of the times that replicas ran or started. most_replicas: the largest number.
     """
 
@@ -112,6 +119,7 @@ class ClusterResult:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     ttfts: list[float] = field(default_factory=list)
+    service: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
     wall_seconds: float = 0.0
     replica_seconds: float = 0.0
@@ -145,6 +153,7 @@ class _Replica:
         self.core, _ = make_engine_core(config, cost_model, self.clock, self.events, record_index_changes=True)
         self.inbox: list[_Sent] = []
         self.sent: dict[str, _Sent] = {}
+        self.service = ServiceMeter()
         self.requests: dict[str, Request] = {}
         self.is_computing = False
         self.is_alive = True
@@ -170,6 +179,9 @@ class ClusterSimulation:
         self._waiting: list[_Sent] = []
         self._num_started = self._num_starting = 0
         self._needed_at: dict[int, float] = {}
+        self._is_fair = config.engine.scheduler.scheduling_policy == "fair"
+        self._board = ServiceBoard()
+        self._service = ServiceMeter()
         self.result = ClusterResult()
 
     def run(self) -> ClusterResult:
@@ -181,6 +193,8 @@ class ClusterSimulation:
             self._at(failure.at, self._fail, failure)
         if self._config.scaling is not None:
             self._at(SCALING_SECONDS, self._scale, self._config.scaling)
+        if self._is_fair:
+            self._at(SAMPLE_SECONDS, self._sample_service)
         self._schedule_arrivals()
         while self._heap:
             self._now, _, function, arguments = heapq.heappop(self._heap)
@@ -273,6 +287,7 @@ class ClusterSimulation:
     def _take_output(self, replica: _Replica, output: EngineCoreOutput) -> None:
         sent = replica.sent[output.request_id]
         state = self._states[replica.name]
+        self._measure(replica, sent, output)
         if not sent.has_output:
             sent.has_output = True
             state.record_output(output.request_id)
@@ -288,6 +303,12 @@ class ClusterSimulation:
         self.result.num_prompt_tokens += request.num_prompt_tokens
         self.result.num_cached_tokens += request.num_cached_tokens
         self._end_request(sent, tokens)
+
+    def _measure(self, replica: _Replica, sent: _Sent, output: EngineCoreOutput) -> None:
+        request = replica.requests[output.request_id]
+        num_new = 0 if sent.has_output else request.num_prompt_tokens - request.num_cached_tokens
+        for meter in (replica.service, self._service):
+            meter.add(sent.item.tenant, num_new, len(output.new_token_ids))
 
     def _end_request(self, sent: _Sent, tokens: Sequence[int]) -> None:
         self._feed.finish(sent.item.request_id, tokens, self._now)
@@ -309,15 +330,32 @@ class ClusterSimulation:
             state.change_cache(change.stored, change.removed)
         state.others = ReplicaLoad(free_blocks=free_blocks)
 
+    # -- fair sharing ----------------------------------------------------------------------------------------------
+
+    def _exchange_service(self, replica: _Replica, period: float) -> None:
+        """Exchange the service of tenants as `share_service` does."""
+        if not replica.is_alive or self._is_over:
+            return
+        self._at(self._now + period, self._exchange_service, replica, period)
+        remote = self._board.exchange(str(replica.name), replica.service.take(), self._now)
+        replica.core.scheduler.charge_remote_service(remote)
+
+    def _sample_service(self) -> None:
+        if not self._is_over:
+            self._at(self._now + SAMPLE_SECONDS, self._sample_service)
+            self.result.service.append(self._service.total())
+
     # -- replicas --------------------------------------------------------------------------------------------------
 
     def _start_replica(self) -> None:
         engine = self._config.engine
         name = self._num_started
         self._num_started += 1
-        self._replicas[name] = _Replica(name, engine, self._cost_model, self._now)
+        replica = self._replicas[name] = _Replica(name, engine, self._cost_model, self._now)
         self._states[name] = ReplicaState(engine.block_size, engine.num_blocks)
         self.result.most_replicas = max(self.result.most_replicas, len(self._replicas))
+        if self._is_fair and self._config.service_period is not None:
+            self._exchange_service(replica, self._config.service_period)
         waiting, self._waiting = self._waiting, []
         for sent in waiting:
             self._send(sent)
