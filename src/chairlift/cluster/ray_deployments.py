@@ -67,8 +67,11 @@ class EngineDeployment:
         """The `EngineFacts` of the engine."""
         return msgspec.msgpack.encode(self._replica.client.engine.facts)
 
-    async def run(self, _route: Route, message: bytes) -> None:
+    async def run(self, _route: Route, message: bytes) -> AsyncIterator[bytes]:
+        """A stream without messages, because Ray Serve may repeat other calls when a replica has died."""
         await self._replica.run(message)
+        for message in ():
+            yield message
 
     async def abort(self, _route: Route, message: bytes) -> None:
         await self._replica.abort(message)

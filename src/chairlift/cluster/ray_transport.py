@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
+from grpc import RpcError
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
@@ -15,9 +16,12 @@ from chairlift.cluster.cluster_client import ReplicaCallError, ReplicaLostError
 from chairlift.cluster.cluster_view import Route, cluster_view, deployment_name
 from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.engine.served_engine import EngineFacts
+from chairlift.errors import ChairliftError
 
 LOST_ERRORS: Final = (RayActorError, DeploymentUnavailableError, RequestCancelledError)
 """Errors of calls whose replica is gone. Other errors are those of the replica's code."""
+
+CALL_ERRORS: Final = (ChairliftError, RayError, RayServeException, RpcError)
 
 CONTROL_SECONDS: Final = 10.0
 
@@ -25,17 +29,21 @@ CONTROL_SECONDS: Final = 10.0
 class RayTransport:
     """Calls `EngineReplica` through the handle of its deployment.
 
+    Calls use Ray Serve's connections between deployments (gRPC), which take half the time of calls of Ray actors.
+
     Args:
         on_close: stops the cluster; None if it continues without this process.
     """
 
     def __init__(self, handle: DeploymentHandle[Any], on_close: Callable[[], None] | None = None) -> None:
-        self._handle = handle
+        self._handle = handle.options(_by_reference=False)
+        self._streaming_handle = self._handle.options(stream=True)
         self._on_close = on_close
         self.view = cluster_view(deployment_name(handle.app_name, handle.deployment_name))
 
     async def run(self, request_id: str, prompt: RoutedPrompt, message: bytes) -> None:
-        await self._call("run", Route(request_id, prompt), message)
+        async for _ in self._stream("run", Route(request_id, prompt), message):
+            pass
 
     async def abort(self, replica_id: str, message: bytes) -> None:
         await self._call_replica(replica_id, "abort", message)
@@ -58,21 +66,23 @@ class RayTransport:
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except LOST_ERRORS as error:
-            raise ReplicaLostError(describe_loss(error)) from None
-        except RayTaskError as error:
-            raise ReplicaCallError(str(error.cause)) from None
-        except (RayError, RayServeException) as error:
-            raise ReplicaCallError(describe_loss(error)) from None
+        except CALL_ERRORS as error:
+            raise call_error(error) from None
 
     async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]:
-        streaming = self._handle.options(stream=True)
-        response: Any = streaming.subscribe.remote(Route(replica_id=replica_id), ingress_id)
+        try:
+            async for message in self._stream("subscribe", Route(replica_id=replica_id), ingress_id):
+                yield message
+        except ReplicaCallError as error:
+            raise ReplicaLostError(str(error)) from None
+
+    async def _stream(self, method: str, route: Route, argument: Any) -> AsyncIterator[bytes]:
+        response: Any = getattr(self._streaming_handle, method).remote(route, argument)
         try:
             async for message in response:
                 yield message
-        except (RayError, RayServeException) as error:
-            raise ReplicaLostError(describe_loss(error)) from None
+        except CALL_ERRORS as error:
+            raise call_error(error) from None
         finally:
             response.cancel()
 
@@ -89,6 +99,15 @@ async def fetch_facts(handle: DeploymentHandle[Any]) -> EngineFacts:
 def read_facts(handle: DeploymentHandle[Any]) -> EngineFacts:
     """As `fetch_facts`, for a thread without an event loop."""
     return msgspec.msgpack.decode(handle.facts.remote().result(), type=EngineFacts)
+
+
+def call_error(error: Exception) -> ReplicaLostError | ReplicaCallError:
+    """The error of a call that Ray or the replica has ended."""
+    if isinstance(error, LOST_ERRORS):
+        return ReplicaLostError(describe_loss(error))
+    if isinstance(error, RayTaskError):
+        return ReplicaCallError(str(error.cause))
+    return ReplicaCallError(describe_loss(error))
 
 
 def describe_loss(error: Exception) -> str:
