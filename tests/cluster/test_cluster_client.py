@@ -142,21 +142,6 @@ def test_a_killed_replica_loses_only_streams_with_output(make_engine: Make) -> N
     run(main)
 
 
-def test_requests_wait_while_there_is_no_replica(make_engine: Make) -> None:
-    async def main() -> None:
-        llm, transport = make_cluster(make_engine())
-        await ready(llm, transport)
-        transport.view.set_running(())
-        waiting = llm.start(None, PROMPT, forced(3))
-        await asyncio.sleep(0.1)
-        assert transport.num_runs == {"replica-0": 0}
-        transport.view.set_running({"replica-0"})
-        assert len((await waiting.collect()).outputs[0].token_ids) == 3
-        await llm.aclose()
-
-    run(main)
-
-
 def test_a_replica_that_drains_finishes_its_streams_and_is_released(make_engine: Make) -> None:
     async def main() -> None:
         engines = make_engine(), make_engine()
@@ -243,6 +228,35 @@ def test_tenants_are_charged_on_all_replicas(make_engine: Make) -> None:
         before = policies[0].counter("a")
         transport.replicas["replica-0"].charge({"a": 1000.0})
         await until(lambda: policies[0].counter("a") == before + 1000.0)
+        await llm.aclose()
+
+    run(main)
+
+
+def test_requests_wait_in_the_client_while_no_replica_can_be_chosen(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Serve routes a few calls at the same time. If they waited, subscriptions behind them would wait, too."""
+
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine())
+        calls: list[str] = []
+        real = transport.run
+
+        async def record(request_id: str, *arguments: Any) -> None:
+            calls.append(request_id)
+            await real(request_id, *arguments)
+
+        monkeypatch.setattr(transport, "run", record)
+        transport.drain("replica-0")
+        llm.open()
+        waiting = [llm.start(None, PROMPT, forced(3)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert not calls
+        transport.view.set_running({"replica-0"})
+        outputs = await asyncio.gather(*(call.collect() for call in waiting))
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 3, 3]
+        assert len(calls) == 3
         await llm.aclose()
 
     run(main)

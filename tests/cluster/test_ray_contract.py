@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from chairlift.cluster.cluster_view import Route
+from chairlift.cluster.replica_state import RoutedPrompt
 
 WITHOUT_RAY = """
 import sys
@@ -34,7 +40,6 @@ def test_the_interface_of_routers() -> None:
     from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
     assert [field.name for field in dataclasses.fields(PendingRequest)][:2] == ["args", "kwargs"]
-    assert "routing_context" in {field.name for field in dataclasses.fields(PendingRequest)}
     assert "unique_id" in {field.name for field in dataclasses.fields(ReplicaID)}
     assert isinstance(inspect.getattr_static(RunningReplica, "replica_id"), property)
     signatures = {
@@ -45,6 +50,33 @@ def test_the_interface_of_routers() -> None:
     for name, parameters in signatures.items():
         assert list(inspect.signature(getattr(RequestRouter, name)).parameters) == parameters
     assert isinstance(inspect.getattr_static(RequestRouter, "curr_replicas"), property)
+
+
+def test_the_options_of_calls() -> None:
+    pytest.importorskip("ray")
+    from ray.serve.handle import DeploymentHandle
+
+    assert {"stream", "_by_reference"} <= inspect.signature(DeploymentHandle.options).parameters.keys()
+
+
+def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve would route no other call meanwhile."""
+    pytest.importorskip("ray")
+    from ray.serve._private.common import DeploymentID
+
+    from chairlift.cluster.request_router import PrefixAwareRouter
+
+    replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in ("1", "2")]
+    router: Any = object.__new__(PrefixAwareRouter)
+    router._deployment_id = DeploymentID(name="engine", app_name="no replica is subscribed")
+    prompt = RoutedPrompt.from_tokens([1, 2, 3], 16)
+    for route, found in (
+        (Route(replica_id="2"), replicas[1:]),
+        (Route(replica_id="gone"), replicas),
+        (Route("request", prompt), replicas),
+    ):
+        pending = SimpleNamespace(args=(route,), kwargs={})
+        assert asyncio.run(router.choose_replicas(replicas, pending)) == [found]
 
 
 def test_ray_copies_the_module_of_the_router_so_that_it_defines_one_class() -> None:

@@ -59,6 +59,7 @@ class EngineDeployment:
         config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
         replica = self._replica = EngineReplica(await asyncio.to_thread(client.wait_until_ready))
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
         if config.scheduling_policy == "fair":
             sharing = share_service(replica.service.take, replica.charge, service_exchange())
             self._sharing = asyncio.create_task(sharing)
@@ -67,19 +68,28 @@ class EngineDeployment:
         """The `EngineFacts` of the engine."""
         return msgspec.msgpack.encode(self._replica.client.engine.facts)
 
-    async def run(self, _route: Route, message: bytes) -> AsyncIterator[bytes]:
+    def _check(self, route: Route) -> None:
+        """Raise EngineDeadError if a call is for a replica that has gone."""
+        if route.replica_id not in (None, self._replica_id):
+            raise EngineDeadError(f"replica {route.replica_id} has stopped")
+
+    async def run(self, route: Route, message: bytes) -> AsyncIterator[bytes]:
         """A stream without messages, because Ray Serve may repeat other calls when a replica has died."""
+        self._check(route)
         await self._replica.run(message)
         for message in ():
             yield message
 
-    async def abort(self, _route: Route, message: bytes) -> None:
+    async def abort(self, route: Route, message: bytes) -> None:
+        self._check(route)
         await self._replica.abort(message)
 
-    async def record_heartbeat(self, _route: Route, ingress_id: str) -> None:
+    async def record_heartbeat(self, route: Route, ingress_id: str) -> None:
+        self._check(route)
         await self._replica.record_heartbeat(ingress_id)
 
-    async def subscribe(self, _route: Route, ingress_id: str) -> AsyncIterator[bytes]:
+    async def subscribe(self, route: Route, ingress_id: str) -> AsyncIterator[bytes]:
+        self._check(route)
         messages = self._replica.subscribe(ingress_id)
         try:
             async for message in messages:

@@ -2,8 +2,7 @@
 
 Ray Serve copies this module to the processes that route, so that it must contain nothing but the class. The class uses
 the public interface `ray.serve.request_router.RequestRouter`, which is alpha: Ray's version is pinned, and
-tests/cluster/test_ray_contract.py
-checks what is used of it.
+tests/cluster/test_ray_contract.py checks what is used of it.
 """
 
 from __future__ import annotations
@@ -42,9 +41,12 @@ class PrefixAwareRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica of a call, as the only candidate; none if it has to wait for one."""
+        """The replica of a call, as the only candidate.
+
+        If there is none, all replicas are candidates, and the call is rejected by the one that it reaches: Ray Serve
+        routes only a few calls at the same time, so that one which waits here could wait for a call behind it.
+        """
         assert pending_request is not None
-        pending_request.routing_context.should_backoff = True  # before the next try, if this one finds none
         route = next((each for each in pending_request.args if isinstance(each, Route)), None)
         if route is None:
             return [candidate_replicas]
@@ -52,4 +54,5 @@ class PrefixAwareRouter(RequestRouter):
         if replica_id is None:
             assert route.prompt is not None
             replica_id = self.view.route(route.request_id, route.prompt, self._policy)
-        return [[replica for replica in candidate_replicas if replica.replica_id.unique_id == replica_id]]
+        found = [replica for replica in candidate_replicas if replica.replica_id.unique_id == replica_id]
+        return [found or candidate_replicas]
