@@ -1,11 +1,15 @@
 """Simulates clusters of replicas with different routers, and with stale and lost updates of their prefix caches.
 
     python -m benchmarks.cluster_simulation [--replicas 4 16 64 256] [--conversations 24] [--seed 0] [--json]
+    python -m benchmarks.cluster_simulation --trace AzureLLMInferenceTrace_conv.csv [--trace-speed 1.5] [--replicas 16]
 
 Each replica is an 8B model on an H100 by the roofline, with the engine's own scheduler and a KV pool of 64,000 slots.
 For each replica there are 24 conversations of four turns, which begin at random times within a minute: a system prompt
 of 1,024 tokens, of which there are half as many as replicas, and 128 new tokens and 128 output tokens in each turn. The
 routers are those of `chairlift.lab.sim.cluster`.
+
+With `--trace` the requests are those of a trace, and each replica receives `--trace-speed` times the rate of the trace.
+Further cases are the failure of two replicas, and autoscaling from a quarter of the replicas.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from dataclasses import replace
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
@@ -21,17 +27,19 @@ from rich.table import Table
 
 from chairlift.config import SchedulerConfig
 from chairlift.lab.bench.machine import host_facts
-from chairlift.lab.sim.cluster import ClusterConfig, ClusterSimulation, Failure
+from chairlift.lab.sim.cluster import ClusterConfig, ClusterSimulation, Failure, Scaling
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
+from chairlift.lab.workload.traces.records import TraceOptions
+from chairlift.lab.workload.traces.trace_loader import read_trace
 
 MODEL: Final = "llama-3-8b"
 DEVICE: Final = "H100-SXM"
-ENGINE: Final = SimConfig(SchedulerConfig(8192, max_num_seqs=64, max_num_batched_tokens=2048), num_blocks=4000)
+ENGINE: Final = SimConfig(SchedulerConfig(16384, max_num_seqs=64, max_num_batched_tokens=2048), num_blocks=4000)
 SYSTEM_TOKENS, TURN_TOKENS, OUTPUT_TOKENS, NUM_TURNS = 1024, 128, 128, 4
 ARRIVAL_SECONDS: Final = 60.0
 CASES: Final[dict[str, dict[str, Any]]] = {
@@ -40,6 +48,12 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "prefix, 10 % lost": {"update_loss": 0.1},
     "pow2": {"router": "pow2"},
     "random": {"router": "random"},
+}
+FAILURES: Final = (Failure(20.0, 0), Failure(25.0, 1))
+TRACE_CASES: Final[dict[str, dict[str, Any]]] = {
+    **CASES,
+    "prefix, 2 replicas fail": {"failures": FAILURES},
+    "prefix, autoscaling": {"scaling": Scaling(1, 1)},
 }
 
 
@@ -65,13 +79,32 @@ def workload(replicas: int, conversations: int, seed: int) -> list[WorkloadReque
     return found
 
 
+def trace_workload(path: Path, limit: int, speed: float) -> list[WorkloadRequest]:
+    """The first requests of a trace, whose time passes `speed` times as fast."""
+    requests = read_trace(path, TraceOptions(limit))
+    return [replace(request, arrival=request.arrival / speed) for request in requests]
+
+
+def cluster_config(replicas: int, case: str, seed: int) -> ClusterConfig:
+    """The cluster of a case."""
+    changes = dict(TRACE_CASES[case])
+    if "scaling" in changes:
+        least = max(1, replicas // 4)
+        changes["scaling"] = Scaling(least, replicas)
+        return ClusterConfig(ENGINE, least, seed=seed, **changes)
+    return ClusterConfig(ENGINE, replicas, seed=seed, **changes)
+
+
 def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The results of one simulation."""
-    failures = [Failure(30.0, 0)] if arguments.failure else []
-    config = ClusterConfig(ENGINE, replicas, seed=arguments.seed, failures=failures, **CASES[case])
+    if arguments.trace is not None:
+        requests = trace_workload(arguments.trace, arguments.trace_limit, arguments.trace_speed * replicas)
+    else:
+        requests = workload(replicas, arguments.conversations, arguments.seed)
     cost_model = Roofline(model_shape(MODEL), find_device(DEVICE))
-    result = ClusterSimulation(workload(replicas, arguments.conversations, arguments.seed), config, cost_model).run()
-    assert result.num_finished + result.num_lost == result.num_requests, "no request vanishes"
+    result = ClusterSimulation(requests, cluster_config(replicas, case, arguments.seed), cost_model).run()
+    ended = result.num_finished + result.num_lost + result.num_rejected
+    assert ended == result.num_requests, "no request vanishes"
     return {
         "replicas": replicas,
         "router": case,
@@ -80,6 +113,8 @@ def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, An
         "ttft_p99_ms": quantiles(result.ttfts, n=100)[-1] * 1e3,
         "finished": result.num_finished,
         "lost": result.num_lost,
+        "replica_seconds": result.replica_seconds,
+        "most_replicas": result.most_replicas,
         "simulated_seconds_per_second": result.seconds / result.wall_seconds,
     }
 
@@ -88,15 +123,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="+", default=[4, 16, 64, 256])
     parser.add_argument("--conversations", type=int, default=24)
-    parser.add_argument("--failure", action="store_true", help="the first replica dies after 30 s, for 30 s")
+    parser.add_argument("--trace", type=Path, help="a trace in a format of `chairlift simulate --trace`")
+    parser.add_argument("--trace-speed", type=float, default=1.0)
+    parser.add_argument("--trace-limit", type=int, default=4000, help="the number of requests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows = [run(replicas, case, arguments) for replicas in arguments.replicas for case in CASES]
+    cases = CASES if arguments.trace is None else TRACE_CASES
+    rows = [run(replicas, case, arguments) for replicas in arguments.replicas for case in cases]
     if arguments.json:
         print(json.dumps({"machine": host_facts(), "seed": arguments.seed, "results": rows}, default=str))
         return
-    table = Table("replicas", "router", "hit rate", "TTFT p50 (ms)", "TTFT p99 (ms)", "finished", "lost", "speed")
+    table = Table(
+        "replicas", "router", "hit rate", "TTFT p50 (ms)", "TTFT p99 (ms)", "finished", "lost", "replica s", "speed"
+    )
     for row in rows:
         table.add_row(
             str(row["replicas"]),
@@ -106,6 +146,7 @@ def main() -> None:
             f"{row['ttft_p99_ms']:.0f}",
             str(row["finished"]),
             str(row["lost"]),
+            f"{row['replica_seconds']:.0f}",
             f"{row['simulated_seconds_per_second']:.1f}",
         )
     console = Console(width=110)

@@ -19,7 +19,7 @@ from chairlift.cluster.replica_choice import choose_replica
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 from chairlift.cluster.shared_service import PERIOD_SECONDS, ServiceBoard, ServiceMeter
 from chairlift.core.engine_core import EngineCore
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, PrefixCacheChanged, Step
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.simulator import SimConfig, forced_request, make_engine_core
@@ -104,6 +104,7 @@ class ClusterResult:
     Attributes:
         ttfts: the time to the first token of each finished request.
         num_prompt_tokens, num_cached_tokens: of finished requests.
+        num_rejected: requests that exceed a limit of the engine.
         num_resent: requests that were sent again after a failure. num_lost: requests that ended with an error.
         service: the service of each tenant so far, in the unit of `FairPolicy`, after each second; only under fair
             sharing.
@@ -270,8 +271,15 @@ class ClusterSimulation:
     def _add(self, replica: _Replica, sent: _Sent) -> None:
         # A request that is sent again has waited since its arrival, but arrives at this engine now.
         request = forced_request(replace(sent.item, arrival=self._now))
-        replica.core.add(request)
-        replica.requests[request.request_id] = request
+        try:
+            replica.core.add(request)
+        except RequestError:
+            self.result.num_rejected += 1
+            del replica.sent[request.request_id]
+            self._states[replica.name].remove(request.request_id)
+            self._end_request(sent, ())
+        else:
+            replica.requests[request.request_id] = request
 
     def _end_step(self, replica: _Replica, outputs: list[EngineCoreOutput]) -> None:
         replica.is_computing = False

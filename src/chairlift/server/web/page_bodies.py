@@ -33,6 +33,7 @@ class SimulationView(BaseModel):
 class PageView(BaseModel):
     """What the live page can show and do with the key of the call.
 
+    `replicas` are the ids of the replicas of the model that the page shows, if it has several engines.
     `recorded_log` is the name of a recorded event log that the page shows instead of an engine.
     """
 
@@ -41,6 +42,7 @@ class PageView(BaseModel):
     object: Literal["page"] = "page"
     version: str
     models: list[str]
+    replicas: list[str] = []
     is_admin: bool
     key: str
     control: bool

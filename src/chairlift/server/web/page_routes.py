@@ -93,13 +93,15 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
     num_readers = 0
 
     @routes.get("/v1/page")
-    async def get_page(request: Request) -> PageView:
+    async def get_page(request: Request, model: str | None = None) -> PageView:
         """What the page can show and do with this key."""
         key = request.state.key
+        known = [each.name for each in manager.visible(key)]
         available = options.simulate_static is not None
         return PageView(
             version=chairlift.__version__,
-            models=[model.name for model in manager.visible(key)],
+            models=known,
+            replicas=list(manager.find(model, key).replicas) if known else [],
             is_admin=key.is_admin,
             key=key.name,
             control=options.page_control,

@@ -314,14 +314,17 @@ addEventListener("resize", redraw);
 addEventListener("themechange", redraw);
 document.addEventListener("visibilitychange", redraw);
 
-/** Let the user choose one of several models; the page shows the one of its address. */
-function showModels(names) {
-  const select = element("choose-model");
+/** Let the user choose one of several models or replicas; the page shows the one of its address. */
+function showChoice(parameter, names, kept) {
+  const select = element(`choose-${parameter}`);
+  const given = new URLSearchParams(location.search);
   select.replaceChildren(...names.map((name) => new Option(name, name)));
-  select.value = new URLSearchParams(location.search).get("model") ?? names[0];
-  element("choose").hidden = names.length < 2;
-  element("model").hidden = names.length > 1;
-  select.addEventListener("change", () => location.assign(`/?model=${encodeURIComponent(select.value)}`));
+  select.value = given.get(parameter) ?? names[0];
+  select.parentElement.hidden = names.length < 2;
+  select.addEventListener("change", () => {
+    const query = [...kept.filter((name) => given.has(name)).map((name) => [name, given.get(name)]), [parameter, select.value]];
+    location.assign(`/?${new URLSearchParams(query)}`);
+  });
 }
 
 async function main() {
@@ -329,7 +332,7 @@ async function main() {
   let view = null;
   while (view === null) {
     try {
-      view = await (await request("/v1/page")).json();
+      view = await (await request(`/v1/page${modelQuery()}`)).json();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       setStatus("lost", error.message);
@@ -346,7 +349,9 @@ async function main() {
     selectWanted(true);
     return;
   }
-  showModels(view.models);
+  showChoice("model", view.models, []);
+  element("model").hidden = view.models.length > 1;
+  showChoice("replica", view.replicas, ["model"]);
   let problem = "";
   readForever(`/v1/page/events${modelQuery()}`, {
     message: receive,
