@@ -20,6 +20,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.api.call_usage import CallUsage
+from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware, CallRecord
 from chairlift.server.telemetry.engine_observer import EngineObserver
@@ -195,6 +196,27 @@ def test_spans_continue_the_callers_trace(observer: EngineObserver) -> None:
     )
     assert sequence.attributes["gen_ai.usage.output_tokens"] == 4
     assert SECRET not in str([dict(span.attributes or {}) for span in spans.values()])
+
+
+@pytest.mark.parametrize(("seconds_later", "is_logged"), [(5.0, True), (-5.0, False)])
+def test_times_of_a_replica_on_another_machine_are_converted(
+    observer: EngineObserver, seconds_later: float, is_logged: bool
+) -> None:
+    """The requests of the replica arrived almost at 0 of its clock, `seconds_later` than the call."""
+    start = time.monotonic() + seconds_later
+    here = EngineObserver(SimpleNamespace(events=EventHub()))  # type: ignore[arg-type]
+    there = EngineObserver(SimpleNamespace(events=EventHub()), SimpleNamespace(now=lambda: time.monotonic() - start))  # type: ignore[arg-type]
+    there.tracker, there.calls = observer.tracker, observer.calls
+    models: Any = [SimpleNamespace(observer=here, observers=[there])]
+    exporter = InMemorySpanExporter()
+    tracer = CallTracer(ModelObservers(models), exporter)
+    call(ModelObservers(models), answering(), tracer)  # type: ignore[arg-type]
+    tracer.close()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert ("sequence" in spans) == is_logged
+    if is_logged:
+        shift = (spans["sequence"].start_time - spans["POST /v1/completions"].start_time) / 1e9
+        assert shift == pytest.approx(5.0, abs=0.5)
 
 
 def seconds(span: ReadableSpan) -> float:

@@ -13,7 +13,7 @@ from chairlift.server.telemetry.engine_observer import EngineObserver
 
 
 class ModelObservers:
-    """Finds requests in the observers of all models, whose clocks are the same."""
+    """Finds requests in the observers of all models and of their replicas, which may run on other machines."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = models
@@ -26,6 +26,16 @@ class ModelObservers:
     def now(self) -> float:
         return self._models[0].observer.now()
 
+    def clock_shift(self, request: TrackedRequest) -> float:
+        """See `CallObserver.clock_shift`."""
+        owner = self._owner(request)
+        return 0.0 if owner is None else self.now() - owner.now()
+
+    def _owner(self, request: TrackedRequest) -> EngineObserver | None:
+        """The observer of a request; None if its replica has been removed."""
+        owners = (observer for observer in self.all if observer.tracker.get(request.request_id) is request)
+        return next(owners, None)
+
     def viewer(self, request: Request) -> Viewer:
         return self._models[0].observer.viewer(request)
 
@@ -35,5 +45,5 @@ class ModelObservers:
 
     def spans(self, request: TrackedRequest, now: float) -> list[list[WaitSpan]]:
         """The waits of a request; see `RequestTracker.spans`."""
-        owner = next(observer for observer in self.all if observer.tracker.get(request.request_id) is request)
-        return owner.spans(request, now)
+        owner = self._owner(request)
+        return [] if owner is None else owner.spans(request, now)

@@ -110,7 +110,8 @@ class CallLogMiddleware:
         record.call_id = state.get("call_id")
         if record.call_id is not None and key is not None:
             own = (s for s in self._observer.sequences(record.call_id) if s.tenant == key.tenant)
-            record.sequences = [sequence for sequence in own if sequence.arrived.time >= arrival]
+            shift = self._observer.clock_shift
+            record.sequences = [each for each in own if each.arrived.time + shift(each) >= arrival]
         usage: CallUsage | None = state.get("usage")
         record.finish_reason = None if usage is None else usage.finish_reason
         record.ignored = state.get("ignored", [])

@@ -34,7 +34,10 @@ class CallObserver(Protocol):
     """Finds the requests of API calls in one or several engines."""
 
     def now(self) -> float:
-        """The time in seconds of the clock of all engines."""
+        """The time in seconds of the clock of this machine."""
+
+    def clock_shift(self, request: TrackedRequest) -> float:
+        """The seconds to add to the times of a request, which are of its engine's machine, for times of this one."""
 
     def sequences(self, call_id: str) -> list[TrackedRequest]:
         """The known sequences of an API call."""
@@ -75,6 +78,10 @@ class EngineObserver:
 
     def now(self) -> float:
         return self._clock.now()
+
+    def clock_shift(self, request: TrackedRequest) -> float:
+        """See `CallObserver.clock_shift`; the clock of this observer is that of its engine."""
+        return 0.0
 
     def viewer(self, request: Request) -> Viewer:
         key: KeyInfo = request.state.key

@@ -74,9 +74,10 @@ class CallTracer:
     def _trace_sequence(self, request: TrackedRequest, finish_reason: str | None, parent: Context) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        shift = time.time() - self._observer.now()
+        now = self._observer.now() - self._observer.clock_shift(request)
+        shift = time.time() - now
         ended = request.finished.time if request.finished is not None else request.last_token
-        end = self._observer.now() if ended is None else ended
+        end = now if ended is None else ended
         if request.finished is not None:
             finish_reason = request.finished.finish_reason
 
