@@ -41,6 +41,7 @@ def test_the_interface_of_routers() -> None:
 
     assert [field.name for field in dataclasses.fields(PendingRequest)][:2] == ["args", "kwargs"]
     assert "unique_id" in {field.name for field in dataclasses.fields(ReplicaID)}
+    assert "routing_context" in {field.name for field in dataclasses.fields(PendingRequest)}
     assert isinstance(inspect.getattr_static(RunningReplica, "replica_id"), property)
     signatures = {
         "update_replicas": ["self", "replicas"],
@@ -75,8 +76,9 @@ def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router(monkeypat
         (Route(replica_id="gone"), replicas),
         (Route("request", prompt), replicas),
     ):
-        pending = SimpleNamespace(args=(route,), kwargs={})
+        pending = SimpleNamespace(args=(route,), kwargs={}, routing_context=SimpleNamespace(should_backoff=False))
         assert asyncio.run(router.choose_replicas(replicas, pending)) == [found]
+        assert pending.routing_context.should_backoff
 
 
 def test_ray_copies_the_module_of_the_router_so_that_it_defines_one_class() -> None:

@@ -47,6 +47,7 @@ class PrefixAwareRouter(RequestRouter):
         routes only a few calls at the same time, so that one which waits here could wait for a call behind it.
         """
         assert pending_request is not None
+        pending_request.routing_context.should_backoff = True  # before the next try, if this one finds no replica
         route = next((each for each in pending_request.args if isinstance(each, Route)), None)
         if route is None:
             return [candidate_replicas]

@@ -19,8 +19,7 @@ from chairlift.core.scheduling_policies import OUTPUT_TOKEN_COST, PROMPT_TOKEN_C
 logger = logging.getLogger("chairlift")
 
 PERIOD_SECONDS: Final = 0.25
-"""The service of two tenants that wait all the time differs by at most the bound of one engine (see `FairPolicy`) for
-each replica, and what the replicas compute in this time."""
+"""The counters of an engine lack what the other replicas have computed in this time."""
 
 SILENCE_SECONDS: Final = 600.0
 """A replica that has not reported for this time is forgotten."""
