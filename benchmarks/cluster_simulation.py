@@ -1,7 +1,7 @@
 """Simulates clusters of replicas with different routers, and with stale and lost updates of their prefix caches.
 
     python -m benchmarks.cluster_simulation [--replicas 4 16 64 256] [--conversations 24] [--seed 0] [--json]
-    python -m benchmarks.cluster_simulation --trace AzureLLMInferenceTrace_conv.csv [--trace-speed 1.5] [--replicas 16]
+    python -m benchmarks.cluster_simulation --trace AzureLLMInferenceTrace_conv.csv [--trace-speed 2] [--replicas 16]
 
 Each replica is an 8B model on an H100 by the roofline, with the engine's own scheduler and a KV pool of 64,000 slots.
 For each replica there are 24 conversations of four turns, which begin at random times within a minute: a system prompt
@@ -49,11 +49,12 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "pow2": {"router": "pow2"},
     "random": {"router": "random"},
 }
+AUTOSCALING: Final = "prefix, autoscaling"
 FAILURES: Final = (Failure(20.0, 0), Failure(25.0, 1))
 TRACE_CASES: Final[dict[str, dict[str, Any]]] = {
     **CASES,
     "prefix, 2 replicas fail": {"failures": FAILURES},
-    "prefix, autoscaling": {"scaling": Scaling(1, 1)},
+    AUTOSCALING: {},
 }
 
 
@@ -87,12 +88,10 @@ def trace_workload(path: Path, limit: int, speed: float) -> list[WorkloadRequest
 
 def cluster_config(replicas: int, case: str, seed: int) -> ClusterConfig:
     """The cluster of a case."""
-    changes = dict(TRACE_CASES[case])
-    if "scaling" in changes:
+    if case == AUTOSCALING:
         least = max(1, replicas // 4)
-        changes["scaling"] = Scaling(least, replicas)
-        return ClusterConfig(ENGINE, least, seed=seed, **changes)
-    return ClusterConfig(ENGINE, replicas, seed=seed, **changes)
+        return ClusterConfig(ENGINE, least, scaling=Scaling(least, replicas), seed=seed)
+    return ClusterConfig(ENGINE, replicas, seed=seed, **TRACE_CASES[case])
 
 
 def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, Any]:

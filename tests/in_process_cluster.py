@@ -61,6 +61,7 @@ class InProcessTransport:
         """The result of a call, unless the replica is killed before."""
         death = self._dead.setdefault(name, asyncio.Event())
         if death.is_set():
+            call.close()
             raise ReplicaLostError("it was killed")
         work, killed = asyncio.ensure_future(call), asyncio.ensure_future(death.wait())
         try:

@@ -17,6 +17,7 @@ from chairlift.errors import EngineDeadError
 from chairlift.outputs import RequestOutput
 from chairlift.server.models.served_model import ServedModel
 from in_process_cluster import InProcessTransport, make_cluster
+from pooling_models import write_pooling_model
 
 PROMPT = list(range(5, 45))
 
@@ -228,6 +229,18 @@ def test_tenants_are_charged_on_all_replicas(make_engine: Make) -> None:
         before = policies[0].counter("a")
         transport.replicas["replica-0"].charge({"a": 1000.0})
         await until(lambda: policies[0].counter("a") == before + 1000.0)
+        await llm.aclose()
+
+    run(main)
+
+
+def test_texts_that_are_embedded_are_charged(tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = write_pooling_model(tmp_path, "bert", "cls")
+        llm, transport = make_cluster(AsyncLLM(model=str(folder), num_threads=1))
+        await ready(llm, transport)
+        await llm.start(None, PROMPT, SamplingParams(max_tokens=1), tenant="a").collect()
+        assert transport.replicas["replica-0"].service.take() == {"a": float(len(PROMPT))}
         await llm.aclose()
 
     run(main)

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from chairlift.cluster.cluster_client import ReplicaCallError, ReplicaLostError
 from chairlift.cluster.cluster_view import Route
 from chairlift.cluster.replica_state import RoutedPrompt
+from chairlift.errors import EngineDeadError
 
 WITHOUT_RAY = """
 import sys
@@ -60,7 +62,19 @@ def test_the_options_of_calls() -> None:
     assert {"stream", "_by_reference"} <= inspect.signature(DeploymentHandle.options).parameters.keys()
 
 
-def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_loss_of_a_replica_affects_other_calls() -> None:
+    """A `ReplicaLostError` ends the messages of the replica, and so all of its requests."""
+    pytest.importorskip("ray")
+    from ray.exceptions import ActorUnavailableError
+
+    from chairlift.cluster.ray_transport import call_error
+
+    assert isinstance(call_error(ActorUnavailableError("gone", None)), ReplicaLostError)
+    for error in (RuntimeError("Unexpected error (StatusCode.OK): ."), EngineDeadError("the engine is dead")):
+        assert isinstance(call_error(error), ReplicaCallError)
+
+
+def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router() -> None:
     """Ray Serve would route no other call meanwhile."""
     pytest.importorskip("ray")
     from ray.serve._private.common import DeploymentID

@@ -1,4 +1,4 @@
-"""Fair sharing over replicas: what the board returns, and the shares of tenants in a simulated cluster."""
+"""Fair sharing over replicas: what the board returns, and what a replica charges."""
 
 from __future__ import annotations
 

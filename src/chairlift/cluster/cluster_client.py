@@ -60,8 +60,8 @@ class ReplicaTransport(Protocol):
     view: ClusterView
 
     async def run(self, request_id: str, prompt: RoutedPrompt, message: bytes) -> None:
-        """Choose a replica by `view.route`, and run a request on it until it has ended. It is called when there is a
-        choice."""
+        """Choose a replica by `view.route`, and run a request on it until it has ended. It is not called while
+        `view.has_choice()` is false."""
 
     async def abort(self, replica_id: str, message: bytes) -> None: ...
 
@@ -130,7 +130,7 @@ class ClusterClient(EngineClient):
         self._transport = transport
         self._view = transport.view
         self._groups: dict[str, _Group] = {}  # by the id of each unfinished request
-        self._has_choice = asyncio.Event()
+        self._replicas_changed = asyncio.Event()
         self._is_closed = self._is_transport_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._encoder = msgspec.msgpack.Encoder()
@@ -185,9 +185,9 @@ class ClusterClient(EngineClient):
 
     async def _serve(self, group: _Group) -> None:
         """Run a request on a replica. Its outputs arrive with the messages of the replica."""
-        while not self._view.has_choice():  # another request may have waited, too, and a replica may be lost since
-            self._has_choice.clear()
-            await self._has_choice.wait()
+        while not self._view.has_choice():
+            self._replicas_changed.clear()
+            await self._replicas_changed.wait()
         message = self._encoder.encode(RunRequest(self.ingress_id, ClockReading.now(), group.add))
         try:
             await self._transport.run(group.request_id, group.prompt, message)
@@ -280,7 +280,7 @@ class ClusterClient(EngineClient):
             self._subscribe(replica_id)
         for replica_id in self.replicas.keys() - running:
             self._end_if_drained(replica_id)
-        self._has_choice.set()  # if there is one: those that wait check it
+        self._replicas_changed.set()
 
     def _end_if_drained(self, replica_id: str) -> None:
         """End the messages of a replica that drains and has no requests of this ingress, so that it can stop."""
@@ -315,7 +315,7 @@ class ClusterClient(EngineClient):
         self.on_replica(replica)
         replica.events.publish(unpack_events(hello.events))
         self._view.subscribe(replica.replica_id, hello)
-        self._has_choice.set()
+        self._replicas_changed.set()
         if not self._is_closed:
             self.state = "running"
 

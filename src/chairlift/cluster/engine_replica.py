@@ -41,15 +41,19 @@ BUSY_SILENCE_SECONDS: Final = 600.0
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The unfinished siblings of a prompt. `num_queued` is 0 after the first output; `started` have output."""
+    """The unfinished siblings of a prompt; `started` are those with output."""
 
     ingress_id: str
     tenant: str
     num_prompt_tokens: int
     request_ids: set[str]
-    num_queued: int
     ended: asyncio.Future[None]
     started: set[str] = field(default_factory=set)
+
+    @property
+    def num_queued(self) -> int:
+        """Prompt tokens that are queued: none after the first output."""
+        return 0 if self.started else self.num_prompt_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -129,8 +133,7 @@ class EngineReplica:
         add = run.local_add()
         ids = {request.request_id for request in add.requests}
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        num_tokens = add.num_prompt_tokens
-        group = _Group(run.ingress_id, add.requests[0].tenant, num_tokens, ids, num_tokens, ended)
+        group = _Group(run.ingress_id, add.requests[0].tenant, add.num_prompt_tokens, ids, ended)
         self._groups.update(dict.fromkeys(ids, group))
         self._client.send(add)
         try:
@@ -282,7 +285,6 @@ class EngineReplica:
             group = self._groups.get(output.request_id)
             if group is None:
                 continue
-            group.num_queued = 0
             self._measure(group, output)
             if (feed := self._feeds.get(group.ingress_id)) is not None:
                 feed.outputs.append(output)
@@ -291,8 +293,9 @@ class EngineReplica:
                 self._forget([output.request_id])
 
     def _measure(self, group: _Group, output: EngineCoreOutput) -> None:
+        """Measure the service of an output, and with the first one that of its prompt."""
         num_new = 0
-        if output.request_id not in group.started and output.new_token_ids:
+        if output.request_id not in group.started and (output.new_token_ids or output.pooled is not None):
             group.started.add(output.request_id)
             num_new = group.num_prompt_tokens - output.num_cached_tokens
         self.service.add(group.tenant, num_new, len(output.new_token_ids))

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,15 +25,14 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.cluster_view import Route, deployment_name
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
-from chairlift.cluster.shared_service import ServiceBoard, ServiceExchange, share_service
-from chairlift.cluster.shared_usage import Exchange, UsageBoard
+from chairlift.cluster.shared_service import ServiceBoard, share_service
+from chairlift.cluster.shared_usage import UsageBoard
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.errors import EngineDeadError
 from chairlift.loading.resolve import load_tokenizer, resolve_model
-from chairlift.server.access.rate_limits import KeyUsage
 
 logger = logging.getLogger("chairlift")
 
@@ -41,6 +41,8 @@ MAX_ONGOING_REQUESTS: Final = 1_000_000
 """Serve never rejects a call, because engines have queues of their own, and the ingress limits their length."""
 
 EXCHANGE_SECONDS: Final = 5.0
+"""Time limit of a call of a board (see `board_exchange`)."""
+
 LOGGING: Final = {"enable_access_log": False, "log_level": "WARNING"}
 
 UNHEALTHY_STATES: Final = ("cannot_restart", "dead")
@@ -61,8 +63,10 @@ class EngineDeployment:
         replica = self._replica = EngineReplica(await asyncio.to_thread(client.wait_until_ready))
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         if config.scheduling_policy == "fair":
-            sharing = share_service(replica.service.take, replica.charge, service_exchange())
-            self._sharing = asyncio.create_task(sharing)
+            context = serve.get_replica_context()
+            board = f"chairlift-service-{deployment_name(context.app_name, context.deployment)}"
+            exchange = partial(board_exchange(ServiceBoard, board), self._replica_id)
+            self._sharing = asyncio.create_task(share_service(replica.service.take, replica.charge, exchange))
 
     async def facts(self) -> bytes:
         """The `EngineFacts` of the engine."""
@@ -152,7 +156,8 @@ class IngressDeployment:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         is_shared = self._setup.options.ingresses > 1 and bool(self._setup.access.keys.by_tenant)
-        exchange = usage_exchange(serve.get_replica_context().app_name) if is_shared else None
+        board = f"chairlift-key-usage-{serve.get_replica_context().app_name}"
+        exchange = board_exchange(UsageBoard, board) if is_shared else None
         return build_cluster_app(self._setup, self._clients, exchange)
 
     async def check_health(self) -> None:
@@ -161,38 +166,15 @@ class IngressDeployment:
             raise EngineDeadError("the clients of all models are closed")
 
 
-def usage_exchange(app_name: str) -> Exchange:
-    """Exchanges the use of keys through one actor of the application."""
-    board = shared_actor(UsageBoard, f"chairlift-key-usage-{app_name}")
+def board_exchange(board: type, name: str) -> Callable[[str, Mapping[str, Any]], Awaitable[Any]]:
+    """The `exchange` of a board that runs in an actor with this name, which the first process of a cluster starts."""
+    actor_class: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(board)
+    actor = actor_class.options(name=name, namespace="chairlift", lifetime="detached", get_if_exists=True).remote()
 
-    async def exchange(ingress_id: str, usage: Mapping[str, KeyUsage]) -> Mapping[str, KeyUsage]:
-        answer: Mapping[str, KeyUsage] = await asyncio.wait_for(
-            board.exchange.remote(ingress_id, usage), EXCHANGE_SECONDS
-        )
-        return answer
+    async def exchange(sender_id: str, report: Mapping[str, Any]) -> Any:
+        return await asyncio.wait_for(actor.exchange.remote(sender_id, report), EXCHANGE_SECONDS)
 
     return exchange
-
-
-def service_exchange() -> ServiceExchange:
-    """Exchanges the service of tenants through one actor of the deployment that this replica belongs to."""
-    context = serve.get_replica_context()
-    board = shared_actor(ServiceBoard, f"chairlift-service-{deployment_name(context.app_name, context.deployment)}")
-    replica_id = context.replica_id.unique_id
-
-    async def exchange(service: Mapping[str, float]) -> Mapping[str, float]:
-        answer: Mapping[str, float] = await asyncio.wait_for(
-            board.exchange.remote(replica_id, service), EXCHANGE_SECONDS
-        )
-        return answer
-
-    return exchange
-
-
-def shared_actor(kind: type, name: str) -> Any:
-    """The actor with this name, which the first call in a cluster starts. It continues without its creator."""
-    actor_class: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(kind)
-    return actor_class.options(name=name, namespace="chairlift", lifetime="detached", get_if_exists=True).remote()
 
 
 def build_application(setup: ClusterSetup) -> Application:

@@ -18,11 +18,11 @@ from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError
 
-LOST_ERRORS: Final = (RayActorError, DeploymentUnavailableError, RequestCancelledError, RpcError, RuntimeError)
-"""Errors of calls whose replica is gone. Other errors are those of the replica's code. Ray Serve raises a RuntimeError
-if the connection ends before the replica has accepted the call."""
+LOST_ERRORS: Final = (RayActorError, DeploymentUnavailableError, RequestCancelledError)
+"""Errors of calls whose replica is gone. Other errors affect only their call."""
 
 CALL_ERRORS: Final = (ChairliftError, RayError, RayServeException, RpcError, RuntimeError)
+"""All errors of calls. Ray Serve raises a RuntimeError if a connection ends before the replica accepts the call."""
 
 CONTROL_SECONDS: Final = 10.0
 
@@ -104,10 +104,10 @@ def read_facts(handle: DeploymentHandle[Any]) -> EngineFacts:
 
 def call_error(error: Exception) -> ReplicaLostError | ReplicaCallError:
     """The error of a call that Ray or the replica has ended."""
+    if isinstance(error, LOST_ERRORS):
+        return ReplicaLostError(describe_loss(error))
     if isinstance(error, RayTaskError):
         return ReplicaCallError(str(error.cause))
-    if isinstance(error, LOST_ERRORS) and not isinstance(error, ChairliftError):
-        return ReplicaLostError(describe_loss(error))
     return ReplicaCallError(describe_loss(error))
 
 

@@ -45,7 +45,7 @@ class ServiceMeter:
         self._service[tenant] = self._service.get(tenant, 0.0) + service
 
     def total(self) -> dict[str, float]:
-        """The service by tenant since the last `take`, which continues to count."""
+        """The service by tenant since the last `take`, without resetting it."""
         return dict(self._service)
 
     def take(self) -> dict[str, float]:

@@ -60,8 +60,6 @@ def run_core(
             if isinstance(command, LoadAdapter | UnloadAdapter):
                 assert adapters is not None, "the engine has adapters"
                 adapters.execute(command)
-            elif isinstance(command, ChargeTenants):
-                core.scheduler.charge_remote_service(command.service)
             elif rejections := _execute(core, gate, command, adapters):
                 deliver(rejections)
         if rejections := _add_all(core, gate.release(), adapters):
@@ -103,11 +101,14 @@ class AdapterService:
 
 
 def _execute(
-    core: EngineCore, gate: GrammarGate, command: Add | Abort, adapters: AdapterService | None
+    core: EngineCore, gate: GrammarGate, command: Add | Abort | ChargeTenants, adapters: AdapterService | None
 ) -> list[EngineCoreOutput]:
     if isinstance(command, Add):
         siblings = command.siblings()
         return [] if gate.hold(siblings) else _add_all(core, siblings, adapters)
+    if isinstance(command, ChargeTenants):
+        core.scheduler.charge_remote_service(command.service)
+        return []
     gate.abort(command.request_ids)
     for request_id in command.request_ids:
         core.abort(request_id, command.reason)

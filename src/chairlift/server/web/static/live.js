@@ -314,7 +314,13 @@ addEventListener("resize", redraw);
 addEventListener("themechange", redraw);
 document.addEventListener("visibilitychange", redraw);
 
-/** Let the user choose one of several models or replicas; the page shows the one of its address. */
+/**
+ * Let the user choose one of several models or replicas; the page shows the one of its address.
+ *
+ * @param {string} parameter the parameter of the address, "model" or "replica"
+ * @param {string[]} names
+ * @param {string[]} kept the other parameters of the address that a choice keeps
+ */
 function showChoice(parameter, names, kept) {
   const select = element(`choose-${parameter}`);
   const given = new URLSearchParams(location.search);
@@ -322,8 +328,8 @@ function showChoice(parameter, names, kept) {
   select.value = given.get(parameter) ?? names[0];
   select.parentElement.hidden = names.length < 2;
   select.addEventListener("change", () => {
-    const query = [...kept.filter((name) => given.has(name)).map((name) => [name, given.get(name)]), [parameter, select.value]];
-    location.assign(`/?${new URLSearchParams(query)}`);
+    const others = kept.filter((name) => given.has(name)).map((name) => [name, given.get(name)]);
+    location.assign(`/?${new URLSearchParams([...others, [parameter, select.value]])}`);
   });
 }
 
