@@ -74,6 +74,23 @@ def test_only_the_loss_of_a_replica_affects_other_calls() -> None:
         assert isinstance(call_error(error), ReplicaCallError)
 
 
+def test_the_call_of_a_request_is_a_stream_with_one_message() -> None:
+    """Without a message, one of 500 short requests ends with the error "Unexpected error (StatusCode.OK)"."""
+    pytest.importorskip("ray")
+    from chairlift.cluster.ray_deployments import EngineDeployment
+
+    async def run(_message: bytes) -> None:
+        pass
+
+    deployment: Any = object.__new__(EngineDeployment)
+    deployment._replica, deployment._replica_id = SimpleNamespace(run=run), "1"
+
+    async def messages() -> list[bytes]:
+        return [message async for message in deployment.run(Route(replica_id="1"), b"request")]
+
+    assert asyncio.run(messages()) == [b""]
+
+
 def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router() -> None:
     """Ray Serve would route no other call meanwhile."""
     pytest.importorskip("ray")

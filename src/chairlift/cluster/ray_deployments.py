@@ -78,11 +78,14 @@ class EngineDeployment:
             raise EngineDeadError(f"replica {route.replica_id} has stopped")
 
     async def run(self, route: Route, message: bytes) -> AsyncIterator[bytes]:
-        """A stream without messages, because Ray Serve may repeat other calls when a replica has died."""
+        """Run a request, and yield an empty message at its end.
+
+        The call is a stream, because Ray Serve may repeat other calls when a replica has died. It has a message,
+        because gRPC may lose the metadata of a stream without messages, and Ray Serve then reports an error.
+        """
         self._check(route)
         await self._replica.run(message)
-        for message in ():
-            yield message
+        yield b""
 
     async def abort(self, route: Route, message: bytes) -> None:
         self._check(route)

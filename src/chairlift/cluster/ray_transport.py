@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import msgspec
@@ -43,8 +44,9 @@ class RayTransport:
         self.view = cluster_view(deployment_name(handle.app_name, handle.deployment_name))
 
     async def run(self, request_id: str, prompt: RoutedPrompt, message: bytes) -> None:
-        async for _ in self._stream("run", Route(request_id, prompt), message):
-            pass
+        async with aclosing(self._stream("run", Route(request_id, prompt), message)) as messages:
+            async for _ in messages:
+                pass
 
     async def abort(self, replica_id: str, message: bytes) -> None:
         await self._call_replica(replica_id, "abort", message)
@@ -72,12 +74,13 @@ class RayTransport:
 
     async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]:
         try:
-            async for message in self._stream("subscribe", Route(replica_id=replica_id), ingress_id):
-                yield message
+            async with aclosing(self._stream("subscribe", Route(replica_id=replica_id), ingress_id)) as messages:
+                async for message in messages:
+                    yield message
         except ReplicaCallError as error:
             raise ReplicaLostError(str(error)) from None
 
-    async def _stream(self, method: str, route: Route, argument: Any) -> AsyncIterator[bytes]:
+    async def _stream(self, method: str, route: Route, argument: Any) -> AsyncGenerator[bytes, None]:
         response: Any = getattr(self._streaming_handle, method).remote(route, argument)
         try:
             async for message in response:
@@ -85,7 +88,8 @@ class RayTransport:
         except CALL_ERRORS as error:
             raise call_error(error) from None
         finally:
-            response.cancel()
+            with suppress(*CALL_ERRORS):  # that of a call which has not reached a replica is raised again
+                response.cancel()
 
     def close(self) -> None:
         if self._on_close is not None:
