@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 from chairlift import AsyncLLM
 from chairlift.cluster.cluster_client import ClusterClient, ReplicaCallError, ReplicaLostError
@@ -36,15 +36,15 @@ class InProcessTransport:
         while (name := self.view.route(request_id, prompt)) is None:
             await asyncio.sleep(0.002)
         self.num_runs[name] += 1
-        await self._alive(name, self.replicas[name].run(message))
+        await self._alive(name, self.replicas[name].run(prompt, message))
 
     async def abort(self, replica_id: str, message: bytes) -> None:
         await self._alive(replica_id, self.replicas[replica_id].abort(message))
 
-    async def record_heartbeat(self, replica_id: str, ingress_id: str) -> None:
-        await self._alive(replica_id, self.replicas[replica_id].record_heartbeat(ingress_id))
+    async def record_heartbeat(self, replica_id: str, ingress_id: str, num_handled: int) -> None:
+        await self._alive(replica_id, self.replicas[replica_id].record_heartbeat(ingress_id, num_handled))
 
-    async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]:
+    async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         messages = self.replicas[replica_id].subscribe(ingress_id)
         try:
             while True:

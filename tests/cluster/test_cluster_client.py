@@ -12,9 +12,14 @@ import pytest
 
 from chairlift import AsyncLLM, SamplingParams
 from chairlift.cluster.cluster_client import ClusterClient, ReplicaLostError
+from chairlift.cluster.cluster_view import ClusterView
+from chairlift.cluster.replica_messages import ClockReading, ReplicaEngine, ReplicaHello, ReplicaMessage
+from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
 from chairlift.cluster.replicated_model import observe_replicas
-from chairlift.errors import EngineDeadError
-from chairlift.outputs import RequestOutput
+from chairlift.engine.process.commands import Abort
+from chairlift.errors import EngineDeadError, RequestError
+from chairlift.lora import LoRARequest
+from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.server.models.served_model import ServedModel
 from in_process_cluster import InProcessTransport, make_cluster
 from pooling_models import write_pooling_model
@@ -282,12 +287,12 @@ def test_a_rejected_call_affects_no_other_request(make_engine: Make, monkeypatch
         replica = transport.replicas["replica-0"]
         real, num_failures = replica.run, 0
 
-        async def run_or_fail(message: bytes) -> None:
+        async def run_or_fail(prompt: RoutedPrompt, message: bytes) -> None:
             nonlocal num_failures
             if num_failures < 1:
                 num_failures += 1
                 raise EngineDeadError("rejected")
-            await real(message)
+            await real(prompt, message)
 
         other = llm.start(None, PROMPT, forced(100))
         num_first = len((await anext(other)).outputs[0].token_ids)
@@ -367,12 +372,16 @@ def test_the_requests_of_a_silent_ingress_are_aborted(make_engine: Make, monkeyp
     run(main)
 
 
-def test_adapters_are_not_loaded_while_a_cluster_runs(make_engine: Make) -> None:
+def test_adapters_do_not_change_while_a_cluster_runs(make_engine: Make) -> None:
     async def main() -> None:
         llm, transport = make_cluster(make_engine(max_loras=1))
         await ready(llm, transport)
-        with pytest.raises(Exception, match="name them with --lora-modules"):
+        llm.engine.adapters.add(LoRARequest("tone", 1, "/nowhere"))
+        with pytest.raises(RequestError, match="name them with --lora-modules"):
             await llm.load_lora_adapter("style", "/nowhere")
+        with pytest.raises(RequestError, match="name them with --lora-modules"):
+            await llm.unload_lora_adapter("tone")
+        assert "tone" in llm.engine.adapters
         await llm.aclose()
 
     run(main)
@@ -384,9 +393,254 @@ def test_calls_to_a_dead_replica_fail(make_engine: Make) -> None:
         await ready(llm, transport)
         transport.kill("replica-0")
         with pytest.raises(ReplicaLostError):
-            await transport.record_heartbeat("replica-0", "ingress")
+            await transport.record_heartbeat("replica-0", "ingress", 0)
         await until(lambda: llm.status().state == "restarting")
         assert llm.status().last_failure is None  # no request was lost
+        await llm.aclose()
+
+    run(main)
+
+
+def engine_state(state: Any = "running") -> ReplicaEngine:
+    return ReplicaEngine(state, 0, None)
+
+
+def make_view(*replica_ids: str) -> ClusterView:
+    """A view on idle replicas with 64 blocks of 4 tokens."""
+    view = ClusterView(seed=0)
+    view.set_running(replica_ids)
+    for replica_id in replica_ids:
+        hello = ReplicaHello(ClockReading.now(), "", engine_state(), 4, 64, [], ReplicaLoad(free_blocks=64), [])
+        view.subscribe(replica_id, hello)
+    return view
+
+
+def make_message(engine: ReplicaEngine, outputs: Any = (), lost: Any = ()) -> ReplicaMessage:
+    return ReplicaMessage(list(outputs), list(lost), [], 0, [], [], ReplicaLoad(free_blocks=64), engine)
+
+
+def test_a_request_that_is_aborted_before_its_route_leaves_no_load() -> None:
+    """Ray Serve routes in a thread of its own, and may do so after the request was aborted."""
+    view, prompt = make_view("0"), RoutedPrompt.from_tokens(PROMPT, 4)
+    view.add("a")
+    view.remove("a")
+    assert view.route("a", prompt) == "0"
+    assert view.replica_of("a") is None
+    state = view._subscribed["0"]
+    assert (state.num_unfinished, state.queued_tokens, state.num_cached_tokens(prompt)) == (0, 0, 0)
+
+
+def test_a_replica_whose_engine_restarts_is_chosen_only_if_there_is_no_other() -> None:
+    view, prompt = make_view("0", "1"), RoutedPrompt.from_tokens(PROMPT, 4)
+    view.update("0", make_message(engine_state("restarting")))
+    assert {view.route(str(number), prompt) for number in range(20)} == {"1"}
+    view.update("1", make_message(engine_state("cannot_restart")))
+    assert {view.route(str(number), prompt) for number in range(20)} == {"0", "1"}
+    view.update("0", make_message(engine_state()))
+    assert {view.route(str(number), prompt) for number in range(20)} == {"0"}
+
+
+def test_requests_that_an_engine_loses_run_elsewhere_if_they_have_no_output(make_engine: Make) -> None:
+    """The engine of a replica dies and is restarted, while the replica lives."""
+
+    async def main() -> None:
+        engines = [make_engine(max_num_seqs=1) for _ in range(2)]
+        for engine in engines:
+            slow_down(engine)
+        llm, transport = make_cluster(*engines)
+        await ready(llm, transport)
+        calls = [llm.start(None, [index, *PROMPT[:6]], forced(20)) for index in range(6)]
+        client: Any = llm._client
+        await until(lambda: sum(group.has_output for group in client._groups.values()) == 2)
+        places = [(transport.view.replica_of(one.core_ids[0]), client._groups[one.core_ids[0]]) for one in calls]
+        begun = [place == "replica-0" and group.has_output for place, group in places]
+        ids = [group.request_id for place, group in places if place == "replica-0"]
+        engines[0]._client.state = "restarting"
+        engines[0]._client.send(Abort(ids))
+        transport.replicas["replica-0"]._fail(ids, EngineDeadError("out of memory"))
+        results = await asyncio.gather(*(one.collect() for one in calls), return_exceptions=True)
+        assert [isinstance(result, Exception) for result in results] == begun
+        assert sum(begun) == 1
+        assert "the engine of the request was lost (out of memory): send" in str(results[begun.index(True)])
+        assert transport.num_runs["replica-1"] == 5
+        assert client.replicas["replica-0"].state == "restarting"
+        await llm.aclose()
+
+    run(main)
+
+
+def test_a_change_of_the_engine_is_published_without_a_step(make_engine: Make) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        llm, transport = make_cluster(engine)
+        await ready(llm, transport)
+        client: Any = llm._client
+        engine._client.state, engine._client.last_failure = "restarting", "out of memory"
+        transport.replicas["replica-0"]._fail([], EngineDeadError("out of memory"))
+        await until(lambda: client.replicas["replica-0"].state == "restarting")
+        assert client.replicas["replica-0"].last_failure == "out of memory"
+        late = ClusterClient(transport.another(), engine.engine)
+        late.open(lambda outputs: None, lambda ids, error: None)
+        await until(lambda: "replica-0" in late.replicas and late.replicas["replica-0"].state == "restarting")
+        late.stop()
+        await llm.aclose()
+
+    run(main)
+
+
+def test_an_output_before_the_loss_in_one_message_ends_the_request(make_engine: Make) -> None:
+    """The request would otherwise start anew, and its client would read the first token twice."""
+
+    async def main() -> None:
+        engine = make_engine(max_num_seqs=1)
+        slow_down(engine)
+        llm, transport = make_cluster(engine)
+        await ready(llm, transport)
+        running, waiting = (llm.start(None, [index, *PROMPT], forced(40)) for index in range(2))
+        await anext(running)
+        client: Any = llm._client
+        [request_id] = waiting.core_ids
+        await until(lambda: transport.view.replica_of(request_id) == "replica-0")
+        message = make_message(engine_state(), [EngineCoreOutput(request_id, [7])], [([request_id], "it died")])
+        client._dispatch(client.replicas["replica-0"], message)
+        with pytest.raises(EngineDeadError, match="it died"):
+            await anext(waiting)
+        assert len((await running.collect()).outputs[0].token_ids) == 39
+        await llm.aclose()
+
+    run(main)
+
+
+def test_messages_about_an_earlier_run_of_a_request_are_ignored(make_engine: Make) -> None:
+    async def main() -> None:
+        engines = [make_engine() for _ in range(2)]
+        for engine in engines:
+            slow_down(engine)
+        llm, transport = make_cluster(*engines)
+        await ready(llm, transport)
+        call = llm.start(None, PROMPT, forced(10))
+        client: Any = llm._client
+        [request_id] = call.core_ids
+        await until(lambda: transport.view.replica_of(request_id) is not None)
+        [other] = client.replicas.keys() - {transport.view.replica_of(request_id)}
+        message = make_message(engine_state(), [EngineCoreOutput(request_id, [7])], [([request_id], "it died")])
+        client._dispatch(client.replicas[other], message)
+        output = await call.collect()
+        assert len(output.outputs[0].token_ids) == 10
+        assert sum(transport.num_runs.values()) == 1
+        await llm.aclose()
+
+    run(main)
+
+
+def test_a_call_that_ends_without_the_last_output_is_repeated(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chairlift.cluster.cluster_client.DRAIN_SECONDS", 0.02)
+
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine())
+        await ready(llm, transport)
+        real, calls = transport.run, []
+
+        async def run_second(request_id: str, *arguments: Any) -> None:
+            calls.append(request_id)
+            if len(calls) > 1:
+                await real(request_id, *arguments)
+
+        monkeypatch.setattr(transport, "run", run_second)
+        output = await llm.start(None, PROMPT, forced(3)).collect()
+        assert len(output.outputs[0].token_ids) == 3
+        assert len(calls) == 2
+        await llm.aclose()
+
+    run(main)
+
+
+def test_an_invalid_message_affects_no_other_message(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine())
+        real = transport.subscribe
+
+        async def with_garbage(replica_id: str, ingress_id: str) -> Any:
+            is_first = True
+            async for message in real(replica_id, ingress_id):
+                yield message
+                if is_first:
+                    yield b"no message"
+                is_first = False
+
+        monkeypatch.setattr(transport, "subscribe", with_garbage)
+        await ready(llm, transport)
+        assert len((await llm.start(None, PROMPT, forced(3)).collect()).outputs[0].token_ids) == 3
+        assert llm.status().state == "running"
+        await llm.aclose()
+
+    run(main)
+
+
+def test_events_are_dropped_for_an_ingress_that_handles_no_messages(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chairlift.cluster.engine_replica.MAX_UNHANDLED_MESSAGES", 3)
+
+    async def main() -> None:
+        engine = make_engine()
+        llm, transport = make_cluster(engine)
+        await ready(llm, transport)
+        client: Any = llm._client
+        assert len((await llm.start(None, PROMPT, forced(12)).collect()).outputs[0].token_ids) == 12
+        replica = client.replicas["replica-0"]
+        dropped = replica.events.num_dropped
+        assert dropped > 0
+        await transport.record_heartbeat("replica-0", client.ingress_id, replica.num_handled)
+        await llm.start(None, PROMPT[:8], forced(1)).collect()
+        assert replica.events.num_dropped == dropped
+        await llm.aclose()
+
+    run(main)
+
+
+def test_the_load_of_a_replica_counts_neither_cached_tokens_nor_blocks_of_finished_requests(make_engine: Make) -> None:
+    async def main() -> None:
+        engine = make_engine(num_kv_blocks=16)
+        slow_down(engine)
+        llm, transport = make_cluster(engine)
+        await ready(llm, transport)
+        replica = transport.replicas["replica-0"]
+        await llm.start(None, PROMPT, forced(2)).collect()
+        assert replica._free_blocks < 16  # after the schedule of the last step
+        assert replica.load() == ReplicaLoad(0, 0, 16)
+        call = llm.start(None, [*PROMPT, 1, 2], forced(2))
+        await until(lambda: replica.load().num_unfinished == 1)
+        assert replica.load().queued_tokens == 2
+        await call.collect()
+        await llm.aclose()
+
+    run(main)
+
+
+def test_an_ingress_uses_no_replicas_of_another_model(make_engine: Make, tiny_model_dir: Callable[..., Path]) -> None:
+    """During an update to another model, tokens of the previous one must not reach the new one."""
+
+    async def main() -> None:
+        old = make_engine()
+        folder = tiny_model_dir("llama", rms_norm_eps=1e-3)
+        new = AsyncLLM(
+            model=str(folder), num_threads=1, num_kv_blocks=64, block_size=4, skip_tokenizer_init=True,
+            enable_kv_cache_events=True,
+        )  # fmt: skip
+        llm, transport = make_cluster(old, new)
+        llm.open()
+        client: Any = llm._client
+        await until(lambda: client.replicas.keys() == {"replica-0"} and client._other_models == {"replica-1"})
+        calls = [llm.start(None, [index, *PROMPT], forced(3)) for index in range(6)]
+        for call in calls:
+            assert len((await call.collect()).outputs[0].token_ids) == 3
+        assert transport.num_runs == {"replica-0": 6, "replica-1": 0}
+        transport.drain("replica-0")
+        with pytest.raises(EngineDeadError, match="updated to another model: send the request again"):
+            await llm.start(None, PROMPT, forced(3)).collect()
         await llm.aclose()
 
     run(main)

@@ -10,11 +10,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from chairlift.cluster.cluster_client import ReplicaCallError, ReplicaLostError
 from chairlift.cluster.cluster_view import Route
 from chairlift.cluster.replica_state import RoutedPrompt
+from chairlift.config import EngineConfig
 from chairlift.errors import EngineDeadError
 
 WITHOUT_RAY = """
@@ -79,16 +81,29 @@ def test_the_call_of_a_request_is_a_stream_with_one_message() -> None:
     pytest.importorskip("ray")
     from chairlift.cluster.ray_deployments import EngineDeployment
 
-    async def run(_message: bytes) -> None:
+    async def run(_prompt: RoutedPrompt, _message: bytes) -> None:
         pass
 
     deployment: Any = object.__new__(EngineDeployment)
     deployment._replica, deployment._replica_id = SimpleNamespace(run=run), "1"
 
     async def messages() -> list[bytes]:
-        return [message async for message in deployment.run(Route(replica_id="1"), b"request")]
+        route = Route("request", RoutedPrompt.from_tokens([1, 2, 3], 16))
+        return [message async for message in deployment.run(route, b"request")]
 
     assert asyncio.run(messages()) == [b""]
+
+
+def test_facts_are_those_of_the_configuration_that_is_asked_for() -> None:
+    """During an update, an ingress must not use those of a replica with the previous configuration."""
+    pytest.importorskip("ray")
+    from chairlift.cluster.ray_deployments import EngineDeployment
+
+    deployment: Any = object.__new__(EngineDeployment)
+    deployment._config = EngineConfig(model="a", num_threads=1)
+    deployment._replica = SimpleNamespace(client=SimpleNamespace(engine=SimpleNamespace(facts="the facts")))
+    assert msgspec.msgpack.decode(asyncio.run(deployment.facts(EngineConfig(model="a", num_threads=1)))) == "the facts"
+    assert asyncio.run(deployment.facts(EngineConfig(model="a", num_threads=2))) is None
 
 
 def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router() -> None:

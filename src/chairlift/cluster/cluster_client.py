@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -20,11 +21,19 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from chairlift.cluster.cluster_view import ClusterView
-from chairlift.cluster.replica_messages import ClockReading, ReplicaHello, ReplicaMessage, RunRequest, shift_output
+from chairlift.cluster.replica_messages import (
+    ClockReading,
+    ReplicaEngine,
+    ReplicaHello,
+    ReplicaMessage,
+    RunRequest,
+    model_digest,
+    shift_output,
+)
 from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineClient, EngineState
-from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop, UnloadAdapter
+from chairlift.engine.process.commands import Abort, Add, Command, Stop
 from chairlift.engine.process.wire import unpack_events
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import EngineDeadError
@@ -65,9 +74,9 @@ class ReplicaTransport(Protocol):
 
     async def abort(self, replica_id: str, message: bytes) -> None: ...
 
-    async def record_heartbeat(self, replica_id: str, ingress_id: str) -> None: ...
+    async def record_heartbeat(self, replica_id: str, ingress_id: str, num_handled: int) -> None: ...
 
-    def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]: ...
+    def subscribe(self, replica_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]: ...
 
     def close(self) -> None:
         """Release what the calls need; called once, after the last of them."""
@@ -79,6 +88,7 @@ class RemoteReplica:
 
     Attributes:
         events: the events of its engine, whose times are `clock_offset` seconds before those of this machine.
+        num_handled: the number of its messages that were handled.
     """
 
     replica_id: str
@@ -88,8 +98,13 @@ class RemoteReplica:
     restarts: int = 0
     last_failure: str | None = None
     last_message: float = 0.0
+    num_handled: int = 0
     reader: asyncio.Task[None] | None = None
     loss: str = "the connection to the replica was lost"
+
+    def set_engine(self, engine: ReplicaEngine) -> None:
+        """Record the published state of its engine."""
+        self.state, self.restarts, self.last_failure = engine.state, engine.restarts, engine.last_failure
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +135,8 @@ class ClusterClient(EngineClient):
         on_replica_end: called with each replica when its messages have ended.
     """
 
+    fixed_adapters = "the adapters of a cluster do not change while it runs: name them with --lora-modules"
+
     def __init__(self, transport: ReplicaTransport, engine: ServedEngine) -> None:
         super().__init__()
         self.engine = engine
@@ -130,6 +147,8 @@ class ClusterClient(EngineClient):
         self._transport = transport
         self._view = transport.view
         self._groups: dict[str, _Group] = {}  # by the id of each unfinished request
+        self._model_digest = model_digest(engine.facts)
+        self._other_models: set[str] = set()  # running replicas with another model
         self._replicas_changed = asyncio.Event()
         self._is_closed = self._is_transport_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -146,11 +165,6 @@ class ClusterClient(EngineClient):
             self._add(command)
         elif isinstance(command, Abort):
             self._abort(command)
-        elif isinstance(command, LoadAdapter):
-            error = "adapters of a cluster cannot be loaded while it runs: name them with --lora-modules"
-            self._loop.call_soon(self._on_adapter_result, AdapterResult(command.module.lora_int_id, error))
-        elif isinstance(command, UnloadAdapter):
-            self._loop.call_soon(self._on_adapter_result, AdapterResult(command.lora_id))
         else:
             assert isinstance(command, Stop)
 
@@ -181,26 +195,32 @@ class ClusterClient(EngineClient):
 
     def _run(self, group: _Group) -> None:
         group.num_runs += 1
+        self._view.add(group.request_id)
         group.task = self._start_task(self._serve(group))
 
     async def _serve(self, group: _Group) -> None:
         """Run a request on a replica. Its outputs arrive with the messages of the replica."""
         while not self._view.has_choice():
+            if self._is_replaced():
+                error = "the deployment was updated to another model: send the request again"
+                return self._fail_groups([group], EngineDeadError(error))
             self._replicas_changed.clear()
             await self._replicas_changed.wait()
         message = self._encoder.encode(RunRequest(self.ingress_id, ClockReading.now(), group.add))
         try:
             await self._transport.run(group.request_id, group.prompt, message)
+            if group.unfinished:
+                await asyncio.sleep(DRAIN_SECONDS)
+                self._handle_loss([group], "the call of the request ended without its last output")
         except ReplicaLostError as error:
             replica_id = self._view.replica_of(group.request_id)
             if replica_id is not None and (replica := self.replicas.get(replica_id)) is not None:
                 replica.loss = str(error)
                 self._start_task(self._end_later(replica))  # which decides about all requests of the replica
-            elif group.unfinished:
-                self._handle_loss([group], str(error))
+            else:
+                self._handle_loss([group], describe_loss(str(error)))
         except ReplicaCallError as error:
-            if group.unfinished:
-                self._handle_loss([group], str(error))
+            self._handle_loss([group], f"the replica of the request has rejected it ({error})")
         except Exception as error:
             logger.exception("a request could not be sent to a replica")
             self._fail_groups([group], EngineDeadError(f"the request could not be sent to a replica: {error}"))
@@ -247,12 +267,17 @@ class ClusterClient(EngineClient):
                 if replica_id is not None and not self._view.is_running(replica_id):
                     self._loop.call_soon(self._end_if_drained, replica_id)
 
-    def _handle_loss(self, groups: list[_Group], reason: str) -> None:
-        """Send requests of a lost replica to others, if they have no output yet; the others end with an error."""
+    def _handle_loss(self, groups: list[_Group], cause: str) -> None:
+        """Send unfinished requests whose run has ended to another replica, if they have no output yet; the others end
+        with an error.
+
+        Args:
+            cause: what has happened to each of the requests, for the error and the log.
+        """
+        groups = [group for group in groups if group.unfinished]
         lost = [group for group in groups if group.has_output or group.num_runs >= MAX_RUNS]
         if lost:
-            message = f"the replica of the request was lost ({reason}): send the request again"
-            self._fail_groups(lost, EngineDeadError(message))
+            self._fail_groups(lost, EngineDeadError(f"{cause}: send the request again"))
         resent = [group for group in groups if group.unfinished]
         for group in resent:
             self._view.remove(group.request_id)
@@ -260,9 +285,7 @@ class ClusterClient(EngineClient):
                 group.task.cancel()
             self._run(group)
         if groups:
-            logger.error(
-                "a replica was lost (%s): %d requests ended, %d are sent again", reason, len(lost), len(resent)
-            )
+            logger.error("%s: %d requests ended, %d are sent again", cause, len(lost), len(resent))
 
     def _fail_groups(self, groups: list[_Group], error: EngineDeadError) -> None:
         ids = [request_id for group in groups for request_id in sorted(group.unfinished)]
@@ -280,7 +303,12 @@ class ClusterClient(EngineClient):
             self._subscribe(replica_id)
         for replica_id in self.replicas.keys() - running:
             self._end_if_drained(replica_id)
+        self._other_models &= running
         self._replicas_changed.set()
+
+    def _is_replaced(self) -> bool:
+        """Whether all running replicas have another model than this ingress."""
+        return bool(self._other_models) and all(map(self._other_models.__contains__, self._view.running()))
 
     def _end_if_drained(self, replica_id: str) -> None:
         """End the messages of a replica that drains and has no requests of this ingress, so that it can stop."""
@@ -296,11 +324,14 @@ class ClusterClient(EngineClient):
 
     async def _read(self, replica: RemoteReplica) -> None:
         """Handle the messages of a replica until they end, and then the loss of its requests."""
-        messages = self._transport.subscribe(replica.replica_id, self.ingress_id)
         try:
-            self._handle_hello(replica, self._hello_decoder.decode(await anext(messages)))
-            async for message in messages:
-                self._handle(replica, self._decoder.decode(message))
+            async with aclosing(self._transport.subscribe(replica.replica_id, self.ingress_id)) as messages:
+                hello = self._hello_decoder.decode(await anext(messages))
+                if hello.model_digest != self._model_digest:
+                    return self._exclude(replica.replica_id)
+                self._handle_hello(replica, hello)
+                async for message in messages:
+                    self._handle(replica, message)
         except ReplicaLostError as error:
             replica.loss = str(error)
         except Exception:
@@ -308,9 +339,16 @@ class ClusterClient(EngineClient):
         finally:
             self._end(replica)
 
+    def _exclude(self, replica_id: str) -> None:
+        """Send no requests to a replica with another model."""
+        logger.warning("replica %s has another model and receives no requests of this process", replica_id)
+        self._other_models.add(replica_id)
+        self._replicas_changed.set()
+
     def _handle_hello(self, replica: RemoteReplica, hello: ReplicaHello) -> None:
         replica.clock_offset = hello.clock.offset()
         replica.last_message = self.now()
+        replica.set_engine(hello.engine)
         replica.events.open(self._loop)
         self.on_replica(replica)
         replica.events.publish(unpack_events(hello.events))
@@ -319,26 +357,39 @@ class ClusterClient(EngineClient):
         if not self._is_closed:
             self.state = "running"
 
-    def _handle(self, replica: RemoteReplica, message: ReplicaMessage) -> None:
+    def _handle(self, replica: RemoteReplica, message: bytes) -> None:
+        """Handle one message. An error of it affects no other message."""
         self._last_step = replica.last_message = self.now()
-        replica.state, replica.restarts = message.state, message.restarts
-        replica.last_failure = message.last_failure
+        replica.num_handled += 1
+        try:
+            self._dispatch(replica, self._decoder.decode(message))
+        except Exception:
+            logger.exception("a message of replica %s could not be handled", replica.replica_id)
+
+    def _dispatch(self, replica: RemoteReplica, message: ReplicaMessage) -> None:
+        replica.set_engine(message.engine)
         self._view.update(replica.replica_id, message)
         if message.events:
             replica.events.publish(unpack_events(message.events))
         replica.events.num_dropped += message.num_dropped_events
-        for ids, reason in message.lost:
-            groups = {id(group): group for rid in ids if (group := self._groups.get(rid)) is not None}
-            self._handle_loss(list(groups.values()), reason)
         if outputs := self._known_outputs(replica, message.outputs):
             self._on_outputs(outputs)
             self._finish([output.request_id for output in outputs if output.finish_reason is not None])
+        for ids, reason in message.lost:
+            groups = {id(group): group for each in ids if (group := self._group_on(replica, each)) is not None}
+            self._handle_loss(list(groups.values()), f"the engine of the request was lost ({reason})")
+
+    def _group_on(self, replica: RemoteReplica, request_id: str) -> _Group | None:
+        """The group of an unfinished request, if it runs on this replica. Another one may have run it before."""
+        group = self._groups.get(request_id)
+        is_here = group is not None and self._view.replica_of(group.request_id) == replica.replica_id
+        return group if is_here else None
 
     def _known_outputs(self, replica: RemoteReplica, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
-        """The outputs of unfinished requests, with times of this machine."""
+        """The outputs of unfinished requests of this replica, with times of this machine."""
         known = []
         for output in outputs:
-            if (group := self._groups.get(output.request_id)) is None:
+            if (group := self._group_on(replica, output.request_id)) is None:
                 continue
             if not group.has_output:
                 group.has_output = True
@@ -361,12 +412,13 @@ class ClusterClient(EngineClient):
             self.last_failure = replica.loss
         if not self._view.has_choice():
             self.state = "restarting"
-        self._handle_loss(lost, replica.loss)
+        self._handle_loss(lost, describe_loss(replica.loss))
         self._loop.call_later(RETRY_SECONDS, self._subscribe, replica.replica_id)
 
     def _subscribe(self, replica_id: str) -> None:
         """Receive the messages of a running replica, unless they are received already."""
-        if not self._is_closed and self._view.is_running(replica_id) and replica_id not in self.replicas:
+        is_known = replica_id in self.replicas or replica_id in self._other_models
+        if not self._is_closed and self._view.is_running(replica_id) and not is_known:
             replica = self.replicas[replica_id] = RemoteReplica(replica_id)
             replica.reader = self._start_task(self._read(replica))
 
@@ -375,7 +427,10 @@ class ClusterClient(EngineClient):
             await asyncio.sleep(HEARTBEAT_SECONDS)
             for replica in list(self.replicas.values()):
                 if self._view.is_running(replica.replica_id):
-                    self._start_task(self._transport.record_heartbeat(replica.replica_id, self.ingress_id))
+                    heartbeat = self._transport.record_heartbeat(
+                        replica.replica_id, self.ingress_id, replica.num_handled
+                    )
+                    self._start_task(heartbeat)
                 elif replica.reader is not None and self.now() - replica.last_message > MAX_SILENCE_SECONDS:
                     replica.loss = f"it has sent nothing for {MAX_SILENCE_SECONDS:g} s"
                     replica.reader.cancel()
@@ -399,3 +454,8 @@ class ClusterClient(EngineClient):
     def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def describe_loss(reason: str) -> str:
+    """What has happened to a request whose replica was lost."""
+    return f"the replica of the request was lost ({reason})"

@@ -33,10 +33,11 @@ class Route:
 
 
 class ClusterView:
-    """The states of the replicas. Any thread may call it: Ray Serve routes requests in a thread of its own.
+    """The states of the replicas. Any thread may call it: Ray Serve may route requests in a thread of its own.
 
     A replica can be chosen if Ray Serve routes requests to it ("running") and this ingress receives its messages
-    ("subscribed"). A replica that drains is subscribed and not running.
+    ("subscribed"). A replica that drains is subscribed and not running. A replica whose engine is being restarted is
+    chosen only if there is no other one.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -44,6 +45,7 @@ class ClusterView:
         self._random = random.Random(seed)
         self._running: set[str] = set()
         self._subscribed: dict[str, ReplicaState] = {}
+        self._unfinished: set[str] = set()
         self._replica_of: dict[str, str] = {}
         self._listeners: list[OnReplicas] = []
 
@@ -62,6 +64,10 @@ class ClusterView:
         for listener in listeners:
             listener(running)
 
+    def running(self) -> set[str]:
+        """The replicas that Ray Serve routes requests to."""
+        return set(self._running)
+
     def is_running(self, replica_id: str) -> bool:
         return replica_id in self._running
 
@@ -74,6 +80,7 @@ class ClusterView:
         state = ReplicaState(hello.block_size, hello.num_blocks)
         state.replace_cache(hello.block_keys)
         state.others = hello.others
+        state.is_engine_running = hello.engine.state == "running"
         with self._lock:
             self._subscribed[replica_id] = state
 
@@ -88,17 +95,19 @@ class ClusterView:
             if (state := self._subscribed.get(replica_id)) is not None:
                 state.change_cache(message.stored, message.removed)
                 state.others = message.others
+                state.is_engine_running = message.engine.state == "running"
 
     def route(self, request_id: str, prompt: RoutedPrompt, policy: RoutingPolicy = "prefix") -> str | None:
         """Choose the replica of a request, and count the request as sent to it; None if there is none now. Another
-        call for the same request replaces the choice.
+        call for the same request replaces the choice. A request that is not added is not counted: it was aborted while
+        it waited for its route.
 
         Args:
             policy: "pow2" takes the one with fewer requests of two random replicas, as Ray Serve does by default.
         """
         with self._lock:
             self._remove(request_id)
-            candidates = {name: state for name, state in self._subscribed.items() if name in self._running}
+            candidates = self._candidates()
             if not candidates:
                 return None
             if policy == "prefix":
@@ -106,9 +115,19 @@ class ClusterView:
             else:
                 drawn = self._random.sample(sorted(candidates), min(2, len(candidates)))
                 chosen = min(drawn, key=lambda name: candidates[name].num_unfinished)
-            candidates[chosen].add(request_id, prompt)
-            self._replica_of[request_id] = chosen
+            if request_id in self._unfinished:
+                candidates[chosen].add(request_id, prompt)
+                self._replica_of[request_id] = chosen
             return chosen
+
+    def _candidates(self) -> dict[str, ReplicaState]:
+        found = {name: state for name, state in self._subscribed.items() if name in self._running}
+        return {name: state for name, state in found.items() if state.is_engine_running} or found
+
+    def add(self, request_id: str) -> None:
+        """Record an unfinished request that a replica will be chosen for."""
+        with self._lock:
+            self._unfinished.add(request_id)
 
     def replica_of(self, request_id: str) -> str | None:
         """The replica that was chosen for a request."""
@@ -122,8 +141,9 @@ class ClusterView:
                 state.record_output(request_id)
 
     def remove(self, request_id: str) -> None:
-        """Record the end of a request."""
+        """Record the end of a request, or that its replica is lost."""
         with self._lock:
+            self._unfinished.discard(request_id)
             self._remove(request_id)
 
     def _remove(self, request_id: str) -> None:

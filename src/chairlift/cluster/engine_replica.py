@@ -10,8 +10,15 @@ from typing import Final
 
 import msgspec
 
-from chairlift.cluster.replica_messages import ClockReading, ReplicaHello, ReplicaMessage, RunRequest
-from chairlift.cluster.replica_state import ReplicaLoad
+from chairlift.cluster.replica_messages import (
+    ClockReading,
+    ReplicaEngine,
+    ReplicaHello,
+    ReplicaMessage,
+    RunRequest,
+    model_digest,
+)
+from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
 from chairlift.cluster.shared_service import ServiceMeter
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import Abort, ChargeTenants
@@ -32,6 +39,9 @@ from chairlift.outputs import EngineCoreOutput
 MAX_PENDING_EVENTS: Final = 16_384
 """Number of events that wait for a slow ingress. Beyond it, droppable events are dropped."""
 
+MAX_UNHANDLED_MESSAGES: Final = 16_384
+"""The same for messages on their way to an ingress, which its heartbeats acknowledge."""
+
 SILENCE_SECONDS: Final = 20.0
 """An ingress without requests is considered dead when it has not sent a heartbeat for this time."""
 
@@ -41,11 +51,16 @@ BUSY_SILENCE_SECONDS: Final = 600.0
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The unfinished siblings of a prompt; `started` are those with output."""
+    """The unfinished siblings of a prompt; `started` are those with output.
+
+    Attributes:
+        num_uncached_tokens: the prompt tokens that were not in the prefix cache when the request arrived.
+    """
 
     ingress_id: str
     tenant: str
     num_prompt_tokens: int
+    num_uncached_tokens: int
     request_ids: set[str]
     ended: asyncio.Future[None]
     started: set[str] = field(default_factory=set)
@@ -53,12 +68,16 @@ class _Group:
     @property
     def num_queued(self) -> int:
         """Prompt tokens that are queued: none after the first output."""
-        return 0 if self.started else self.num_prompt_tokens
+        return 0 if self.started else self.num_uncached_tokens
 
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """What has not been sent to an ingress yet."""
+    """What has not been sent to an ingress yet.
+
+    Attributes:
+        num_sent, num_handled: the messages so far, and those of them that the ingress has handled.
+    """
 
     ingress_id: str
     outputs: list[EngineCoreOutput] = field(default_factory=list)
@@ -70,9 +89,15 @@ class _Feed:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_closed: bool = False
     last_heartbeat: float = 0.0
+    num_sent: int = 0
+    num_handled: int = 0
+
+    @property
+    def is_slow(self) -> bool:
+        return len(self.events) >= MAX_PENDING_EVENTS or self.num_sent - self.num_handled >= MAX_UNHANDLED_MESSAGES
 
     def add_event(self, event: Event) -> None:
-        if len(self.events) >= MAX_PENDING_EVENTS and isinstance(event, DroppableEvent):
+        if self.is_slow and isinstance(event, DroppableEvent):
             self.num_dropped_events += 1
         else:
             self.events.append(event)
@@ -99,7 +124,8 @@ class EngineReplica:
         self._arrived: dict[str, RequestArrived] = {}
         self._cached: set[int] = set()
         self._cost, self._timer = StepCost(), StepTimer()
-        self._free_blocks = client.engine.facts.kv_cache_plan.num_blocks
+        plan = client.engine.facts.kv_cache_plan
+        self._block_size, self._num_blocks, self._free_blocks = plan.block_size, plan.num_blocks, plan.num_blocks
         self._is_open = False
         self._death: str | None = None
         self._decoder = msgspec.msgpack.Decoder(RunRequest)
@@ -118,28 +144,35 @@ class EngineReplica:
 
     # -- calls of an ingress ---------------------------------------------------------------------------------------
 
-    async def run(self, message: bytes) -> None:
+    async def run(self, prompt: RoutedPrompt, message: bytes) -> None:
         """Run a `RunRequest` until its last request has ended. Cancelling this call aborts the requests.
 
+        Args:
+            prompt: the prompt of the request, as it was routed.
+
         Raises:
-            EngineDeadError: the engine has died for good, or the ingress has no subscription.
+            EngineDeadError: the engine does not run and cannot be restarted, or the ingress has no subscription.
         """
         self.open()
         run = self._decoder.decode(message)
         if self._death is not None:
             raise EngineDeadError(self._death)
+        if (error := self._client.unavailable) is not None:
+            raise EngineDeadError(str(error))
         if run.ingress_id not in self._feeds:
             raise EngineDeadError("the ingress has no subscription to this replica")
         add = run.local_add()
         ids = {request.request_id for request in add.requests}
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        group = _Group(run.ingress_id, add.requests[0].tenant, add.num_prompt_tokens, ids, ended)
+        num_uncached = prompt.num_uncached_tokens(self._block_size, self._cached)
+        group = _Group(run.ingress_id, add.requests[0].tenant, add.num_prompt_tokens, num_uncached, ids, ended)
         self._groups.update(dict.fromkeys(ids, group))
         self._client.send(add)
         try:
             await group.ended
         finally:
-            self._abort(group.request_ids)
+            # The ingress may have sent a request again in the meantime, which is another group with the same ids.
+            self._abort({request_id for request_id in ids if self._groups.get(request_id) is group})
 
     async def abort(self, message: bytes) -> None:
         """Abort the requests of an `Abort`. Unknown ids have no effect."""
@@ -147,10 +180,10 @@ class EngineReplica:
         self._client.send(abort)
         self._forget(abort.request_ids)
 
-    async def record_heartbeat(self, ingress_id: str) -> None:
-        """Record a heartbeat of an ingress."""
+    async def record_heartbeat(self, ingress_id: str, num_handled: int) -> None:
+        """Record a heartbeat of an ingress, which has handled this number of messages of its subscription."""
         if (feed := self._feeds.get(ingress_id)) is not None:
-            feed.last_heartbeat = self._client.now()
+            feed.last_heartbeat, feed.num_handled = self._client.now(), num_handled
 
     async def subscribe(self, ingress_id: str) -> AsyncIterator[bytes]:
         """Yield a `ReplicaHello`, and then a `ReplicaMessage` after each step. The requests of the ingress end with
@@ -205,11 +238,16 @@ class EngineReplica:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def _hello(self, feed: _Feed) -> ReplicaHello:
-        plan = self._client.engine.facts.kv_cache_plan
         events = [*(() if self._started is None else (self._started,)), *self._arrived.values()]
-        others = self.load(without=feed.ingress_id)
         return ReplicaHello(
-            ClockReading.now(), plan.block_size, plan.num_blocks, sorted(self._cached), others, pack_events(events)
+            ClockReading.now(),
+            model_digest(self._client.engine.facts),
+            self._engine(),
+            self._block_size,
+            self._num_blocks,
+            sorted(self._cached),
+            self.load(without=feed.ingress_id),
+            pack_events(events),
         )
 
     def _message(self, feed: _Feed) -> ReplicaMessage:
@@ -221,19 +259,23 @@ class EngineReplica:
             list(feed.stored),
             list(feed.removed),
             self.load(without=feed.ingress_id),
-            self._client.state,
-            self._client.restarts,
-            self._client.last_failure,
+            self._engine(),
         )
+        feed.num_sent += 1
         feed.outputs, feed.lost, feed.events, feed.num_dropped_events = [], [], [], 0
         feed.stored, feed.removed = set(), set()
         return message
+
+    def _engine(self) -> ReplicaEngine:
+        return ReplicaEngine(self._client.state, self._client.restarts, self._client.last_failure)
 
     def load(self, without: str | None = None) -> ReplicaLoad:
         """The load that all ingresses cause, or all but one."""
         groups = {id(group): group for group in self._groups.values() if group.ingress_id != without}
         queued = sum(group.num_queued for group in groups.values())
-        return ReplicaLoad(queued, len(groups), self._free_blocks)
+        # The last step counts the blocks of its own requests, and no step follows the end of the last request.
+        free_blocks = self._free_blocks if self._groups else self._num_blocks
+        return ReplicaLoad(queued, len(groups), free_blocks)
 
     def predicted_ttft(self) -> float:
         """The estimated seconds until a new request gets its first token: those of the queued prompt tokens."""
@@ -315,5 +357,6 @@ class EngineReplica:
         for ingress_id, ids in lost.items():
             if (feed := self._feeds.get(ingress_id)) is not None:
                 feed.lost.append((ids, str(error)))
-                feed.changed.set()
             self._forget(ids)
+        for feed in self._feeds.values():
+            feed.changed.set()  # the state of the engine has changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("chairlift")
 
-APP_NAME: Final = "chairlift"
 INSTALL_HINT: Final = "replicas need Ray Serve, which is not installed: pip install 'chairlift[ray]'"
 
 
@@ -39,6 +39,8 @@ class LocalCluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # A replica that hangs would otherwise be given its whole drain time before it is replaced.
         os.environ.setdefault("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
+        # One event loop for the calls of Ray Serve and of a replica saves two changes of threads for each call.
+        os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
         try:
             import ray
         except ImportError:
@@ -51,6 +53,7 @@ class LocalCluster:
         self._config = config
         self._options = options
         self._client: ClusterClient | None = None
+        self._app_name = f"chairlift-{secrets.token_hex(4)}"  # several servers may use one cluster
         address = os.environ.get("RAY_ADDRESS")
         resources: dict[str, Any] = {}
         self._is_remote = address is not None
@@ -61,6 +64,8 @@ class LocalCluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = "Ray cannot be started" if address is None else f"RAY_ADDRESS={address} cannot be reached"
             raise ConfigError(f"{where}: {error}") from None
+        if self._is_remote:
+            logger.info("the replicas run as the Ray Serve application %s", self._app_name)
 
     def wait_until_ready(self) -> ClusterClient:
         """Start the replicas, and wait until one is ready.
@@ -76,8 +81,8 @@ class LocalCluster:
 
         serve.start(http_options={"location": "NoServer"})
         try:
-            handle = serve.run(engine_deployment(self._config, self._options), name=APP_NAME, route_prefix=None)
-            facts = read_facts(handle)
+            handle = serve.run(engine_deployment(self._config, self._options), name=self._app_name, route_prefix=None)
+            facts = read_facts(handle, self._config)
             self._client = make_client(RayTransport(handle, self._stop), facts, self._config)
         except (RuntimeError, ray.exceptions.RayError) as error:
             self._stop()
@@ -98,5 +103,5 @@ class LocalCluster:
         from ray import serve
 
         if self._is_remote:
-            serve.delete(APP_NAME, _blocking=False)
+            serve.delete(self._app_name, _blocking=False)
         ray.shutdown()

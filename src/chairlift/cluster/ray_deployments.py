@@ -58,6 +58,7 @@ class EngineDeployment:
     async def __init__(self, config: EngineConfig, watchdog_timeout: float, log_level: int) -> None:  # type: ignore[misc]
         logging.basicConfig(level=log_level)
         logger.setLevel(log_level)
+        self._config = config
         config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
         replica = self._replica = EngineReplica(await asyncio.to_thread(client.wait_until_ready))
@@ -68,9 +69,9 @@ class EngineDeployment:
             exchange = partial(board_exchange(ServiceBoard, board), self._replica_id)
             self._sharing = asyncio.create_task(share_service(replica.service.take, replica.charge, exchange))
 
-    async def facts(self) -> bytes:
-        """The `EngineFacts` of the engine."""
-        return msgspec.msgpack.encode(self._replica.client.engine.facts)
+    async def facts(self, config: EngineConfig) -> bytes | None:
+        """The `EngineFacts` of the engine; None if its configuration is another one."""
+        return msgspec.msgpack.encode(self._replica.client.engine.facts) if config == self._config else None
 
     def _check(self, route: Route) -> None:
         """Raise EngineDeadError if a call is for a replica that has gone."""
@@ -84,16 +85,17 @@ class EngineDeployment:
         because gRPC may lose the metadata of a stream without messages, and Ray Serve then reports an error.
         """
         self._check(route)
-        await self._replica.run(message)
+        assert route.prompt is not None
+        await self._replica.run(route.prompt, message)
         yield b""
 
     async def abort(self, route: Route, message: bytes) -> None:
         self._check(route)
         await self._replica.abort(message)
 
-    async def record_heartbeat(self, route: Route, ingress_id: str) -> None:
+    async def record_heartbeat(self, route: Route, ingress_id: str, num_handled: int) -> None:
         self._check(route)
-        await self._replica.record_heartbeat(ingress_id)
+        await self._replica.record_heartbeat(ingress_id, num_handled)
 
     async def subscribe(self, route: Route, ingress_id: str) -> AsyncIterator[bytes]:
         self._check(route)
@@ -153,7 +155,7 @@ class IngressDeployment:
         logger.setLevel(log_level)
         self._setup = setup
         self._clients = {
-            spec.name: make_client(RayTransport(handle), await fetch_facts(handle), spec.config)
+            spec.name: make_client(RayTransport(handle), await fetch_facts(handle, spec.config), spec.config)
             for spec, handle in zip(setup.models, handles, strict=True)
         }
 
@@ -191,6 +193,7 @@ def build_application(setup: ClusterSetup) -> Application:
         num_replicas=options.ingresses,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0},
+        max_surge_percent=100,  # an update starts new ingresses before it stops the old ones
         graceful_shutdown_timeout_s=options.drain_timeout,
         health_check_period_s=options.health_check_period,
         health_check_timeout_s=options.health_check_timeout,

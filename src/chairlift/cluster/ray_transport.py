@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from chairlift.cluster.cluster_client import ReplicaCallError, ReplicaLostError
 from chairlift.cluster.cluster_view import Route, cluster_view, deployment_name
 from chairlift.cluster.replica_state import RoutedPrompt
+from chairlift.config import EngineConfig
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError
 
@@ -26,6 +28,7 @@ CALL_ERRORS: Final = (ChairliftError, RayError, RayServeException, RpcError, Run
 """All errors of calls. Ray Serve raises a RuntimeError if a connection ends before the replica accepts the call."""
 
 CONTROL_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 0.5
 
 
 class RayTransport:
@@ -51,19 +54,19 @@ class RayTransport:
     async def abort(self, replica_id: str, message: bytes) -> None:
         await self._call_replica(replica_id, "abort", message)
 
-    async def record_heartbeat(self, replica_id: str, ingress_id: str) -> None:
-        await self._call_replica(replica_id, "record_heartbeat", ingress_id)
+    async def record_heartbeat(self, replica_id: str, ingress_id: str, num_handled: int) -> None:
+        await self._call_replica(replica_id, "record_heartbeat", ingress_id, num_handled)
 
-    async def _call_replica(self, replica_id: str, method: str, argument: Any) -> None:
+    async def _call_replica(self, replica_id: str, method: str, *arguments: Any) -> None:
         """Call one replica. Ray Serve would wait for a replica that has gone to come back."""
         try:
             async with asyncio.timeout(CONTROL_SECONDS):
-                await self._call(method, Route(replica_id=replica_id), argument)
+                await self._call(method, Route(replica_id=replica_id), *arguments)
         except TimeoutError:
             raise ReplicaLostError(f"no answer to {method} within {CONTROL_SECONDS:g} s") from None
 
-    async def _call(self, method: str, route: Route, argument: Any) -> None:
-        response = getattr(self._handle, method).remote(route, argument)
+    async def _call(self, method: str, route: Route, *arguments: Any) -> None:
+        response = getattr(self._handle, method).remote(route, *arguments)
         try:
             await response
         except asyncio.CancelledError:
@@ -72,7 +75,7 @@ class RayTransport:
         except CALL_ERRORS as error:
             raise call_error(error) from None
 
-    async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncIterator[bytes]:
+    async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(self._stream("subscribe", Route(replica_id=replica_id), ingress_id)) as messages:
                 async for message in messages:
@@ -96,14 +99,19 @@ class RayTransport:
             self._on_close()
 
 
-async def fetch_facts(handle: DeploymentHandle[Any]) -> EngineFacts:
-    """The facts of the engine, from any of its replicas."""
-    return msgspec.msgpack.decode(await handle.facts.remote(), type=EngineFacts)
+async def fetch_facts(handle: DeploymentHandle[Any], config: EngineConfig) -> EngineFacts:
+    """The facts of the engine, from a replica with this configuration. During an update, replicas with the previous
+    configuration may answer first."""
+    while (message := await handle.facts.remote(config)) is None:
+        await asyncio.sleep(RETRY_SECONDS)
+    return msgspec.msgpack.decode(message, type=EngineFacts)
 
 
-def read_facts(handle: DeploymentHandle[Any]) -> EngineFacts:
+def read_facts(handle: DeploymentHandle[Any], config: EngineConfig) -> EngineFacts:
     """As `fetch_facts`, for a thread without an event loop."""
-    return msgspec.msgpack.decode(handle.facts.remote().result(), type=EngineFacts)
+    while (message := handle.facts.remote(config).result()) is None:
+        time.sleep(RETRY_SECONDS)
+    return msgspec.msgpack.decode(message, type=EngineFacts)
 
 
 def call_error(error: Exception) -> ReplicaLostError | ReplicaCallError:

@@ -6,6 +6,7 @@ ingress --RunRequest (one call for each prompt)--------------------> replica
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,7 @@ from chairlift.cluster.replica_state import ReplicaLoad
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.client import EngineState
 from chairlift.engine.process.commands import Add
+from chairlift.engine.served_engine import EngineFacts
 from chairlift.outputs import EngineCoreOutput, RequestTimes
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -61,15 +63,35 @@ class RunRequest(msgspec.Struct, frozen=True, array_like=True):
         return self.add if not offset else Add([_shift_request(request, offset) for request in self.add.requests])
 
 
+def model_digest(facts: EngineFacts) -> str:
+    """A digest of what the meaning of a request depends on: the model and the numbers of its LoRA adapters.
+
+    During an update from one model to another, an ingress sends requests only to replicas with its own digest.
+    """
+    parts = (facts.model_name, facts.model_config, facts.pooling, facts.lora_modules)
+    return hashlib.sha256(msgspec.msgpack.encode(parts, order="deterministic")).hexdigest()
+
+
+class ReplicaEngine(msgspec.Struct, frozen=True, array_like=True):
+    """The state of the engine of a replica, see `EngineStatus`."""
+
+    state: EngineState
+    restarts: int
+    last_failure: str | None
+
+
 class ReplicaHello(msgspec.Struct, frozen=True, array_like=True):
     """The first message of a replica to an ingress.
 
     Attributes:
+        model_digest: see `model_digest`.
         block_keys: the contents of the prefix cache.
         events: the start of the engine and the arrivals of its unfinished requests, as in `StepResult`.
     """
 
     clock: ClockReading
+    model_digest: str
+    engine: ReplicaEngine
     block_size: int
     num_blocks: int
     block_keys: list[int]
@@ -86,7 +108,6 @@ class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
         events, num_dropped_events: as in `StepResult`, of the requests of all ingresses.
         stored, removed: changes of the prefix cache.
         others: the load that other ingresses cause.
-        state, restarts, last_failure: see `EngineStatus`.
     """
 
     outputs: list[EngineCoreOutput]
@@ -96,9 +117,7 @@ class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
     stored: list[int]
     removed: list[int]
     others: ReplicaLoad
-    state: EngineState
-    restarts: int
-    last_failure: str | None
+    engine: ReplicaEngine
 
 
 def shift_output(output: EngineCoreOutput, offset: float) -> EngineCoreOutput:

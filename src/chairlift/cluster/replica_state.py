@@ -8,7 +8,7 @@ wrong, because the replica finds the blocks of a prompt itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.core.kv.block_pool import block_key
@@ -38,6 +38,16 @@ class RoutedPrompt:
             parent = block_hash(parent, list(token_ids[end - block_size : end]))
             keys.append(block_key(parent))
         return cls(len(token_ids), tuple(keys))
+
+    def num_uncached_tokens(self, block_size: int, cached: Container[int]) -> int:
+        """Number of tokens to compute with a prefix cache that contains these blocks. The last token is computed in any
+        case, because it gives the first output token."""
+        count = 0
+        for key in self.block_keys:
+            if key not in cached:
+                break
+            count += 1
+        return self.num_tokens - min(count * block_size, self.num_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +80,13 @@ class ReplicaState:
     Attributes:
         block_size, num_blocks: the KV pool of the replica.
         others: the load of the requests that other routers have sent; its `free_blocks` are those of the replica.
+        is_engine_running: the engine of the replica is not being restarted.
     """
 
     block_size: int
     num_blocks: int
     others: ReplicaLoad = field(init=False)
+    is_engine_running: bool = True
     _cached: set[int] = field(default_factory=set)
     _expected: Counter[int] = field(default_factory=Counter)
     _sent: dict[str, _SentPrompt] = field(default_factory=dict)

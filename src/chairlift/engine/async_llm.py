@@ -323,11 +323,12 @@ class AsyncLLM:
             lora_path: a folder with adapter_config.json and adapter_model.safetensors, as the engine sees it.
 
         Raises:
-            RequestError: The name is in use, there is no memory for another adapter, or the adapter is not supported,
-                does not fit the model or cannot be read. Nothing has changed.
+            RequestError: The name is in use, there is no memory for another adapter, the adapter is not supported,
+                does not fit the model or cannot be read, or the adapters of the engine are fixed. Nothing has changed.
             EngineDeadError: The engine is dead, or died in the meantime.
         """
         self.open()
+        self._check_adapters_change()
         async with self._adapter_loads:
             module = self.engine.adapters.check_new(lora_name, lora_path)
             error = await self._send_adapter_command(module.lora_int_id, LoadAdapter(module))
@@ -339,13 +340,18 @@ class AsyncLLM:
         """Let no further request select a LoRA adapter, and free its memory when its last request has ended.
 
         Raises:
-            RequestError: The adapter is not loaded.
+            RequestError: The adapter is not loaded, or the adapters of the engine are fixed.
             EngineDeadError: The engine is dead.
         """
         self.open()
+        self._check_adapters_change()
         module = self.engine.adapters.remove(lora_name)
         # The memory is freed also if the caller stops waiting.
         await asyncio.shield(asyncio.ensure_future(self._unload(module.lora_int_id)))
+
+    def _check_adapters_change(self) -> None:
+        if (reason := self._client.fixed_adapters) is not None:
+            raise RequestError(reason, "lora_name")
 
     async def _unload(self, lora_id: int) -> None:
         if any(generation.lora_id == lora_id for generation in self._generations.values()):

@@ -53,8 +53,10 @@ class EngineClient(ABC):
     Attributes:
         engine: the engine, once it is ready.
         state, restarts, last_failure: see `EngineStatus`.
+        fixed_adapters: why LoRA adapters cannot be loaded or unloaded; None if they can.
     """
 
+    fixed_adapters: str | None = None
     engine: ServedEngine
     _loop: asyncio.AbstractEventLoop
 
