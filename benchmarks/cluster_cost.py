@@ -2,9 +2,10 @@
 
     python -m benchmarks.cluster_cost [--rounds 3] [--streams 16] [--requests 64] [--output-len 64] [--json]
 
-Three servers run, and each round measures them one after another: the plain server, `serve --replicas 1` (its HTTP
-process routes to the replica), and the application `chairlift.cluster:app` behind Ray Serve's proxy. The first part of
-a round sends single requests with one output token (time to first token); the second part sends streams.
+Four servers run, and each round measures them one after another: the plain server, `serve --replicas 1` (its HTTP
+process routes to the replica), the application `chairlift.cluster:app` behind HAProxy with the settings of
+deploy/ray/cluster.env, and the same behind Ray Serve's own proxy with its defaults. The first part of a round sends
+single requests with one output token (time to first token); the second part sends streams.
 """
 
 from __future__ import annotations
@@ -18,17 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median, quantiles
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
-from benchmarks.cluster_faults import Cluster
 from benchmarks.cluster_routing import print_results
 
 OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
-SYSTEMS: Final = ("plain", "replicas 1", "Ray Serve")
+SYSTEMS: Final = ("plain", "replicas 1", "HAProxy", "Ray Serve's proxy")
 NUM_SINGLE: Final = 40
 
 
@@ -43,8 +41,7 @@ def serve(*arguments: str) -> Iterator[str]:
     port = free_port()
     options = [f"--{name}={value}" for name, value in OPTIONS.items()]
     command = [sys.executable, "-m", "chairlift", "serve", f"--port={port}", *options, *arguments]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until_ready(url)
@@ -52,6 +49,29 @@ def serve(*arguments: str) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(60)
+
+
+@contextlib.contextmanager
+def serve_on_ray(*arguments: str) -> Iterator[str]:
+    """The application on Ray Serve as a process; yields its address."""
+    options = [f"--{name}={value}" for name, value in OPTIONS.items()]
+    command = [sys.executable, "-m", "benchmarks.ray_cluster", *options, *arguments]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(), text=True
+    )
+    assert process.stdout is not None
+    try:
+        url = next((line.strip() for line in process.stdout if line.startswith("http://")), None)
+        if url is None:
+            raise SystemExit(f"{' '.join(command)} has ended with exit status {process.wait()}")
+        wait_until_ready(url)
+        yield url
+    finally:
+        process.communicate(timeout=120)
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
 def wait_until_ready(url: str) -> None:
@@ -106,12 +126,8 @@ def run(arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """The results of all rounds by system."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
     with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(serve()), stack.enter_context(serve("--replicas=1"))]
-        cluster = Cluster(Path(stack.enter_context(TemporaryDirectory())))
-        cluster.start()
-        stack.callback(cluster.stop)
-        cluster.deploy(OPTIONS, replicas=1)
-        urls.append(cluster.url)
+        servers = serve(), serve("--replicas=1"), serve_on_ray(), serve_on_ray("--python-proxy")
+        urls = [stack.enter_context(server) for server in servers]
         for number in range(-1, arguments.rounds):  # the first round warms up
             for name, url in zip(SYSTEMS, urls, strict=True):
                 measured = asyncio.run(measure(url, number, arguments))

@@ -19,21 +19,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
 import signal
-import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
-import psutil
+from benchmarks.ray_cluster import Cluster
 from rich.console import Console
 from rich.table import Table
 
@@ -47,52 +44,6 @@ TIMEOUT: Final = 180.0
 LONG_PROMPT: Final = "once upon a time " * 16
 MAX_LOAD_SECONDS: Final = 240.0
 OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 2048, "max-num-seqs": 10}
-
-
-class Cluster:
-    """The application on a Ray of this machine, which `start` starts."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._file = folder / "chairlift.yaml"
-
-    def start(self) -> None:
-        """Start a Ray without an application."""
-        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
-        import ray
-        from ray import serve
-
-        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-        serve.start(http_options={"host": "127.0.0.1", "port": self.port})
-
-    def deploy(self, options: Mapping[str, Any], **arguments: Any) -> None:
-        """Deploy the application with these options of `chairlift serve`, or update it, and wait until it runs."""
-        from ray import serve
-
-        import chairlift.cluster
-
-        access = {} if "api-key-file" in options else {"allow-unauthenticated": True}
-        self._file.write_text(json.dumps({**options, **access}))
-        serve.run(chairlift.cluster.app({"config": str(self._file), **arguments}), name="chairlift")
-
-    def stop(self) -> None:
-        import ray
-        from ray import serve
-
-        serve.shutdown()
-        ray.shutdown()
-
-    def processes(self, deployment: str) -> list[psutil.Process]:
-        """The processes of the replicas of a deployment."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                title = " ".join(process.cmdline())
-                if title.startswith("ray::ServeReplica:chairlift:") and deployment in title:
-                    found.append(process)
-        return sorted(found, key=lambda each: each.pid)
 
 
 def connect(cluster: Cluster, max_connections: int) -> httpx.AsyncClient:

@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import httpx
-from benchmarks.cluster_faults import OPTIONS, Cluster
+from benchmarks.cluster_faults import OPTIONS
+from benchmarks.ray_cluster import Cluster
 
 from chairlift.lab.bench.machine import host_facts
 from chairlift.server.access.keys import digest

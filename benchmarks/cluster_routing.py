@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
-from benchmarks.cluster_faults import Cluster
+from benchmarks.ray_cluster import Cluster
 from rich.console import Console
 from rich.table import Table
 

@@ -1,0 +1,105 @@
+"""A cluster on Ray Serve on this machine, for benchmarks.
+
+    python -m benchmarks.ray_cluster [--python-proxy] [--OPTION=VALUE ...]
+
+serves one replica with these options of `chairlift serve`, prints the address, and stops when its standard input is
+closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import psutil
+
+SETTINGS_FILE: Final = Path(__file__).parent.parent / "deploy" / "ray" / "cluster.env"
+BASE_SETTINGS: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
+
+
+def read_settings() -> dict[str, str]:
+    """The variables of deploy/ray/cluster.env for a Ray of one process, which needs no token."""
+    lines = [line for line in SETTINGS_FILE.read_text().splitlines() if line and not line.startswith("#")]
+    settings = dict(line.split("=", 1) for line in lines)
+    del settings["RAY_AUTH_MODE"]
+    return settings
+
+
+class Cluster:
+    """The application on a Ray of this machine, which `start` starts with the settings of deploy/ray/cluster.env.
+
+    Args:
+        folder: for the configuration file.
+        has_haproxy: False uses Ray Serve's own proxy, and its defaults.
+    """
+
+    def __init__(self, folder: Path, *, has_haproxy: bool = True) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._file = folder / "chairlift.yaml"
+        self._has_haproxy = has_haproxy
+
+    def start(self) -> None:
+        """Start a Ray without an application."""
+        os.environ |= read_settings() if self._has_haproxy else BASE_SETTINGS
+        import ray
+        from ray import serve
+
+        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        serve.start(http_options={"host": "127.0.0.1", "port": self.port})
+
+    def deploy(self, options: Mapping[str, Any], **arguments: Any) -> None:
+        """Deploy the application with these options of `chairlift serve`, or update it, and wait until it runs."""
+        from ray import serve
+
+        import chairlift.cluster
+
+        access = {} if "api-key-file" in options else {"allow-unauthenticated": True}
+        self._file.write_text(json.dumps({**options, **access}))
+        serve.run(chairlift.cluster.app({"config": str(self._file), **arguments}), name="chairlift")
+
+    def stop(self) -> None:
+        import ray
+        from ray import serve
+
+        serve.shutdown()
+        ray.shutdown()
+
+    def processes(self, deployment: str) -> list[psutil.Process]:
+        """The processes of the replicas of a deployment."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(process.cmdline())
+                if title.startswith("ray::ServeReplica:chairlift:") and deployment in title:
+                    found.append(process)
+        return sorted(found, key=lambda each: each.pid)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python-proxy", action="store_true", help="use Ray Serve's own proxy instead of HAProxy")
+    arguments, rest = parser.parse_known_args()
+    options = {name: json.loads(value) for name, _, value in (each.removeprefix("--").partition("=") for each in rest)}
+    with TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder), has_haproxy=not arguments.python_proxy)
+        cluster.start()
+        try:
+            cluster.deploy(options, replicas=1)
+            print(cluster.url, flush=True)
+            sys.stdin.read()
+        finally:
+            cluster.stop()
+
+
+if __name__ == "__main__":
+    main()
