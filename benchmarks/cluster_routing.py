@@ -2,10 +2,9 @@
 
     python -m benchmarks.cluster_routing [--rounds 3] [--conversations 16] [--turns 4] [--seed 0] [--json]
 
-The routers alternate. Each round deploys the application again, so that all prefix caches are empty. A conversation has
-one of four system prompts of about 300 tokens, and sends its next turn when it has read the answer to the last one.
-Ray's prefix-aware router (ray.serve.llm) is not compared: with ray[serve] alone it cannot be imported, and it does not
-send calls to a replica that is named, which the streams of outputs need.
+The routers alternate: Chairlift's, Ray Serve's default, and Ray's prefix-aware one (see `ray_routers`). Each round
+deploys the application again, so that all prefix caches are empty. A conversation has one of four system prompts of
+about 300 tokens, and sends its next turn when it has read the answer to the last one.
 """
 
 from __future__ import annotations
@@ -26,10 +25,14 @@ from benchmarks.ray_cluster import Cluster
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.cluster.cluster_view import ROUTING_POLICIES
 from chairlift.lab.bench.machine import host_facts
 
 OPTIONS: Final = {"num-threads": 1, "max-num-seqs": 16, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
+ROUTERS: Final = {
+    "Chairlift": "chairlift.cluster.request_router:PrefixAwareRouter",
+    "Ray's default": "benchmarks.ray_routers:RayDefaultRouter",
+    "Ray's prefix-aware": "benchmarks.ray_routers:RayPrefixRouter",
+}
 WORDS: Final = ("river", "stone", "cloud", "paper", "engine", "winter", "garden", "music", "bridge", "letter")
 
 
@@ -74,6 +77,14 @@ async def measure(url: str, arguments: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def deploy(cluster: Cluster, seed: int, router: str) -> None:
+    """Deploy two replicas with a router. Another seed is another configuration, so that new replicas are started."""
+    from chairlift.cluster import ray_deployments
+
+    ray_deployments.ROUTER_CLASS = router  # type: ignore[misc]
+    cluster.deploy({**OPTIONS, "seed": seed}, replicas=2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -82,16 +93,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in ROUTING_POLICIES}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in ROUTERS}
     with TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder))
         cluster.start()
         try:
-            for number in range(arguments.rounds):
-                for name in ROUTING_POLICIES:
-                    # Another seed is another configuration, so that new replicas are started.
-                    cluster.deploy({**OPTIONS, "seed": number}, replicas=2, router=name)
-                    results[name].append(asyncio.run(measure(cluster.url, arguments)))
+            for seed, name in enumerate(list(ROUTERS) * arguments.rounds):
+                deploy(cluster, seed, ROUTERS[name])
+                results[name].append(asyncio.run(measure(cluster.url, arguments)))
         finally:
             cluster.stop()
     print_results(results, as_json=arguments.json)

@@ -50,6 +50,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start a Ray without an application."""
+        os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)  # Ray's processes import this package, too
         os.environ |= read_settings() if self._has_haproxy else BASE_SETTINGS
         import ray
         from ray import serve

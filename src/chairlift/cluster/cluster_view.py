@@ -115,10 +115,19 @@ class ClusterView:
             else:
                 drawn = self._random.sample(sorted(candidates), min(2, len(candidates)))
                 chosen = min(drawn, key=lambda name: candidates[name].num_unfinished)
-            if request_id in self._unfinished:
-                candidates[chosen].add(request_id, prompt)
-                self._replica_of[request_id] = chosen
+            self._assign(request_id, prompt, chosen)
             return chosen
+
+    def assign(self, request_id: str, prompt: RoutedPrompt, replica_id: str) -> None:
+        """Count a request as sent to a replica that another router has chosen, as `route` does."""
+        with self._lock:
+            self._remove(request_id)
+            self._assign(request_id, prompt, replica_id)
+
+    def _assign(self, request_id: str, prompt: RoutedPrompt, replica_id: str) -> None:
+        if request_id in self._unfinished and (state := self._subscribed.get(replica_id)) is not None:
+            state.add(request_id, prompt)
+            self._replica_of[request_id] = replica_id
 
     def _candidates(self) -> dict[str, ReplicaState]:
         found = {name: state for name, state in self._subscribed.items() if name in self._running}
