@@ -20,6 +20,7 @@ import openai
 import psutil
 import pytest
 
+from chairlift.cluster.usage_aggregator import SharedUsage
 from running_server import wait_for
 from tiny_engine import tiny_options
 
@@ -99,11 +100,12 @@ def test_answers_through_the_openai_client(server: RayServer) -> None:
 def test_replicas_report_the_service_of_tenants(server: RayServer) -> None:
     import ray
 
-    board = ray.get_actor("chairlift-service-chairlift/engine-tiny", namespace="chairlift")
+    aggregator = ray.get_actor("chairlift-service-chairlift/engine-tiny", namespace="chairlift")
     reports: list[float] = []
 
     def read() -> bool:
-        reports.append(sum(ray.get(board.exchange.remote("reader", {})).values()))
+        answer = ray.get(aggregator.exchange.remote("reader", len(reports), SharedUsage()))
+        reports.append(sum(answer.amounts.values()))
         return sum(reports) >= 4 + 2 * 24
 
     read()

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 import pytest
 
 from chairlift.cluster import shared_usage
-from chairlift.cluster.shared_usage import UsageBoard, share_usage
+from chairlift.cluster.shared_usage import share_usage
+from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator, UsageSender
 from chairlift.errors import OverloadedError
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
-from chairlift.server.access.rate_limits import KeyUsage
 
 INFO = KeyInfo("team", "team", is_admin=False)
 
+KeyUsage = SharedUsage[tuple[str, str]]
+
 
 class Ingresses:
-    """Admission controllers with one clock, which report to one board at every `sync`."""
+    """Admission controllers with one clock, which exchange their usage at every `sync`."""
 
     def __init__(self, count: int, limits: KeyLimits) -> None:
         self.now = 0.0
-        self.board = UsageBoard()
-        ring = KeyRing([Key(INFO, digest("secret-of-team-0123456789"), limits)])
-        self.all = [AdmissionController(None, ring, clock=lambda: self.now) for _ in range(count)]
+        self.aggregator: UsageAggregator[tuple[str, str]] = UsageAggregator()
+        self.ring = KeyRing([Key(INFO, digest("secret-of-team-0123456789"), limits)])
+        self.all: list[AdmissionController] = []
+        self.senders: list[UsageSender[tuple[str, str]]] = []
+        for _ in range(count):
+            self.add()
+
+    def add(self) -> None:
+        """Start one more ingress."""
+        self.senders.append(UsageSender(str(len(self.all)), self.now))
+        self.all.append(AdmissionController(None, self.ring, clock=lambda: self.now))
 
     def sync(self) -> None:
-        for index, admission in enumerate(self.all):
-            admission.set_remote_usage(self.board.exchange(str(index), admission.usage()))
+        for sender, admission in zip(self.senders, self.all, strict=True):
+            amounts = sender.report(admission.take_usage(), self.now)
+            usage = SharedUsage(amounts, admission.num_concurrent())
+            remote = self.aggregator.exchange(sender.sender_id, sender.number, usage, self.now)
+            sender.acknowledge(self.now)
+            admission.charge_remote_usage(remote.amounts, remote.num_concurrent)
 
     def admits(self, index: int) -> bool:
         try:
@@ -38,23 +51,45 @@ class Ingresses:
             return False
         return True
 
+    def run(self, seconds: int, calls: tuple[int, ...]) -> int:
+        """Send one call to each of these ingresses every 0.1 s; returns the number of admitted calls."""
+        num_admitted = 0
+        for _ in range(10 * seconds):
+            self.now += 0.1
+            self.sync()
+            num_admitted += sum(self.admits(index) for index in calls)
+        return num_admitted
 
-def test_a_rate_holds_over_all_ingresses() -> None:
+
+@pytest.mark.parametrize("limits", [KeyLimits(requests_per_minute=600), KeyLimits(tokens_per_minute=1800)])
+def test_a_rate_holds_over_all_ingresses(limits: KeyLimits) -> None:
     """A key with 10 requests per second that sends 40 to two ingresses gets 10 per second, after its first minute."""
-    ingresses = Ingresses(2, KeyLimits(requests_per_minute=600))
-    admitted = []
-    for tick in range(1200):  # of 0.1 s, two requests to each ingress
-        ingresses.now = tick / 10
-        ingresses.sync()
-        admitted.append(sum(ingresses.admits(index) for index in (0, 1, 0, 1)))
-    steady = admitted[600:]
-    assert sum(steady) / 60 == pytest.approx(10, rel=0.1)
-    assert sum(admitted) <= 600 + 120 * 10 + 4
+    ingresses = Ingresses(2, limits)
+    first = ingresses.run(60, (0, 1, 0, 1))
+    steady = ingresses.run(60, (0, 1, 0, 1))
+    assert steady / 60 == pytest.approx(10, rel=0.1)
+    assert first + steady <= 600 + 120 * 10 + 4
 
 
 def test_without_reports_each_ingress_has_its_own_limit() -> None:
     ingresses = Ingresses(2, KeyLimits(requests_per_minute=5))
     assert sum(ingresses.admits(index % 2) for index in range(20)) == 10
+
+
+def test_a_new_ingress_admits_a_key_that_others_have_served_for_an_hour() -> None:
+    ingresses = Ingresses(1, KeyLimits(requests_per_minute=600))
+    ingresses.run(3600, (0,))
+    ingresses.add()
+    assert ingresses.run(10, (0, 1)) >= 195
+
+
+def test_a_restarted_aggregator_charges_no_key_again() -> None:
+    ingresses = Ingresses(2, KeyLimits(requests_per_minute=600))
+    ingresses.run(600, (0,))
+    ingresses.aggregator = UsageAggregator()
+    ingresses.sync()
+    ingresses.sync()
+    assert sum(ingresses.admits(1) for _ in range(500)) == 500
 
 
 def test_concurrent_calls_count_over_all_ingresses() -> None:
@@ -70,32 +105,43 @@ def test_concurrent_calls_count_over_all_ingresses() -> None:
     assert ingresses.admits(1)
 
 
-def test_totals_of_a_dead_ingress_stay_and_its_calls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(shared_usage.time, "monotonic", lambda: now)
-    board = UsageBoard()
-    board.exchange("a", {"team": KeyUsage(3, 10.0, 20.0, 1.0)})
-    assert board.exchange("b", {}) == {"team": KeyUsage(3, 10.0, 20.0, 1.0)}
-    now = 111.0
-    assert board.exchange("b", {}) == {"team": KeyUsage(0, 10.0, 20.0, 1.0)}
+def test_cpu_seconds_of_other_ingresses_count_towards_the_limit_and_not_as_own_use() -> None:
+    ingresses = Ingresses(2, KeyLimits(cpu_seconds_per_minute=6))
+    ingresses.sync()
+    ingresses.all[0].charge_remote_usage({("team", "cpu_seconds"): 7.0, ("unknown", "tokens"): 1.0}, {"unknown": 1})
+    with pytest.raises(OverloadedError, match="cpu_seconds_per_minute=6"):
+        ingresses.all[0].reserve_slot(INFO)
+    assert ingresses.all[0].cpu_seconds() == {"team": 0.0}
+    assert ingresses.all[0].take_usage() == {}
+    ingresses.now = 20.0
+    ingresses.all[0].reserve_slot(INFO).close()
 
 
-def test_an_error_of_the_board_is_logged_once_and_the_ingress_goes_on(
+def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared_usage, "PERIOD_SECONDS", 0.001)
-    calls = 0
+    """Its failure is logged once, calls of other ingresses do not count any more, and each report has the own usage."""
+    monkeypatch.setattr(shared_usage, "PERIOD_SECONDS", 0.0)
+    ingresses = Ingresses(1, KeyLimits(max_concurrent=2))
+    admitted: list[bool] = []
+    usages: list[KeyUsage] = []
+    permit = ingresses.all[0].admit(INFO, [[1, 2, 3]], SamplingParams())
 
-    async def exchange(_ingress_id: str, _usage: Mapping[str, KeyUsage]) -> Mapping[str, KeyUsage]:
-        nonlocal calls
-        calls += 1
-        raise TimeoutError("board")
+    async def exchange(_sender_id: str, _number: int, usage: KeyUsage) -> KeyUsage:
+        usages.append(usage)
+        admitted.append(ingresses.admits(0))
+        if len(admitted) == 2:
+            return SharedUsage({}, {"team": 1})
+        if len(admitted) == 6:
+            raise asyncio.CancelledError
+        raise TimeoutError
 
     async def main() -> None:
-        task = asyncio.create_task(share_usage(AdmissionController(), exchange))
-        while calls < 5:
-            await asyncio.sleep(0.001)
-        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await share_usage(ingresses.all[0], exchange)
 
     asyncio.run(main())
-    assert caplog.text.count("limits of keys count only this ingress") == 1
+    permit.close()
+    assert usages[0] == SharedUsage({("team", "requests"): 1.0, ("team", "tokens"): 3.0}, {"team": 1})
+    assert admitted == [True, True, False, True, True, True]
+    assert caplog.text.count("the limits of keys count only this ingress") == 1

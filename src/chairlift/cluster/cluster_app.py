@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replicated_model import observe_replicas
-from chairlift.cluster.shared_usage import Exchange, share_usage
+from chairlift.cluster.shared_usage import share_usage
+from chairlift.cluster.usage_aggregator import Exchange
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
@@ -50,7 +51,7 @@ class ReplicatedModel(ServedModel):
 
 
 def build_cluster_app(
-    setup: ClusterSetup, clients: Mapping[str, ClusterClient], exchange: Exchange | None = None
+    setup: ClusterSetup, clients: Mapping[str, ClusterClient], exchange: Exchange[tuple[str, str]] | None = None
 ) -> FastAPI:
     """Create the application over the clients of the models, by name. It closes the clients when it shuts down.
 

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -25,8 +24,8 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.cluster_view import Route, deployment_name
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
-from chairlift.cluster.shared_service import ServiceBoard, share_service
-from chairlift.cluster.shared_usage import UsageBoard
+from chairlift.cluster.shared_service import share_service
+from chairlift.cluster.usage_aggregator import Exchange, SharedUsage, UsageAggregator
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient
@@ -41,7 +40,7 @@ MAX_ONGOING_REQUESTS: Final = 1_000_000
 """Serve never rejects a call, because engines have queues of their own, and the ingress limits their length."""
 
 EXCHANGE_SECONDS: Final = 5.0
-"""Time limit of a call of a board (see `board_exchange`)."""
+"""Time limit of a call of a usage aggregator."""
 
 LOGGING: Final = {"enable_access_log": False, "log_level": "WARNING"}
 
@@ -65,8 +64,8 @@ class EngineDeployment:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         if config.scheduling_policy == "fair":
             context = serve.get_replica_context()
-            board = f"chairlift-service-{deployment_name(context.app_name, context.deployment)}"
-            exchange = partial(board_exchange(ServiceBoard, board), self._replica_id)
+            name = f"chairlift-service-{deployment_name(context.app_name, context.deployment)}"
+            exchange: Exchange[str] = aggregator_exchange(name)
             self._sharing = asyncio.create_task(share_service(replica.service.take, replica.charge, exchange))
 
     async def facts(self, config: EngineConfig) -> bytes | None:
@@ -161,8 +160,8 @@ class IngressDeployment:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         is_shared = self._setup.options.ingresses > 1 and bool(self._setup.access.keys.by_tenant)
-        board = f"chairlift-key-usage-{serve.get_replica_context().app_name}"
-        exchange = board_exchange(UsageBoard, board) if is_shared else None
+        name = f"chairlift-key-usage-{serve.get_replica_context().app_name}"
+        exchange: Exchange[tuple[str, str]] | None = aggregator_exchange(name) if is_shared else None
         return build_cluster_app(self._setup, self._clients, exchange)
 
     async def check_health(self) -> None:
@@ -171,13 +170,15 @@ class IngressDeployment:
             raise EngineDeadError("the clients of all models are closed")
 
 
-def board_exchange(board: type, name: str) -> Callable[[str, Mapping[str, Any]], Awaitable[Any]]:
-    """The `exchange` of a board that runs in an actor with this name, which the first process of a cluster starts."""
-    actor_class: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(board)
+def aggregator_exchange(name: str) -> Exchange[Any]:
+    """The `exchange` of a `UsageAggregator` in an actor with this name, which the first process of a cluster starts."""
+    actor_class: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(UsageAggregator)
     actor = actor_class.options(name=name, namespace="chairlift", lifetime="detached", get_if_exists=True).remote()
 
-    async def exchange(sender_id: str, report: Mapping[str, Any]) -> Any:
-        return await asyncio.wait_for(actor.exchange.remote(sender_id, report), EXCHANGE_SECONDS)
+    async def exchange(sender_id: str, number: int, usage: SharedUsage[Any]) -> SharedUsage[Any]:
+        answer = actor.exchange.remote(sender_id, number, usage)
+        answered: SharedUsage[Any] = await asyncio.wait_for(answer, EXCHANGE_SECONDS)
+        return answered
 
     return exchange
 

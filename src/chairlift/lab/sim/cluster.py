@@ -17,7 +17,8 @@ from chairlift.clock import VirtualClock
 from chairlift.cluster.autoscaling import QueueScaling
 from chairlift.cluster.replica_choice import choose_replica
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
-from chairlift.cluster.shared_service import PERIOD_SECONDS, ServiceBoard, ServiceMeter
+from chairlift.cluster.shared_service import PERIOD_SECONDS, ServiceMeter
+from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, PrefixCacheChanged, Step
@@ -155,6 +156,7 @@ class _Replica:
         self.inbox: list[_Sent] = []
         self.sent: dict[str, _Sent] = {}
         self.service = ServiceMeter()
+        self.num_reports = 0
         self.requests: dict[str, Request] = {}
         self.is_computing = False
         self.is_alive = True
@@ -181,7 +183,7 @@ class ClusterSimulation:
         self._num_started = self._num_starting = 0
         self._needed_at: dict[int, float] = {}
         self._is_fair = config.engine.scheduler.scheduling_policy == "fair"
-        self._board = ServiceBoard()
+        self._aggregator: UsageAggregator[str] = UsageAggregator()
         self._service = ServiceMeter()
         self.result = ClusterResult()
 
@@ -345,8 +347,10 @@ class ClusterSimulation:
         if not replica.is_alive or self._is_over:
             return
         self._at(self._now + period, self._exchange_service, replica, period)
-        remote = self._board.exchange(str(replica.name), replica.service.take(), self._now)
-        replica.core.scheduler.charge_remote_service(remote)
+        replica.num_reports += 1
+        report = SharedUsage(replica.service.take())
+        remote = self._aggregator.exchange(str(replica.name), replica.num_reports, report, self._now)
+        replica.core.scheduler.charge_remote_service(remote.amounts)
 
     def _sample_service(self) -> None:
         if not self._is_over:

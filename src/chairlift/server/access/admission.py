@@ -14,7 +14,7 @@ from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.keys import KeyInfo, KeyLimits, KeyRing
-from chairlift.server.access.rate_limits import KeyMeter, KeyUsage
+from chairlift.server.access.rate_limits import KeyMeter
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.access.service_rate import ServiceRate
 
@@ -144,15 +144,33 @@ class AdmissionController:
         """The seconds of CPU time used outside of the engine, by tenant."""
         return {tenant: meter.totals["cpu_seconds"] for tenant, meter in self._meters.items()}
 
-    def usage(self) -> dict[str, KeyUsage]:
-        """What each tenant has used of this server."""
-        return {tenant: meter.usage() for tenant, meter in self._meters.items()}
+    def take_usage(self) -> dict[tuple[str, str], float]:
+        """Return what tenants have used of this server since the last call, by tenant and unit."""
+        return {
+            (tenant, unit): amount
+            for tenant, meter in self._meters.items()
+            for unit, amount in meter.take_usage().items()
+        }
 
-    def set_remote_usage(self, usage: Mapping[str, KeyUsage]) -> None:
-        """Count what tenants have used of other servers, given their totals, towards the limits of their keys."""
-        for tenant, total in usage.items():
+    def num_concurrent(self) -> dict[str, int]:
+        """The number of calls in progress on this server, by tenant."""
+        return {tenant: meter.num_concurrent for tenant, meter in self._meters.items() if meter.num_concurrent}
+
+    def charge_remote_usage(self, amounts: Mapping[tuple[str, str], float], num_concurrent: Mapping[str, int]) -> None:
+        """Count what tenants use of other servers towards the limits of their keys.
+
+        Args:
+            amounts: What they have used since the last call, by tenant and unit.
+            num_concurrent: Their calls in progress now, by tenant.
+        """
+        for tenant in {*num_concurrent, *(tenant for tenant, _ in amounts)}:
             if (key := self._keys.by_tenant.get(tenant)) is not None:
-                self._meter(key.info).set_remote_usage(total)
+                self._meter(key.info)
+        for tenant, meter in self._meters.items():
+            meter.num_remote_concurrent = num_concurrent.get(tenant, 0)
+        for (tenant, unit), amount in amounts.items():
+            if tenant in self._meters:
+                self._meters[tenant].charge(unit, amount)
 
     @contextlib.contextmanager
     def admit_utility_call(self, key: KeyInfo, slot: CallSlot | None = None) -> Iterator[None]:

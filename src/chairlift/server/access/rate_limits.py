@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from chairlift.clock import format_duration
@@ -44,24 +43,6 @@ class TokenBucket:
 UNITS: Final = ("requests", "tokens", "cpu_seconds")
 
 
-@dataclass(frozen=True, slots=True)
-class KeyUsage:
-    """What an API key has used of one or several servers: its calls in progress now, and totals."""
-
-    num_concurrent: int = 0
-    requests: float = 0.0
-    tokens: float = 0.0
-    cpu_seconds: float = 0.0
-
-    def __add__(self, other: KeyUsage) -> KeyUsage:
-        return KeyUsage(
-            self.num_concurrent + other.num_concurrent,
-            self.requests + other.requests,
-            self.tokens + other.tokens,
-            self.cpu_seconds + other.cpu_seconds,
-        )
-
-
 class KeyMeter:
     """Measures the use of one API key, and rejects calls that would exceed its limits.
 
@@ -69,6 +50,11 @@ class KeyMeter:
 
     Args:
         clock: A monotonic clock in seconds.
+
+    Attributes:
+        num_concurrent: The calls of the key in progress on this server.
+        num_remote_concurrent: Its calls in progress on other servers.
+        totals: What the key has used of this server, by unit.
     """
 
     def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
@@ -76,19 +62,15 @@ class KeyMeter:
         self._clock = clock
         self._buckets: dict[str, TokenBucket] = {}
         self.num_concurrent = 0
+        self.num_remote_concurrent = 0
         self.totals = dict.fromkeys(UNITS, 0.0)
-        self._remote = KeyUsage()
+        self._taken = dict(self.totals)
         self.set_limits(limits)
 
-    def usage(self) -> KeyUsage:
-        """What the key has used of this server."""
-        return KeyUsage(self.num_concurrent, **self.totals)
-
-    def set_remote_usage(self, usage: KeyUsage) -> None:
-        """Count what the key has used of other servers since the last call, given their totals."""
-        for unit, bucket in self._buckets.items():
-            bucket.take(max(0.0, getattr(usage, unit) - getattr(self._remote, unit)), self._clock())
-        self._remote = usage
+    def take_usage(self) -> dict[str, float]:
+        """Return what the key has used of this server since the last call, by unit."""
+        before, self._taken = self._taken, dict(self.totals)
+        return {unit: total - before[unit] for unit, total in self.totals.items() if total != before[unit]}
 
     def set_limits(self, limits: KeyLimits) -> None:
         """Use these limits from now on. A rate that does not change keeps what has been used of it."""
@@ -108,7 +90,7 @@ class KeyMeter:
             OverloadedError: The key has reached its limit of concurrent calls, or of requests per minute.
         """
         limit = self._limits.max_concurrent
-        num_calls = self.num_concurrent + self._remote.num_concurrent
+        num_calls = self.num_concurrent + self.num_remote_concurrent
         if limit is not None and num_calls >= limit:
             message = (
                 f"API key {self._name!r} has {num_calls} calls in progress, and its limit is max_concurrent={limit}: "
@@ -136,7 +118,11 @@ class KeyMeter:
             raise OverloadedError(message, seconds, "rate_limit_exceeded")
 
     def record(self, unit: str, amount: float) -> None:
-        """Count an amount that the key has used, even if it exceeds the limit."""
+        """Count an amount that the key has used of this server, even if it exceeds the limit."""
         self.totals[unit] += amount
+        self.charge(unit, amount)
+
+    def charge(self, unit: str, amount: float) -> None:
+        """Remove an amount from what the key may use, without counting it for this server."""
         if unit in self._buckets:
             self._buckets[unit].take(amount, self._clock())
