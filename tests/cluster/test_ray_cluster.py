@@ -19,6 +19,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from benchmarks.ray_cluster import read_settings
 
 from chairlift.cluster.usage_aggregator import SharedUsage
 from running_server import wait_for
@@ -55,7 +56,7 @@ class RayServer:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
-    """Two replicas and one ingress behind Ray Serve's proxy."""
+    """Two replicas and one ingress behind HAProxy, with the settings of deploy/ray/cluster.env."""
     import ray
     from ray import serve
 
@@ -69,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     config.write_text(json.dumps({"models": model, "seed": 0, "allow-unauthenticated": True, **limits}))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
+    os.environ |= read_settings()
     tests = str(Path(__file__).parent.parent)
     ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": tests}})
     try:
@@ -143,7 +144,8 @@ def test_a_killed_replica_loses_no_request_silently_and_is_replaced(server: RayS
         victim.send_signal(signal.SIGKILL)
         outcomes = [result.result(timeout=120) for result in results]
     assert set(outcomes) <= {"finished", "error"}
-    assert outcomes.count("finished") >= 16
+    # At most four requests of a replica run at the same time, and only those had output.
+    assert outcomes.count("error") <= 4
     wait_for(lambda: len(server.replicas()) == 2 and server.replicas() != before, 60)
     assert server.complete(1) == "finished"
 
