@@ -143,7 +143,7 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
         await answering(call_id="r1")(scope, receive, send)
 
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(observer, exporter)
+    tracer = CallTracer(exporter)
     call(observer, app, AccessLog("json", tmp_path / "log"), tracer)
     tracer.close()
     assert json.loads((tmp_path / "log").read_text())["finish_reason"] == "stop"
@@ -177,7 +177,7 @@ def test_probes_are_not_logged_while_they_succeed(observer: EngineObserver) -> N
 
 def test_spans_continue_the_callers_trace(observer: EngineObserver) -> None:
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(observer, exporter)
+    tracer = CallTracer(exporter)
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     call(observer, answering(), tracer, headers={"traceparent": f"00-{trace}-{parent}-01"})
     tracer.close()
@@ -209,7 +209,7 @@ def test_times_of_a_replica_on_another_machine_are_converted(
     there.tracker, there.calls = observer.tracker, observer.calls
     models: Any = [SimpleNamespace(observer=here, observers=[there])]
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(ModelObservers(models), exporter)
+    tracer = CallTracer(exporter)
     call(ModelObservers(models), answering(), tracer)  # type: ignore[arg-type]
     tracer.close()
     spans = {span.name: span for span in exporter.get_finished_spans()}
@@ -227,7 +227,7 @@ def seconds(span: ReadableSpan) -> float:
 
 def test_calls_that_do_not_reach_the_engine_are_not_traced(observer: EngineObserver) -> None:
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(observer, exporter)
+    tracer = CallTracer(exporter)
     call(observer, answering(401, None), tracer)
     tracer.close()
     assert not exporter.get_finished_spans()

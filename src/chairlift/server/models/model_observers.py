@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from starlette.requests import Request
 
 from chairlift.observability.explain import Viewer
-from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
 from chairlift.server.models.served_model import ServedModel
-from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 
 
 class ModelObservers:
@@ -26,24 +26,20 @@ class ModelObservers:
     def now(self) -> float:
         return self._models[0].observer.now()
 
-    def clock_shift(self, request: TrackedRequest) -> float:
-        """See `CallObserver.clock_shift`."""
-        owner = self._owner(request)
-        return 0.0 if owner is None else self.now() - owner.now()
-
-    def _owner(self, request: TrackedRequest) -> EngineObserver | None:
-        """The observer of a request; None if its replica has been removed."""
-        owners = (observer for observer in self.all if observer.tracker.get(request.request_id) is request)
-        return next(owners, None)
-
     def viewer(self, request: Request) -> Viewer:
         return self._models[0].observer.viewer(request)
 
-    def sequences(self, call_id: str) -> list[TrackedRequest]:
-        """The known sequences of an API call."""
-        return [sequence for observer in self.all for sequence in observer.sequences(call_id)]
+    def find(self, call_id: str) -> list[ObservedRequest]:
+        """The known sequences of an API call. Those of one model, which several replicas may have computed, are in the
+        order of their creation."""
+        return [sequence for model in self._models for sequence in self._find(model, call_id)]
 
-    def spans(self, request: TrackedRequest, now: float) -> list[list[WaitSpan]]:
-        """The waits of a request; see `RequestTracker.spans`."""
-        owner = self._owner(request)
-        return [] if owner is None else owner.spans(request, now)
+    def _find(self, model: ServedModel, call_id: str) -> list[ObservedRequest]:
+        found = [sequence for observer in model.observers for sequence in observer.find(call_id)]
+        return sorted(found, key=lambda sequence: _creation_order(sequence.request.request_id))
+
+
+def _creation_order(request_id: str) -> list[str | int]:
+    """A key that sorts the sequences of a call as they were created: "x.9~9" before "x.10~10.1" before "x.10~10.2"."""
+    parts = re.split(r"([0-9]+)", request_id.rpartition("~")[2])
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)]

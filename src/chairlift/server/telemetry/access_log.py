@@ -62,7 +62,7 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
 
 
 def _sequence_fields(record: CallRecord) -> dict[str, Any]:
-    sequences = record.sequences
+    sequences = [sequence.request for sequence in record.sequences]
     first = sequences[0]
     first_tokens = [s.first_token - s.arrived.time for s in sequences if s.first_token is not None]
     queue_times = [s.queue_time for s in sequences if s.queue_time is not None]

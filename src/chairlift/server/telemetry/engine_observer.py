@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,7 +16,7 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import Event, RequestArrived, RequestRejected
 from chairlift.observability.explain import Explainer, Viewer
 from chairlift.observability.prometheus import PrometheusMetrics
-from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
+from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import KeyInfo
 
@@ -36,14 +37,16 @@ class CallObserver(Protocol):
     def now(self) -> float:
         """The time in seconds of the clock of this machine."""
 
-    def clock_shift(self, request: TrackedRequest) -> float:
-        """The seconds to add to the times of a request, which are of its engine's machine, for times of this one."""
+    def find(self, call_id: str) -> list[ObservedRequest]:
+        """The known sequences of an API call, in the order of their creation."""
 
-    def sequences(self, call_id: str) -> list[TrackedRequest]:
-        """The known sequences of an API call."""
 
-    def spans(self, request: TrackedRequest, now: float) -> list[list[WaitSpan]]:
-        """The waits of a request; see `RequestTracker.spans`."""
+@dataclass(frozen=True, slots=True)
+class ObservedRequest:
+    """A sequence of an API call and the observer of its engine, whose clock its times are of."""
+
+    request: TrackedRequest
+    observer: EngineObserver
 
 
 class EngineObserver:
@@ -79,26 +82,14 @@ class EngineObserver:
     def now(self) -> float:
         return self._clock.now()
 
-    def clock_shift(self, request: TrackedRequest) -> float:
-        """See `CallObserver.clock_shift`; the clock of this observer is that of its engine."""
-        return 0.0
-
     def viewer(self, request: Request) -> Viewer:
         key: KeyInfo = request.state.key
         return Viewer(key.tenant, key.is_admin, self._secret)
 
-    def find(self, call_id: str, viewer: Viewer) -> list[TrackedRequest]:
-        """The known sequences of an API call that the viewer can see."""
-        return [request for request in self.sequences(call_id) if viewer.can_see(request.tenant)]
-
-    def sequences(self, call_id: str) -> list[TrackedRequest]:
+    def find(self, call_id: str) -> list[ObservedRequest]:
         """The known sequences of an API call."""
         found = (self.tracker.get(request_id) for request_id in self.calls.get(call_id))
-        return [request for request in found if request is not None]
-
-    def spans(self, request: TrackedRequest, now: float) -> list[list[WaitSpan]]:
-        """The waits of a request; see `RequestTracker.spans`."""
-        return self.tracker.spans(request, now)
+        return [ObservedRequest(request, self) for request in found if request is not None]
 
 
 ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[ObservedEngine], float]]]] = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.server.telemetry.call_log import CallRecord
-from chairlift.server.telemetry.engine_observer import CallObserver
+from chairlift.server.telemetry.engine_observer import ObservedRequest
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -35,13 +35,12 @@ class CallTracer:
         exporter: receives the spans in batches, on a thread of its own.
     """
 
-    def __init__(self, observer: CallObserver, exporter: SpanExporter, service_name: str = "chairlift") -> None:
+    def __init__(self, exporter: SpanExporter, service_name: str = "chairlift") -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._observer = observer
         self._propagator = TraceContextTextMapPropagator()
         self._provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -71,10 +70,11 @@ class CallTracer:
             self._trace_sequence(sequence, record.finish_reason, inside)
         span.end(start + int(record.seconds * 1e9))
 
-    def _trace_sequence(self, request: TrackedRequest, finish_reason: str | None, parent: Context) -> None:
+    def _trace_sequence(self, sequence: ObservedRequest, finish_reason: str | None, parent: Context) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        now = self._observer.now() - self._observer.clock_shift(request)
+        request, observer = sequence.request, sequence.observer
+        now = observer.now()
         shift = time.time() - now
         ended = request.finished.time if request.finished is not None else request.last_token
         end = now if ended is None else ended
@@ -92,7 +92,7 @@ class CallTracer:
         start = nanoseconds(request.arrived.time)
         span = self._tracer.start_span("sequence", parent, attributes=attributes, start_time=start)
         inside = set_span_in_context(span, parent)
-        for spans in self._observer.spans(request, end):
+        for spans in observer.tracker.spans(request, end):
             for wait in spans:
                 trace_part(f"wait: {wait.reason}", wait.start, wait.end, {"steps": wait.num_steps})
         if request.first_scheduled is not None and request.first_token is not None:
