@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,13 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
+from chairlift.clock import MonotonicClock
 from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.engine.event_hub import EventHub
+from chairlift.engine.process.client import EngineStatus
+from chairlift.events import RequestArrived
 from chairlift.server.http.application import create_app
+from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ModelReplica, ServedModel
 from in_process_cluster import InProcessTransport, make_cluster
 from running_server import run_app, wait_for
 
@@ -31,9 +39,35 @@ class ClusterServer:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def status_of(self, path: str) -> int:
+        return httpx.get(f"{self.url}{path}", timeout=20).status_code
+
+    def kill(self, name: str) -> None:
+        """Kill a replica, and wait until the server has noticed it."""
+        assert self.llm._loop is not None
+        self.llm._loop.call_soon_threadsafe(self.transport.kill, name)
+        wait_for(lambda: name not in self.get("/v1/engine")["replicas"])
+
     def complete(self, prompt: Any, **fields: Any) -> httpx.Response:
         body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, **fields}
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+
+
+class SilentReplica(ModelReplica):
+    def status(self) -> EngineStatus:
+        raise AssertionError
+
+
+def slow_down(server: ClusterServer, seconds: float = 0.02) -> None:
+    """Make every step of all replicas take a while."""
+
+    def slow(submit: Callable[[Any], Any], output: Any) -> Any:
+        time.sleep(seconds)
+        return submit(output)
+
+    for replica in server.transport.replicas.values():
+        executor: Any = replica.client.engine.core._executor  # type: ignore[attr-defined]
+        executor.submit = partial(slow, executor.submit)
 
 
 Serve = Callable[..., Any]
@@ -67,3 +101,51 @@ def test_the_sequences_of_a_call_are_found_on_all_replicas(serve: Serve, kind: s
         ids = [each["id"].rpartition("~")[0] for each in server.get(f"/v1/requests/{call_id}{kind}")["sequences"]]
         assert ids == [f"{call_id}.{index}" for index in range(12) for _ in range(2)]
         assert len(server.get(f"/v1/requests/{call_id}.7{kind}")["sequences"]) == 2
+
+
+def test_requests_of_a_replica_that_has_ended_are_found(serve: Serve) -> None:
+    with serve(num_replicas=1) as server:
+        call_id = server.complete([1, 2, 3], max_tokens=2).json()["id"]
+        before = server.get(f"/v1/requests/{call_id}")
+        server.kill("replica-0")
+        assert server.get(f"/v1/requests/{call_id}")["sequences"][0]["state"] == "finished"
+        assert server.get(f"/v1/requests/{call_id}") == before
+        assert server.get(f"/v1/requests/{call_id}/explain")["sequences"][0]["state"] == "finished"
+        assert 'replica="replica-0"' not in httpx.get(f"{server.url}/metrics").text
+        assert server.status_of("/v1/engine?replica=replica-0") == 404
+        assert server.get("/v1/page")["replicas"] == server.get("/v1/requests")["data"] == []
+
+
+def test_lost_requests_are_found_and_those_that_were_sent_again_once(serve: Serve) -> None:
+    with serve(max_num_seqs=1) as server, ThreadPoolExecutor(8) as pool:
+        slow_down(server)
+        calls = [
+            pool.submit(server.complete, [index, 5, 6], max_tokens=8, request_id=f"r{index}") for index in range(8)
+        ]
+        client: Any = server.llm._client
+        wait_for(lambda: sum(group.has_output for group in client._groups.values()) == 2)
+        server.kill("replica-0")
+        statuses = [call.result().status_code for call in calls]
+        assert sorted(statuses) == [200] * 7 + [503]
+        for index, status in enumerate(statuses):
+            (found,) = server.get(f"/v1/requests/cmpl-r{index}")["sequences"]
+            (explained,) = server.get(f"/v1/requests/cmpl-r{index}/explain")["sequences"]
+            assert found["state"] == explained["state"] == ("finished" if status == 200 else "lost")
+            assert found["num_output_tokens"] == 8 if status == 200 else 0 < found["num_output_tokens"] < 8
+            assert found["num_blocks"] == 0
+
+
+def test_only_the_last_replicas_that_have_ended_are_kept() -> None:
+    model = ServedModel("tiny", None, EventHub())
+    count = 2 * MAX_ENDED_REPLICAS + 6
+    for index in range(count):
+        name = f"replica-{index}"
+        replica = SilentReplica("tiny", name, EventHub(), MonotonicClock())
+        model.add_replica(replica)
+        if index % 2:
+            replica.events.publish([RequestArrived(0.0, f"r{index}", 3, 4)])
+        model.end_replica(name)
+    assert not model.replicas
+    known = [request.request_id for observer in model.ended_observers for request in observer.tracker.requests()]
+    assert known == [f"r{index}" for index in range(7, count, 2)]
+    assert {request.state for observer in model.ended_observers for request in observer.tracker.requests()} == {"lost"}

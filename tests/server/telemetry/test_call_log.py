@@ -53,7 +53,7 @@ def observer() -> EngineObserver:
         engine.add([start, 5, 6], 4, late=0.01, tenant="ann")
     engine.to_end()
     hub = EventHub()
-    found = EngineObserver(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
+    found = EngineObserver(hub, VirtualClock())
     assert engine.tracker.started is not None
     hub.publish([engine.tracker.started, *engine.log.events])
     return found
@@ -135,7 +135,7 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
     engine.add([1, 2, 3], 9, tenant="ann")
     engine.steps(3)
     hub = EventHub()
-    observer = EngineObserver(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
+    observer = EngineObserver(hub, VirtualClock())
     hub.publish(engine.log.events)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,7 +155,7 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
 def test_an_earlier_call_with_the_same_id_is_not_mixed_in(observer: EngineObserver) -> None:
     records: list[CallRecord] = []
     clock = VirtualClock(1e6)
-    later = EngineObserver(SimpleNamespace(events=EventHub()), clock)  # type: ignore[arg-type]
+    later = EngineObserver(EventHub(), clock)
     later.tracker, later.calls = observer.tracker, observer.calls
     call(later, answering(), records.append)
     assert records[0].sequences == []
@@ -204,10 +204,10 @@ def test_times_of_a_replica_on_another_machine_are_converted(
 ) -> None:
     """The requests of the replica arrived almost at 0 of its clock, `seconds_later` than the call."""
     start = time.monotonic() + seconds_later
-    here = EngineObserver(SimpleNamespace(events=EventHub()))  # type: ignore[arg-type]
-    there = EngineObserver(SimpleNamespace(events=EventHub()), SimpleNamespace(now=lambda: time.monotonic() - start))  # type: ignore[arg-type]
+    here = EngineObserver(EventHub())
+    there = EngineObserver(EventHub(), SimpleNamespace(now=lambda: time.monotonic() - start))  # type: ignore[arg-type]
     there.tracker, there.calls = observer.tracker, observer.calls
-    models: Any = [SimpleNamespace(observer=here, observers=[there])]
+    models: Any = [SimpleNamespace(observer=here, observers=[there], ended_observers=[])]
     exporter = InMemorySpanExporter()
     tracer = CallTracer(exporter)
     call(ModelObservers(models), answering(), tracer)  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
         viewer = observers.viewer(request)
         found = [
             (observer, entry)
-            for observer in observers.all
+            for observer in observers.running
             for entry in observer.tracker.requests()
             if entry.state in ("waiting", "running") and viewer.can_see(entry.tenant)
         ]
@@ -141,13 +141,15 @@ def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
 
 
 def _find(observers: ModelObservers, request_id: str, request: Request) -> list[ObservedRequest]:
-    """The sequences of an API call that the key can see, over all replicas.
+    """The sequences of an API call that the key can see, over all replicas. One that was sent again is that of its last
+    replica.
 
     Raises:
         HTTPException: there are none.
     """
     viewer = observers.viewer(request)
-    if found := [each for each in observers.find(request_id) if viewer.can_see(each.request.tenant)]:
+    known = (each for each in observers.find(request_id) if not each.is_resent)
+    if found := [each for each in known if viewer.can_see(each.request.tenant)]:
         return found
     reason = "it ended too long ago, did not reach the engine, or belongs to another key"
     raise HTTPException(404, f"request {request_id!r:.140} is not known: {reason}")
@@ -199,5 +201,5 @@ def _timings(request: TrackedRequest, now: float) -> RequestTimings:
         time_to_first_token=None if first is None else first - arrival,
         time_per_output_token=per_token,
         last_token=None if last is None else last - arrival,
-        age=(now if request.finished is None else request.finished.time) - arrival,
+        age=(now if request.end_time is None else request.end_time) - arrival,
     )

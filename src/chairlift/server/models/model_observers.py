@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from starlette.requests import Request
 
 from chairlift.observability.explain import Viewer
+from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.server.models.served_model import ServedModel
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 
@@ -19,8 +22,8 @@ class ModelObservers:
         self._models = models
 
     @property
-    def all(self) -> list[EngineObserver]:
-        """The observers, in the order of the models and of their replicas."""
+    def running(self) -> list[EngineObserver]:
+        """The observers of engines that have not ended, in the order of the models and of their replicas."""
         return [observer for model in self._models for observer in model.observers]
 
     def now(self) -> float:
@@ -30,13 +33,24 @@ class ModelObservers:
         return self._models[0].observer.viewer(request)
 
     def find(self, call_id: str) -> list[ObservedRequest]:
-        """The known sequences of an API call. Those of one model, which several replicas may have computed, are in the
-        order of their creation."""
+        """The known sequences of an API call, also those of replicas that have ended. The sequences of a model are in
+        the order of their creation, and one that was sent again in the order of its replicas."""
         return [sequence for model in self._models for sequence in self._find(model, call_id)]
 
     def _find(self, model: ServedModel, call_id: str) -> list[ObservedRequest]:
-        found = [sequence for observer in model.observers for sequence in observer.find(call_id)]
-        return sorted(found, key=lambda sequence: _creation_order(sequence.request.request_id))
+        observers = (*model.ended_observers, *model.observers)
+        found = [sequence for observer in observers for sequence in observer.find(call_id)]
+        found.sort(key=lambda sequence: _sending_order(sequence.request))
+        for index, (one, following) in enumerate(pairwise(found)):
+            if one.request.request_id == following.request.request_id:
+                found[index] = replace(one, is_resent=True)
+        return found
+
+
+def _sending_order(request: TrackedRequest) -> tuple[list[str | int], bool, int]:
+    """A key that sorts sequences as they were created, and one that was sent again as it was sent. A sequence is sent
+    again only if it had no output, perhaps before its engine has reported that it was lost."""
+    return _creation_order(request.request_id), request.state != "lost", request.num_output_tokens
 
 
 def _creation_order(request_id: str) -> list[str | int]:

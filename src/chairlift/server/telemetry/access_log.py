@@ -56,13 +56,15 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
         "request_id": record.call_id,
         "ignored": ",".join(record.ignored),
         "body": None if record.body is None else record.body.decode("utf-8", "replace"),
-        **(_sequence_fields(record) if record.sequences else {}),
+        **_sequence_fields(record),
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 def _sequence_fields(record: CallRecord) -> dict[str, Any]:
-    sequences = [sequence.request for sequence in record.sequences]
+    sequences = [each.request for each in record.sequences if not each.is_resent]
+    if not sequences:
+        return {}
     first = sequences[0]
     first_tokens = [s.first_token - s.arrived.time for s in sequences if s.first_token is not None]
     queue_times = [s.queue_time for s in sequences if s.queue_time is not None]

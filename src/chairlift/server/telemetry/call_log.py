@@ -29,7 +29,8 @@ class CallRecord:
         seconds: the duration until the last byte of the response was written.
         status: the status of the response; 499 if the client disconnected before it, or before the end of an answer.
         key: the name of the API key; "" without a key.
-        call_id: the id of the response, if the call reached the engine; sequences: its requests in the engine.
+        call_id: the id of the response, if the call reached the engine.
+        sequences: its requests in the engine. One that was sent again after the loss of a replica is in it twice.
         finish_reason: that of the answer that ended first. For a stop string it is known before the engine's event.
         is_disconnected: the client disconnected before the end of the response.
         ignored: the fields of the body that had no effect.

@@ -1,4 +1,4 @@
-"""The state of the engine as the server sees it: requests, metrics and explanations, derived from events."""
+"""The state of an engine as the server sees it, derived from events: requests and their explanations, and metrics."""
 
 from __future__ import annotations
 
@@ -43,41 +43,38 @@ class CallObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ObservedRequest:
-    """A sequence of an API call and the observer of its engine, whose clock its times are of."""
+    """A sequence of an API call and the observer of its engine, whose clock its times are of.
+
+    Attributes:
+        is_resent: the engine was lost, and the sequence was sent to another replica.
+    """
 
     request: TrackedRequest
     observer: EngineObserver
+    is_resent: bool = False
 
 
 class EngineObserver:
     """Receives the events of an engine and answers queries about it.
 
     Args:
-        model_name: the name of the model in metrics; None is the name in its events.
         clock: the clock of the engine; None is the monotonic clock, which all processes of a machine share.
         max_finished: maximum number of requests that are kept after they ended.
     """
 
     def __init__(
         self,
-        engine: ObservedEngine,
+        events: EventHub,
         clock: Clock | None = None,
         max_finished: int = 1000,
-        model_name: str | None = None,
     ) -> None:
-        self.engine = engine
         self.tracker = RequestTracker(max_finished)
         self.explainer = Explainer(self.tracker)
         self.calls = CallSequences()
         self._clock = clock or MonotonicClock()
         self._secret = Viewer().secret
-        self.metrics = PrometheusMetrics(
-            self.tracker,
-            {name: (text, partial(value, engine)) for name, (text, value) in ENGINE_GAUGES.items()},
-            model_name,
-        )
-        for listener in (self.tracker, self.calls, self.metrics):
-            engine.events.add(listener)
+        for listener in (self.tracker, self.calls):
+            events.add(listener)
 
     def now(self) -> float:
         return self._clock.now()
@@ -108,6 +105,17 @@ ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[ObservedEngine], float]]]] =
         lambda engine: float(engine.events.num_dropped),
     ),
 }
+
+
+def measure_engine(engine: ObservedEngine, tracker: RequestTracker, model_name: str) -> PrometheusMetrics:
+    """Create the metrics of an engine, which receive its events after the tracker."""
+    metrics = PrometheusMetrics(
+        tracker,
+        {name: (text, partial(value, engine)) for name, (text, value) in ENGINE_GAUGES.items()},
+        model_name,
+    )
+    engine.events.add(metrics)
+    return metrics
 
 
 class CallSequences:

@@ -76,7 +76,7 @@ class CallTracer:
         request, observer = sequence.request, sequence.observer
         now = observer.now()
         shift = time.time() - now
-        ended = request.finished.time if request.finished is not None else request.last_token
+        ended = request.last_token if request.end_time is None else request.end_time
         end = now if ended is None else ended
         if request.finished is not None:
             finish_reason = request.finished.finish_reason
