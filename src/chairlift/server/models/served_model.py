@@ -96,7 +96,7 @@ class ModelReplica(ABC):
         self.replica_id = replica_id
         self.events = events
         self.facts: EngineFacts | None = None
-        self.observer = EngineObserver(events, clock)
+        self.observer = EngineObserver(events, clock, replica_id=replica_id)
         self.metrics = measure_engine(self, self.observer.tracker, name)
         self.feed = LiveFeed(self.observer.tracker)
         events.add(self.feed)

@@ -77,6 +77,7 @@ def _sequence_fields(record: CallRecord) -> dict[str, Any]:
         "ttft": round(min(first_tokens), 6) if first_tokens else None,
         "preemptions": sum(s.num_preemptions for s in sequences) or None,
         "finish_reason": record.finish_reason or (None if first.finished is None else first.finished.finish_reason),
+        "replica": ",".join(dict.fromkeys(each.observer.replica_id or "" for each in record.sequences)),
     }
 
 

@@ -53,6 +53,11 @@ class ObservedRequest:
     observer: EngineObserver
     is_resent: bool = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the engine ended before it. An engine that restarts reports this late."""
+        return self.is_resent or self.request.state == "lost"
+
 
 class EngineObserver:
     """Receives the events of an engine and answers queries about it.
@@ -60,6 +65,7 @@ class EngineObserver:
     Args:
         clock: the clock of the engine; None is the monotonic clock, which all processes of a machine share.
         max_finished: maximum number of requests that are kept after they ended.
+        replica_id: the id of the engine, if it is one of several of a model.
     """
 
     def __init__(
@@ -67,7 +73,9 @@ class EngineObserver:
         events: EventHub,
         clock: Clock | None = None,
         max_finished: int = 1000,
+        replica_id: str | None = None,
     ) -> None:
+        self.replica_id = replica_id
         self.tracker = RequestTracker(max_finished)
         self.explainer = Explainer(self.tracker)
         self.calls = CallSequences()
