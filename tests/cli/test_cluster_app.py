@@ -38,10 +38,21 @@ def test_options_reach_the_replicas(tmp_path: Path) -> None:
     assert (served["config"].max_num_seqs, served["config"].seed) == (7, 3)
 
 
+def write_with_key(folder: Path, fields: str, **options: Any) -> str:
+    """Write a configuration file with one API key."""
+    keys = folder / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "a"\nhash = "{"0" * 64}"\n{fields}\n')
+    return write(folder, **{"api-key-file": str(keys), "allow-unauthenticated": None, **options})
+
+
+def test_a_key_for_a_model_that_is_not_served_is_rejected(tmp_path: Path) -> None:
+    file = write_with_key(tmp_path, 'models = ["other"]', **{"served-model-name": "tiny"})
+    with pytest.raises(ConfigError, match="limited to the models other, which are not served: the models are tiny"):
+        build_application({"config": file})
+
+
 def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
-    keys.write_text(f'[[keys]]\nname = "a"\nhash = "{"0" * 64}"\nweight = 2.0\n')
-    file = write(tmp_path, **{"api-key-file": str(keys), "scheduling-policy": "fair", "allow-unauthenticated": None})
+    file = write_with_key(tmp_path, "weight = 2.0", **{"scheduling-policy": "fair"})
     setup = build_application({"config": file})._bound_deployment.init_args[0]
     assert setup.models[0].config.tenant_weights
 
@@ -60,6 +71,12 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
         ({"keep-alive": 5}, {}, "keep_alive has no effect in a cluster"),
         ({"allow-unauthenticated": None}, {}, "there is no API key, and Ray Serve's proxy may be reachable"),
         ({"event-log": "events.jsonl"}, {}, "event_log=events.jsonl is one file, and every replica would write it"),
+        ({"batching": "static", "static-run-to": "global"}, {}, "static_run_to=global needs the output lengths of all"),
+        (
+            {"served-model-name": "a", "models": {"b": {}}},
+            {},
+            "served_model_name=a is for one model without options of its own: name models with --models",
+        ),
         ({"max-num-seq": 3}, {}, "max-num-seq is not an option of this command: did you mean max-num-seqs"),
     ],
 )

@@ -218,7 +218,7 @@ def test_requests_are_tracked_through_a_restart() -> None:
     tracker.emit(replace(started, time=9.0))
     lost = tracker.get("r1")
     assert lost is not None
-    assert lost.state == "lost"
+    assert (lost.state, lost.end_time) == ("lost", 9.0)
     assert not tracker.holders()
     tracker.emit(replace(arrived, step=0))
     tracker.emit(step_of("r3", 0, 12.0))

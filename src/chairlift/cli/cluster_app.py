@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,7 +57,7 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
     _check_effects(served)
     values.setdefault("watchdog_timeout", served["options"]["watchdog_timeout"])
     options, access = ClusterOptions(**values), served["access"]
-    models = [_with_weights(spec, access) for spec in _specs(served)]
+    models = _specs(served)
     for spec in models:
         options.actor_options(spec.config)
     setup = ClusterSetup(tuple(models), options, served["limits"], access, served["observability"], served["pages"])
@@ -105,8 +105,6 @@ def _check_effects(served: Mapping[str, Any]) -> None:
     defaults = read_defaults()
     if options["replicas"] is not None:
         raise ConfigError("replicas has no effect in a cluster: use the argument replicas")
-    if options["served_model_name"] is not None and models.on_demand:
-        raise ConfigError("served_model_name is for one model: use the names in models")
     for name in PROXY_OPTIONS:
         if options[name] != defaults[name]:
             raise ConfigError(f"{name}={options[name]} has no effect in a cluster: set http_options of Ray Serve")
@@ -138,17 +136,18 @@ def read_defaults() -> dict[str, Any]:
 
 
 def _specs(served: Mapping[str, Any]) -> list[ModelSpec]:
-    """The models of a cluster, which are always loaded."""
+    """The models of a cluster, which are always loaded.
+
+    Raises:
+        ConfigError: as for `server_specs`.
+    """
+    from chairlift.server.serve import server_specs
+
     models: ModelOptions = served["models"]
     config: EngineConfig = served["config"]
     api: ApiOptions = served["api"]
+    access: AccessOptions = served["access"]
+    name: str | None = served["options"]["served_model_name"]
     if models.on_demand:
-        return models.specs(config, api)
-    name = served["options"]["served_model_name"] or model_name(config.model)
-    return [ModelSpec(name, config, (), None, api)]
-
-
-def _with_weights(spec: ModelSpec, access: AccessOptions) -> ModelSpec:
-    """The model with the tenant weights of the API keys."""
-    weights = access.keys.tenant_weights()
-    return replace(spec, config=replace(spec.config, tenant_weights=weights)) if weights else spec
+        return server_specs(models.specs(config, api), name, access)
+    return server_specs([ModelSpec(name or model_name(config.model), config, api=api)], None, access)

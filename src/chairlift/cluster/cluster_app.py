@@ -14,6 +14,8 @@ from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.cluster.shared_usage import share_usage
 from chairlift.cluster.usage_aggregator import Exchange
 from chairlift.engine.async_llm import AsyncLLM
+from chairlift.engine.served_engine import EngineFacts
+from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.server_limits import ServerLimits
@@ -21,6 +23,8 @@ from chairlift.server.http.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.preparation.preparation import PreparationWorkers
+from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 
@@ -65,7 +69,8 @@ def build_cluster_app(
         client = clients[spec.name]
         model = ReplicatedModel(spec, client)
         llm = AsyncLLM(client=client)
-        model.set_service(ModelService(llm, spec.name, spec.api, admission.record_cpu_seconds, None))
+        workers = _make_workers(spec, client.engine.facts, setup.limits)
+        model.set_service(ModelService(llm, spec.name, spec.api, admission.record_cpu_seconds, workers))
         models.append(model)
     return create_models_app(
         ModelManager(models),
@@ -79,3 +84,11 @@ def build_cluster_app(
         pages=setup.pages,
         share_usage=None if exchange is None else partial(share_usage, exchange=exchange),
     )
+
+
+def _make_workers(spec: ModelSpec, facts: EngineFacts, limits: ServerLimits) -> PreparationWorkers:
+    """Create the preparation workers of a model, which use its tokenizer files on this machine."""
+    config = spec.config
+    fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
+    setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, spec.api, limits.max_json_depth, fingerprint)
+    return PreparationWorkers(setup)

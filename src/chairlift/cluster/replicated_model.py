@@ -41,10 +41,9 @@ def observe_replicas(model: ServedModel, client: ClusterClient) -> None:
     """Let a model show the replicas of its client, from now on and before their first events."""
 
     def add(replica: RemoteReplica) -> None:
-        model.replicas[replica.replica_id] = ObservedReplica(model, replica, client)
+        model.add_replica(ObservedReplica(model, replica, client))
 
-    def remove(replica: RemoteReplica) -> None:
-        if (observed := model.replicas.pop(replica.replica_id, None)) is not None:
-            observed.feed.close()
+    def end(replica: RemoteReplica) -> None:
+        model.end_replica(replica.replica_id)
 
-    client.on_replica, client.on_replica_end = add, remove
+    client.on_replica, client.on_replica_end = add, end

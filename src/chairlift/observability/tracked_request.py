@@ -80,6 +80,7 @@ class TrackedRequest:
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
         waiting_event: the last event of the request at the head of the queue.
         last_token: the time of its last output token.
+        lost_time: the time at which its engine ended before it.
     """
 
     index: int
@@ -105,6 +106,7 @@ class TrackedRequest:
     accepted_draft_tokens: int = 0
     waiting_event: RequestWaiting | None = None
     last_token: float | None = None
+    lost_time: float | None = None
 
     @property
     def request_id(self) -> str:
@@ -128,6 +130,11 @@ class TrackedRequest:
     def queue_time(self) -> float | None:
         """Seconds from arrival to the schedule of the first step."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrived.time
+
+    @property
+    def end_time(self) -> float | None:
+        """The time at which it finished or was lost."""
+        return self.lost_time if self.finished is None else self.finished.time
 
     def add_row(
         self, start: int, count: int, num_new: int, padding: int, seconds: float, time: float, rejected: int = 0
@@ -176,6 +183,19 @@ class TrackedRequest:
         """End the request. The event of a step that was scheduled earlier may still follow."""
         self.finished = event
         self.state = "finished"
+        self._end_wait(event.time, event.step)
+
+    def lose(self, time: float, step: int) -> None:
+        """End the request with its engine.
+
+        Args:
+            step: the next step that the engine would have scheduled.
+        """
+        self.lost_time = time
+        self.state = "lost"
+        self._end_wait(time, step)
+
+    def _end_wait(self, time: float, step: int) -> None:
         wait = self.waits[-1]
         if wait.end is None:
-            wait.end, wait.end_step = max(event.time, wait.start), event.step
+            wait.end, wait.end_step = max(time, wait.start), step

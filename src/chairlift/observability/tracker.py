@@ -137,16 +137,18 @@ class RequestTracker:
     def _restart(self, event: EngineStarted) -> None:
         """Reset everything for a new engine. Unfinished requests are lost; those that the server sends again arrive
         again."""
-        for request in list(self._unfinished.values()):
-            request.state = "lost"
-            if (wait := request.waits[-1]).end is None:
-                wait.end, wait.end_step = max(event.time, wait.start), self.timeline.next_step
-            self._retire(request)
+        self.end(event.time)
         for request in self._ended.values():
             for wait in request.waits:
                 wait.spans = self._spans(request, wait, None)
         self.started, self.last_step = event, None
         self.timeline, self._timer, self.cost = QueueTimeline(), StepTimer(), StepCost()
+
+    def end(self, time: float) -> None:
+        """Record the end of the engine, whose unfinished requests are lost."""
+        for request in self.unfinished():
+            request.lose(time, self.timeline.next_step)
+            self._retire(request)
         self._batch.clear()
         self._leaving.clear()
 

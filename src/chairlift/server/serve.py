@@ -88,9 +88,9 @@ def run(
     """
     fork_if_process_1()
     if models is None:
-        config = _server_config(config, access)
+        config = server_config(config, access)
     else:
-        models = _server_specs(models, served_model_name, access)
+        models = server_specs(models, served_model_name, access)
     access.check_host(host)
     access.keys.log_short_secrets()
     tls = access.load_tls()
@@ -175,12 +175,21 @@ def _manage_models_on_demand(
     return make_model_manager(models, loader, model_limits)
 
 
-def _server_specs(
-    specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions
-) -> Sequence[ModelSpec]:
-    """The models with the configurations of a server."""
+def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions) -> list[ModelSpec]:
+    """The models of a server with the configurations of their engines.
+
+    Args:
+        served_model_name: the option, which has an effect only without `models`.
+
+    Raises:
+        ConfigError: `served_model_name` is set, a key is limited to models that are not among these, or as for
+            `server_config`.
+    """
     if served_model_name is not None:
-        raise ConfigError("served_model_name is for one model that is always loaded: name models with --models")
+        raise ConfigError(
+            f"served_model_name={served_model_name} is for one model without options of its own: "
+            "name models with --models"
+        )
     names = {spec.name for spec in specs}
     for key in access.keys.by_tenant.values():
         if key.info.models is not None and (unknown := key.info.models - names):
@@ -188,11 +197,15 @@ def _server_specs(
                 f"API key {key.info.name!r} is limited to the models {', '.join(sorted(unknown))}, which are not "
                 f"served: the models are {', '.join(sorted(names))}"
             )
-    return [replace(spec, config=_server_config(spec.config, access)) for spec in specs]
+    return [replace(spec, config=server_config(spec.config, access)) for spec in specs]
 
 
-def _server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
-    """The configuration of the engine with the tenant weights of the API keys."""
+def server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
+    """The configuration of the engine of a server, with the tenant weights of the API keys.
+
+    Raises:
+        ConfigError: an option cannot be used by a server, or a file cannot be written.
+    """
     if config.static_run_to == "global":
         raise ConfigError(
             "static_run_to=global needs the output lengths of all requests in advance, which a server does not have: "

@@ -53,7 +53,7 @@ def observer() -> EngineObserver:
         engine.add([start, 5, 6], 4, late=0.01, tenant="ann")
     engine.to_end()
     hub = EventHub()
-    found = EngineObserver(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
+    found = EngineObserver(hub, VirtualClock())
     assert engine.tracker.started is not None
     hub.publish([engine.tracker.started, *engine.log.events])
     return found
@@ -135,7 +135,7 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
     engine.add([1, 2, 3], 9, tenant="ann")
     engine.steps(3)
     hub = EventHub()
-    observer = EngineObserver(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
+    observer = EngineObserver(hub, VirtualClock())
     hub.publish(engine.log.events)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +143,7 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
         await answering(call_id="r1")(scope, receive, send)
 
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(observer, exporter)
+    tracer = CallTracer(exporter)
     call(observer, app, AccessLog("json", tmp_path / "log"), tracer)
     tracer.close()
     assert json.loads((tmp_path / "log").read_text())["finish_reason"] == "stop"
@@ -155,7 +155,7 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
 def test_an_earlier_call_with_the_same_id_is_not_mixed_in(observer: EngineObserver) -> None:
     records: list[CallRecord] = []
     clock = VirtualClock(1e6)
-    later = EngineObserver(SimpleNamespace(events=EventHub()), clock)  # type: ignore[arg-type]
+    later = EngineObserver(EventHub(), clock)
     later.tracker, later.calls = observer.tracker, observer.calls
     call(later, answering(), records.append)
     assert records[0].sequences == []
@@ -177,7 +177,7 @@ def test_probes_are_not_logged_while_they_succeed(observer: EngineObserver) -> N
 
 def test_spans_continue_the_callers_trace(observer: EngineObserver) -> None:
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(observer, exporter)
+    tracer = CallTracer(exporter)
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     call(observer, answering(), tracer, headers={"traceparent": f"00-{trace}-{parent}-01"})
     tracer.close()
@@ -204,12 +204,12 @@ def test_times_of_a_replica_on_another_machine_are_converted(
 ) -> None:
     """The requests of the replica arrived almost at 0 of its clock, `seconds_later` than the call."""
     start = time.monotonic() + seconds_later
-    here = EngineObserver(SimpleNamespace(events=EventHub()))  # type: ignore[arg-type]
-    there = EngineObserver(SimpleNamespace(events=EventHub()), SimpleNamespace(now=lambda: time.monotonic() - start))  # type: ignore[arg-type]
+    here = EngineObserver(EventHub())
+    there = EngineObserver(EventHub(), SimpleNamespace(now=lambda: time.monotonic() - start))  # type: ignore[arg-type]
     there.tracker, there.calls = observer.tracker, observer.calls
-    models: Any = [SimpleNamespace(observer=here, observers=[there])]
+    models: Any = [SimpleNamespace(observer=here, observers=[there], ended_observers=[])]
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(ModelObservers(models), exporter)
+    tracer = CallTracer(exporter)
     call(ModelObservers(models), answering(), tracer)  # type: ignore[arg-type]
     tracer.close()
     spans = {span.name: span for span in exporter.get_finished_spans()}
@@ -227,7 +227,7 @@ def seconds(span: ReadableSpan) -> float:
 
 def test_calls_that_do_not_reach_the_engine_are_not_traced(observer: EngineObserver) -> None:
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(observer, exporter)
+    tracer = CallTracer(exporter)
     call(observer, answering(401, None), tracer)
     tracer.close()
     assert not exporter.get_finished_spans()

@@ -142,9 +142,9 @@ def _require_admin(request: Request) -> None:
 def _collectors(manager: ModelManager) -> Iterator[Collector]:
     for model in manager.models:
         for replica_id, replica in model.replicas.items():
-            yield ReplicaMetrics(replica.observer.metrics, replica_id)
+            yield ReplicaMetrics(replica.metrics, replica_id)
         if not model.replicas:
-            yield model.observer.metrics
+            yield model.metrics
 
 
 async def event_stream(model: VisibleEngine, subscription: Subscription) -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from chairlift.observability.what_if import what_ifs
 from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.models.model_calls import ModelCalls, ModelWait
 from chairlift.server.models.model_observers import ModelObservers
-from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 
 NOT_FOUND_ERRORS: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody}}
 
@@ -104,7 +104,7 @@ def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
         viewer = observers.viewer(request)
         found = [
             (observer, entry)
-            for observer in observers.all
+            for observer in observers.running
             for entry in observer.tracker.requests()
             if entry.state in ("waiting", "running") and viewer.can_see(entry.tenant)
         ]
@@ -115,8 +115,8 @@ def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
     @routes.get("/v1/requests/{request_id}", responses=NOT_FOUND_ERRORS)
     async def get_request(request_id: str, request: Request) -> RequestView:
         """Return the state of a request, by the `id` of its response."""
-        observer, found = _find(observers, request_id, request)
-        return RequestView(id=request_id, sequences=[_view(observer, entry) for entry in found])
+        found = _find(observers, request_id, request)
+        return RequestView(id=request_id, sequences=[_view(each.observer, each.request) for each in found])
 
     @routes.get("/v1/requests/{request_id}/explain", responses={**NOT_FOUND_ERRORS, 429: {"model": ErrorBody}})
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
@@ -128,21 +128,29 @@ def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
         wait_view = None if wait is None else _wait_view(wait)
         if wait is not None and (wait.ended is None or wait.error is not None):
             return ExplanationView(id=request_id, sequences=[], model_wait=wait_view)
-        observer, found = _find(observers, request_id, request)
-        explainer, viewer = observer.explainer, observer.viewer(request)
-        blocked = [explainer.blocked_request(entry) for entry in found]
+        found = _find(observers, request_id, request)
+        blocked = [each.observer.explainer.blocked_request(each.request) for each in found]
         changes = await asyncio.to_thread(lambda: [[] if one is None else what_ifs(one) for one in blocked])
-        now = observer.now()
-        explained = [explainer.explain(entry, viewer, now, its) for entry, its in zip(found, changes, strict=True)]
+        explained = [
+            each.observer.explainer.explain(each.request, each.observer.viewer(request), each.observer.now(), its)
+            for each, its in zip(found, changes, strict=True)
+        ]
         return ExplanationView(id=request_id, sequences=explained, model_wait=wait_view)
 
     return routes
 
 
-def _find(observers: ModelObservers, request_id: str, request: Request) -> tuple[EngineObserver, list[TrackedRequest]]:
-    for observer in observers.all:
-        if found := observer.find(request_id, observer.viewer(request)):
-            return observer, found
+def _find(observers: ModelObservers, request_id: str, request: Request) -> list[ObservedRequest]:
+    """The sequences of an API call that the key can see, over all replicas. One that was sent again is that of its last
+    replica.
+
+    Raises:
+        HTTPException: there are none.
+    """
+    viewer = observers.viewer(request)
+    known = (each for each in observers.find(request_id) if not each.is_resent)
+    if found := [each for each in known if viewer.can_see(each.request.tenant)]:
+        return found
     reason = "it ended too long ago, did not reach the engine, or belongs to another key"
     raise HTTPException(404, f"request {request_id!r:.140} is not known: {reason}")
 
@@ -193,5 +201,5 @@ def _timings(request: TrackedRequest, now: float) -> RequestTimings:
         time_to_first_token=None if first is None else first - arrival,
         time_per_output_token=per_token,
         last_token=None if last is None else last - arrival,
-        age=(now if request.finished is None else request.finished.time) - arrival,
+        age=(now if request.end_time is None else request.end_time) - arrival,
     )

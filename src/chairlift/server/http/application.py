@@ -144,7 +144,7 @@ def create_models_app(
     """
     limits, keys = limits or ServerLimits(), keys or KeyRing()
     observers, calls = ModelObservers(manager.models), ModelCalls(manager)
-    listeners = [] if observability is None else observability.listeners(observers)
+    listeners = [] if observability is None else observability.listeners()
     preparation = Preparation(admission.record_cpu_seconds)
 
     @asynccontextmanager

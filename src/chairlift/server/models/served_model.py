@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from starlette.exceptions import HTTPException
 
@@ -21,10 +22,13 @@ from chairlift.server.api.endpoints import make_endpoints
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.preparation.planners import make_planners
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
-from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.engine_observer import EngineObserver, measure_engine
 from chairlift.server.web.live_feed import LiveFeed
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+
+MAX_ENDED_REPLICAS: Final = 8
+"""Number of replicas of a model whose requests are kept after they have ended."""
 
 CpuSecondsSink = Callable[[str, float], None]
 
@@ -92,7 +96,8 @@ class ModelReplica(ABC):
         self.replica_id = replica_id
         self.events = events
         self.facts: EngineFacts | None = None
-        self.observer = EngineObserver(self, clock, model_name=name)
+        self.observer = EngineObserver(events, clock, replica_id=replica_id)
+        self.metrics = measure_engine(self, self.observer.tracker, name)
         self.feed = LiveFeed(self.observer.tracker)
         events.add(self.feed)
 
@@ -117,6 +122,7 @@ class ServedModel:
         is_leaving: it will be unloaded as soon as its calls have ended, and new calls wait.
         loaded_at, load_seconds, last_used: in seconds of the monotonic clock.
         replicas: its engines by id, if there are several; otherwise empty.
+        ended_observers: the observers of the last replicas that have ended, to find their requests.
     """
 
     def __init__(self, name: str, spec: ModelSpec | None, events: EventHub) -> None:
@@ -133,15 +139,33 @@ class ServedModel:
         self.is_leaving = False
         self.loaded_at = self.load_seconds = self.last_used = self.failed_at = 0.0
         self.loading: asyncio.Task[None] | None = None
-        self.observer = EngineObserver(self, model_name=name)
+        self.observer = EngineObserver(events)
+        self.metrics = measure_engine(self, self.observer.tracker, name)
         self.feed = LiveFeed(self.observer.tracker)
         events.add(self.feed)
         self.replicas: dict[str, ModelReplica] = {}
+        self.ended_observers: deque[EngineObserver] = deque(maxlen=MAX_ENDED_REPLICAS)
 
     @property
     def observers(self) -> list[EngineObserver]:
         """The observers of its engines."""
         return [replica.observer for replica in self.replicas.values()] or [self.observer]
+
+    def add_replica(self, replica: ModelReplica) -> None:
+        """Show one of its engines, before its first event."""
+        self.replicas[replica.replica_id] = replica
+
+    def end_replica(self, replica_id: str) -> None:
+        """Remove an engine that has ended; unknown ids have no effect. Its unfinished requests are lost. The requests
+        that it has computed are found until MAX_ENDED_REPLICAS others have ended."""
+        replica = self.replicas.pop(replica_id, None)
+        if replica is None:
+            return
+        replica.feed.close()
+        observer = replica.observer
+        observer.tracker.end(observer.now())
+        if any(observer.tracker.requests()):
+            self.ended_observers.append(observer)
 
     def engine(self, replica_id: str | None) -> VisibleEngine:
         """One of its engines; None is the first one.

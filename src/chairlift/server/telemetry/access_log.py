@@ -56,13 +56,15 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
         "request_id": record.call_id,
         "ignored": ",".join(record.ignored),
         "body": None if record.body is None else record.body.decode("utf-8", "replace"),
-        **(_sequence_fields(record) if record.sequences else {}),
+        **_sequence_fields(record),
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 def _sequence_fields(record: CallRecord) -> dict[str, Any]:
-    sequences = record.sequences
+    sequences = [each.request for each in record.sequences if not each.is_resent]
+    if not sequences:
+        return {}
     first = sequences[0]
     first_tokens = [s.first_token - s.arrived.time for s in sequences if s.first_token is not None]
     queue_times = [s.queue_time for s in sequences if s.queue_time is not None]
@@ -75,6 +77,7 @@ def _sequence_fields(record: CallRecord) -> dict[str, Any]:
         "ttft": round(min(first_tokens), 6) if first_tokens else None,
         "preemptions": sum(s.num_preemptions for s in sequences) or None,
         "finish_reason": record.finish_reason or (None if first.finished is None else first.finished.finish_reason),
+        "replica": ",".join(dict.fromkeys(each.observer.replica_id or "" for each in record.sequences)),
     }
 
 

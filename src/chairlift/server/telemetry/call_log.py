@@ -9,10 +9,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.api.call_usage import CallUsage
-from chairlift.server.telemetry.engine_observer import CallObserver
+from chairlift.server.telemetry.engine_observer import CallObserver, ObservedRequest
 
 MAX_BODY_BYTES: Final = 4096
 MAX_PATH_CHARACTERS: Final = 1024
@@ -30,7 +29,8 @@ class CallRecord:
         seconds: the duration until the last byte of the response was written.
         status: the status of the response; 499 if the client disconnected before it, or before the end of an answer.
         key: the name of the API key; "" without a key.
-        call_id: the id of the response, if the call reached the engine; sequences: its requests in the engine.
+        call_id: the id of the response, if the call reached the engine.
+        sequences: its requests in the engine. One that was sent again after the loss of a replica is in it twice.
         finish_reason: that of the answer that ended first. For a stop string it is known before the engine's event.
         is_disconnected: the client disconnected before the end of the response.
         ignored: the fields of the body that had no effect.
@@ -46,7 +46,7 @@ class CallRecord:
     status: int = CLIENT_CLOSED_REQUEST
     key: str = ""
     call_id: str | None = None
-    sequences: list[TrackedRequest] = field(default_factory=list)
+    sequences: list[ObservedRequest] = field(default_factory=list)
     finish_reason: str | None = None
     is_disconnected: bool = False
     ignored: list[str] = field(default_factory=list)
@@ -109,9 +109,13 @@ class CallLogMiddleware:
         record.key = "" if key is None else key.name
         record.call_id = state.get("call_id")
         if record.call_id is not None and key is not None:
-            own = (s for s in self._observer.sequences(record.call_id) if s.tenant == key.tenant)
-            shift = self._observer.clock_shift
-            record.sequences = [each for each in own if each.arrived.time + shift(each) >= arrival]
+            now = self._observer.now()
+            record.sequences = [
+                each
+                for each in self._observer.find(record.call_id)
+                if each.request.tenant == key.tenant
+                and now - (each.observer.now() - each.request.arrived.time) >= arrival
+            ]
         usage: CallUsage | None = state.get("usage")
         record.finish_reason = None if usage is None else usage.finish_reason
         record.ignored = state.get("ignored", [])

@@ -1,9 +1,10 @@
-"""The state of the engine as the server sees it: requests, metrics and explanations, derived from events."""
+"""The state of an engine as the server sees it, derived from events: requests and their explanations, and metrics."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,7 +16,7 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import Event, RequestArrived, RequestRejected
 from chairlift.observability.explain import Explainer, Viewer
 from chairlift.observability.prometheus import PrometheusMetrics
-from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
+from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import KeyInfo
 
@@ -36,69 +37,64 @@ class CallObserver(Protocol):
     def now(self) -> float:
         """The time in seconds of the clock of this machine."""
 
-    def clock_shift(self, request: TrackedRequest) -> float:
-        """The seconds to add to the times of a request, which are of its engine's machine, for times of this one."""
+    def find(self, call_id: str) -> list[ObservedRequest]:
+        """The known sequences of an API call, in the order of their creation."""
 
-    def sequences(self, call_id: str) -> list[TrackedRequest]:
-        """The known sequences of an API call."""
 
-    def spans(self, request: TrackedRequest, now: float) -> list[list[WaitSpan]]:
-        """The waits of a request; see `RequestTracker.spans`."""
+@dataclass(frozen=True, slots=True)
+class ObservedRequest:
+    """A sequence of an API call and the observer of its engine, whose clock its times are of.
+
+    Attributes:
+        is_resent: the engine was lost, and the sequence was sent to another replica.
+    """
+
+    request: TrackedRequest
+    observer: EngineObserver
+    is_resent: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the engine ended before it. An engine that restarts reports this late."""
+        return self.is_resent or self.request.state == "lost"
 
 
 class EngineObserver:
     """Receives the events of an engine and answers queries about it.
 
     Args:
-        model_name: the name of the model in metrics; None is the name in its events.
         clock: the clock of the engine; None is the monotonic clock, which all processes of a machine share.
         max_finished: maximum number of requests that are kept after they ended.
+        replica_id: the id of the engine, if it is one of several of a model.
     """
 
     def __init__(
         self,
-        engine: ObservedEngine,
+        events: EventHub,
         clock: Clock | None = None,
         max_finished: int = 1000,
-        model_name: str | None = None,
+        replica_id: str | None = None,
     ) -> None:
-        self.engine = engine
+        self.replica_id = replica_id
         self.tracker = RequestTracker(max_finished)
         self.explainer = Explainer(self.tracker)
         self.calls = CallSequences()
         self._clock = clock or MonotonicClock()
         self._secret = Viewer().secret
-        self.metrics = PrometheusMetrics(
-            self.tracker,
-            {name: (text, partial(value, engine)) for name, (text, value) in ENGINE_GAUGES.items()},
-            model_name,
-        )
-        for listener in (self.tracker, self.calls, self.metrics):
-            engine.events.add(listener)
+        for listener in (self.tracker, self.calls):
+            events.add(listener)
 
     def now(self) -> float:
         return self._clock.now()
-
-    def clock_shift(self, request: TrackedRequest) -> float:
-        """See `CallObserver.clock_shift`; the clock of this observer is that of its engine."""
-        return 0.0
 
     def viewer(self, request: Request) -> Viewer:
         key: KeyInfo = request.state.key
         return Viewer(key.tenant, key.is_admin, self._secret)
 
-    def find(self, call_id: str, viewer: Viewer) -> list[TrackedRequest]:
-        """The known sequences of an API call that the viewer can see."""
-        return [request for request in self.sequences(call_id) if viewer.can_see(request.tenant)]
-
-    def sequences(self, call_id: str) -> list[TrackedRequest]:
+    def find(self, call_id: str) -> list[ObservedRequest]:
         """The known sequences of an API call."""
         found = (self.tracker.get(request_id) for request_id in self.calls.get(call_id))
-        return [request for request in found if request is not None]
-
-    def spans(self, request: TrackedRequest, now: float) -> list[list[WaitSpan]]:
-        """The waits of a request; see `RequestTracker.spans`."""
-        return self.tracker.spans(request, now)
+        return [ObservedRequest(request, self) for request in found if request is not None]
 
 
 ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[ObservedEngine], float]]]] = {
@@ -117,6 +113,17 @@ ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[ObservedEngine], float]]]] =
         lambda engine: float(engine.events.num_dropped),
     ),
 }
+
+
+def measure_engine(engine: ObservedEngine, tracker: RequestTracker, model_name: str) -> PrometheusMetrics:
+    """Create the metrics of an engine, which receive its events after the tracker."""
+    metrics = PrometheusMetrics(
+        tracker,
+        {name: (text, partial(value, engine)) for name, (text, value) in ENGINE_GAUGES.items()},
+        model_name,
+    )
+    engine.events.add(metrics)
+    return metrics
 
 
 class CallSequences:

@@ -12,7 +12,6 @@ from chairlift.system.output_files import check_writable
 
 if TYPE_CHECKING:
     from chairlift.server.telemetry.access_log import AccessLog
-    from chairlift.server.telemetry.engine_observer import CallObserver
     from chairlift.server.telemetry.tracing import CallTracer
 
 
@@ -44,7 +43,7 @@ class ObservabilityOptions:
         if self.otlp_traces_endpoint is not None:
             check_installed("opentelemetry", "otel", f"otlp_traces_endpoint={self.otlp_traces_endpoint}")
 
-    def listeners(self, observer: CallObserver) -> list[AccessLog | CallTracer]:
+    def listeners(self) -> list[AccessLog | CallTracer]:
         """Create the listeners of calls. The caller must close them."""
         from chairlift.server.telemetry.access_log import AccessLog
 
@@ -54,7 +53,7 @@ class ObservabilityOptions:
         if self.otlp_traces_endpoint is not None:
             from chairlift.server.telemetry.tracing import CallTracer, otlp_exporter
 
-            found.append(CallTracer(observer, otlp_exporter(self.otlp_traces_endpoint)))
+            found.append(CallTracer(otlp_exporter(self.otlp_traces_endpoint)))
         return found
 
 

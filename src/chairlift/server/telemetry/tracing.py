@@ -1,7 +1,7 @@
 """OpenTelemetry spans of calls, with the extra `otel`.
 
 POST /v1/chat/completions             the call; continues the trace of the client (W3C traceparent)
-  sequence                            one of its answers
+  sequence                            one of its answers, with the replica; another one for each replica that was lost
     wait: memory                      a span of its waits, by reason
     prefill
     decode
@@ -9,16 +9,20 @@ POST /v1/chat/completions             the call; continues the trace of the clien
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.server.telemetry.call_log import CallRecord
-from chairlift.server.telemetry.engine_observer import CallObserver
+from chairlift.server.telemetry.engine_observer import ObservedRequest
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
+
+LOST_STATUS: Final = "the engine ended before the request"
+RESENT_STATUS: Final = "the engine ended before the request, which was sent to another replica"
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
@@ -29,21 +33,21 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class CallTracer:
-    """Creates the spans of each call that has ended and reached the engine.
+    """Creates the spans of each call that has ended and reached the engine. Their resource names this process.
 
     Args:
         exporter: receives the spans in batches, on a thread of its own.
     """
 
-    def __init__(self, observer: CallObserver, exporter: SpanExporter, service_name: str = "chairlift") -> None:
+    def __init__(self, exporter: SpanExporter, service_name: str = "chairlift") -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._observer = observer
         self._propagator = TraceContextTextMapPropagator()
-        self._provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
+        process: dict[str, str | int] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
+        self._provider = TracerProvider(resource=Resource.create({"service.name": service_name, **process}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("chairlift")
 
@@ -71,15 +75,14 @@ class CallTracer:
             self._trace_sequence(sequence, record.finish_reason, inside)
         span.end(start + int(record.seconds * 1e9))
 
-    def _trace_sequence(self, request: TrackedRequest, finish_reason: str | None, parent: Context) -> None:
-        from opentelemetry.trace import set_span_in_context
+    def _trace_sequence(self, sequence: ObservedRequest, finish_reason: str | None, parent: Context) -> None:
+        from opentelemetry.trace import StatusCode, set_span_in_context
 
-        now = self._observer.now() - self._observer.clock_shift(request)
+        request, observer = sequence.request, sequence.observer
+        now = observer.now()
         shift = time.time() - now
-        ended = request.finished.time if request.finished is not None else request.last_token
+        ended = request.last_token if request.end_time is None else request.end_time
         end = now if ended is None else ended
-        if request.finished is not None:
-            finish_reason = request.finished.finish_reason
 
         def nanoseconds(engine_time: float) -> int:
             return int((engine_time + shift) * 1e9)
@@ -88,11 +91,13 @@ class CallTracer:
             part = self._tracer.start_span(name, inside, attributes=attributes, start_time=nanoseconds(start))
             part.end(nanoseconds(end))
 
-        attributes = _attributes(request, finish_reason, end)
+        attributes = _attributes(sequence, finish_reason, end)
         start = nanoseconds(request.arrived.time)
         span = self._tracer.start_span("sequence", parent, attributes=attributes, start_time=start)
+        if sequence.is_lost:
+            span.set_status(StatusCode.ERROR, RESENT_STATUS if sequence.is_resent else LOST_STATUS)
         inside = set_span_in_context(span, parent)
-        for spans in self._observer.spans(request, end):
+        for spans in observer.tracker.spans(request, end):
             for wait in spans:
                 trace_part(f"wait: {wait.reason}", wait.start, wait.end, {"steps": wait.num_steps})
         if request.first_scheduled is not None and request.first_token is not None:
@@ -105,8 +110,12 @@ class CallTracer:
         self._provider.shutdown()
 
 
-def _attributes(request: TrackedRequest, finish_reason: str | None, end: float) -> dict[str, Any]:
-    arrived = request.arrived
+def _attributes(sequence: ObservedRequest, finish_reason: str | None, end: float) -> dict[str, Any]:
+    request, arrived = sequence.request, sequence.request.arrived
+    if sequence.is_lost:
+        finish_reason = None
+    elif request.finished is not None:
+        finish_reason = request.finished.finish_reason
     attributes: dict[str, Any] = {
         "gen_ai.request.id": request.request_id,
         "gen_ai.request.max_tokens": arrived.max_tokens,
@@ -115,6 +124,8 @@ def _attributes(request: TrackedRequest, finish_reason: str | None, end: float) 
         "gen_ai.latency.e2e": end - arrived.time,
         "chairlift.cached_tokens": request.num_cached_tokens,
         "chairlift.preemptions": request.num_preemptions,
+        "chairlift.replica": sequence.observer.replica_id,
+        "error.type": "engine_lost" if sequence.is_lost else None,
         "gen_ai.response.finish_reasons": None if finish_reason is None else [finish_reason],
         "gen_ai.latency.time_in_queue": request.queue_time,
         "gen_ai.latency.time_to_first_token": None

@@ -1,0 +1,65 @@
+"""The application of an ingress over replicas in this process: large bodies for each of its models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from chairlift import AsyncLLM, EngineConfig
+from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
+from chairlift.cluster.cluster_client import ClusterClient
+from chairlift.cluster.cluster_options import ClusterOptions
+from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.web.page_options import PageOptions
+from in_process_cluster import InProcessTransport
+from running_server import run_app
+
+
+def test_workers_prepare_large_bodies_of_each_model(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
+    folder = shutil.copytree(tiny, tmp_path / "tiny")
+    write_byte_tokenizer(folder)
+    config = EngineConfig(model=str(folder), num_kv_blocks=64, num_threads=1, enable_kv_cache_events=True)
+    specs = tuple(ModelSpec(name, config) for name in ("first", "second"))
+    setup = ClusterSetup(
+        specs, ClusterOptions(), ServerLimits(), AccessOptions(), ObservabilityOptions("none"), PageOptions()
+    )
+    clients = {}
+    for spec in specs:
+        engine = AsyncLLM(config)
+        clients[spec.name] = ClusterClient(InProcessTransport({"replica-0": engine._client}), engine.engine)
+    app = build_cluster_app(setup, clients)
+    workers: list[Any] = [model.service.preparation._workers for model in app.state.models.models]
+    processes = [each.processes[0] for each in workers]
+
+    with run_app(app) as (url, _server):
+
+        def complete(name: str) -> httpx.Response:
+            body = json.dumps({"model": name, "prompt": "one two", "max_tokens": 2}) + " " * LARGE_BODY
+            headers = {"Content-Type": "application/json"}
+            return httpx.post(f"{url}/v1/completions", content=body, headers=headers, timeout=120)
+
+        for spec, process in zip(specs, processes, strict=True):
+            assert not process.is_running
+            answer = complete(spec.name)
+            assert (answer.status_code, answer.json()["model"]) == (200, spec.name)
+            assert process.is_running
+        os.kill(processes[1].pid, signal.SIGSTOP)
+        workers[1]._max_seconds = 0.3
+        answer = complete("second")
+        assert answer.status_code == 400
+        assert "parsing and tokenizing the request took more than 0.3 s" in answer.text
+        assert [process.is_running for process in processes] == [True, False]
+    assert not processes[0].is_running

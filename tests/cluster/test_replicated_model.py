@@ -1,0 +1,207 @@
+"""The API over several replicas: requests and their explanations, traces and lines of the access log."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from chairlift import AsyncLLM
+from chairlift.clock import MonotonicClock
+from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.engine.event_hub import EventHub
+from chairlift.engine.process.client import EngineStatus
+from chairlift.events import RequestArrived
+from chairlift.server.http.application import create_app
+from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ModelReplica, ServedModel
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS
+from in_process_cluster import InProcessTransport, make_cluster
+from running_server import run_app, wait_for
+
+
+@dataclass
+class ClusterServer:
+    """A server over replicas in this process."""
+
+    llm: AsyncLLM
+    transport: InProcessTransport
+    url: str
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.url}{path}", timeout=20)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def status_of(self, path: str) -> int:
+        return httpx.get(f"{self.url}{path}", timeout=20).status_code
+
+    def kill(self, name: str) -> None:
+        """Kill a replica, and wait until the server has noticed it."""
+        assert self.llm._loop is not None
+        self.llm._loop.call_soon_threadsafe(self.transport.kill, name)
+        wait_for(lambda: name not in self.get("/v1/engine")["replicas"])
+
+    def complete(self, prompt: Any, **fields: Any) -> httpx.Response:
+        body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, **fields}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+
+
+class SilentReplica(ModelReplica):
+    def status(self) -> EngineStatus:
+        raise AssertionError
+
+
+def slow_down(server: ClusterServer, seconds: float = 0.02) -> None:
+    """Make every step of all replicas take a while."""
+
+    def slow(submit: Callable[[Any], Any], output: Any) -> Any:
+        time.sleep(seconds)
+        return submit(output)
+
+    for replica in server.transport.replicas.values():
+        executor: Any = replica.client.engine.core._executor  # type: ignore[attr-defined]
+        executor.submit = partial(slow, executor.submit)
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "access.jsonl"
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """The receiver of the spans of a server."""
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr("chairlift.server.telemetry.tracing.otlp_exporter", lambda endpoint: exporter)
+    return exporter
+
+
+@pytest.fixture
+def serve(tiny_model_dir: Callable[..., Path], log: Path, exporter: InMemorySpanExporter) -> Serve:
+    folder = str(tiny_model_dir("llama"))
+    observability = ObservabilityOptions("json", log, otlp_traces_endpoint="http://unused")
+
+    @contextmanager
+    def run(num_replicas: int = 2, **options: Any) -> Iterator[ClusterServer]:
+        options = {"num_threads": 1, "skip_tokenizer_init": True, "enable_kv_cache_events": True, "seed": 0, **options}
+        engines = [AsyncLLM(model=folder, num_kv_blocks=64, **options) for _ in range(num_replicas)]
+        llm, transport = make_cluster(*engines)
+        app = create_app(llm, "tiny", observability=observability)
+        observe_replicas(app.state.models.default, llm._client)  # type: ignore[arg-type]
+        with run_app(app) as (url, _server):
+            wait_for(lambda: transport.view._subscribed.keys() == transport.view._running)
+            yield ClusterServer(llm, transport, url)
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["", "/explain"])
+def test_the_sequences_of_a_call_are_found_on_all_replicas(serve: Serve, kind: str) -> None:
+    with serve() as server:
+        prompts = [[index, 5, 6, 7] for index in range(12)]
+        server.complete([1, 2, 3], max_tokens=1, request_id="other")
+        call_id = server.complete(prompts, max_tokens=4, n=2, seed=0, request_id="many").json()["id"]
+        assert min(server.transport.num_runs.values()) > 1
+        ids = [each["id"].rpartition("~")[0] for each in server.get(f"/v1/requests/{call_id}{kind}")["sequences"]]
+        assert ids == [f"{call_id}.{index}" for index in range(12) for _ in range(2)]
+        assert len(server.get(f"/v1/requests/{call_id}.7{kind}")["sequences"]) == 2
+
+
+def test_requests_of_a_replica_that_has_ended_are_found(serve: Serve) -> None:
+    with serve(num_replicas=1) as server:
+        call_id = server.complete([1, 2, 3], max_tokens=2).json()["id"]
+        before = server.get(f"/v1/requests/{call_id}")
+        server.kill("replica-0")
+        assert server.get(f"/v1/requests/{call_id}")["sequences"][0]["state"] == "finished"
+        assert server.get(f"/v1/requests/{call_id}") == before
+        assert server.get(f"/v1/requests/{call_id}/explain")["sequences"][0]["state"] == "finished"
+        assert 'replica="replica-0"' not in httpx.get(f"{server.url}/metrics").text
+        assert server.status_of("/v1/engine?replica=replica-0") == 404
+        assert server.get("/v1/page")["replicas"] == server.get("/v1/requests")["data"] == []
+
+
+def send_and_kill(server: ClusterServer) -> list[int]:
+    """Send eight calls, and kill a replica while both of them compute one; returns the statuses of the calls."""
+    slow_down(server)
+    with ThreadPoolExecutor(8) as pool:
+        calls = [
+            pool.submit(server.complete, [index, 5, 6], max_tokens=8, request_id=f"r{index}") for index in range(8)
+        ]
+        client: Any = server.llm._client
+        wait_for(lambda: sum(group.has_output for group in client._groups.values()) == 2)
+        server.kill("replica-0")
+    return [call.result().status_code for call in calls]
+
+
+def test_lost_requests_are_found_and_those_that_were_sent_again_once(serve: Serve) -> None:
+    with serve(max_num_seqs=1) as server:
+        statuses = send_and_kill(server)
+        assert sorted(statuses) == [200] * 7 + [503]
+        for index, status in enumerate(statuses):
+            (found,) = server.get(f"/v1/requests/cmpl-r{index}")["sequences"]
+            (explained,) = server.get(f"/v1/requests/cmpl-r{index}/explain")["sequences"]
+            assert found["state"] == explained["state"] == ("finished" if status == 200 else "lost")
+            assert found["num_output_tokens"] == 8 if status == 200 else 0 < found["num_output_tokens"] < 8
+            assert found["num_blocks"] == 0
+
+
+def test_traces_and_access_log_show_the_replicas_of_a_call(
+    serve: Serve, log: Path, exporter: InMemorySpanExporter
+) -> None:
+    with serve(max_num_seqs=1) as server:
+        statuses = send_and_kill(server)
+    lines = {line["request_id"]: line for line in map(json.loads, log.read_text().splitlines()) if "ttft" in line}
+    spans: dict[str, list[ReadableSpan]] = {}
+    for span in exporter.get_finished_spans():
+        assert span.resource.attributes["process.pid"] == os.getpid()
+        if span.name == "sequence":
+            assert span.attributes is not None
+            spans.setdefault(str(span.attributes["gen_ai.request.id"]).rpartition("~")[0], []).append(span)
+    kinds = []
+    for index, status in enumerate(statuses):
+        name = f"cmpl-r{index}"
+        *lost, last = spans[name]
+        replicas = [span.attributes and span.attributes.get("chairlift.replica") for span in spans[name]]
+        assert lines[name]["replica"] == ",".join(map(str, replicas))
+        assert lines[name]["prompt_tokens"] == 3, "the tokens of a lost sequence do not count twice"
+        assert [(span.status.is_ok, span.status.description) for span in lost] == [(False, RESENT_STATUS)] * len(lost)
+        assert last.status.description == (None if status == 200 else LOST_STATUS)
+        assert all((span.start_time or 0) < (span.end_time or 0) < (last.end_time or 0) for span in lost)
+        kinds.append((status, replicas))
+    assert sorted(kinds)[-1] == (503, ["replica-0"])
+    assert {tuple(replicas) for status, replicas in kinds if status == 200} >= {
+        ("replica-1",),
+        ("replica-0", "replica-1"),
+    }
+
+
+def test_only_the_last_replicas_that_have_ended_are_kept() -> None:
+    model = ServedModel("tiny", None, EventHub())
+    count = 2 * MAX_ENDED_REPLICAS + 6
+    for index in range(count):
+        name = f"replica-{index}"
+        replica = SilentReplica("tiny", name, EventHub(), MonotonicClock())
+        model.add_replica(replica)
+        if index % 2:
+            replica.events.publish([RequestArrived(0.0, f"r{index}", 3, 4)])
+        model.end_replica(name)
+    assert not model.replicas
+    known = [request.request_id for observer in model.ended_observers for request in observer.tracker.requests()]
+    assert known == [f"r{index}" for index in range(7, count, 2)]
+    assert {request.state for observer in model.ended_observers for request in observer.tracker.requests()} == {"lost"}
