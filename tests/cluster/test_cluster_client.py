@@ -16,11 +16,13 @@ from chairlift.cluster.cluster_view import ClusterView
 from chairlift.cluster.replica_messages import ClockReading, ReplicaEngine, ReplicaHello, ReplicaMessage
 from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
 from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.commands import Abort
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.lora import LoRARequest
+from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput, RequestOutput
-from chairlift.server.models.served_model import ServedModel
+from chairlift.server.models.served_model import ModelReplica, ServedModel
 from in_process_cluster import InProcessTransport, make_cluster
 from pooling_models import write_pooling_model
 
@@ -410,7 +412,8 @@ def make_view(*replica_ids: str) -> ClusterView:
     view = ClusterView(seed=0)
     view.set_running(replica_ids)
     for replica_id in replica_ids:
-        hello = ReplicaHello(ClockReading.now(), "", engine_state(), 4, 64, [], ReplicaLoad(free_blocks=64), [])
+        load, totals = ReplicaLoad(free_blocks=64), MetricTotals([], {}, {})
+        hello = ReplicaHello(ClockReading.now(), "", engine_state(), 4, 64, [], load, [], totals)
         view.subscribe(replica_id, hello)
     return view
 
@@ -643,5 +646,45 @@ def test_an_ingress_uses_no_replicas_of_another_model(make_engine: Make, tiny_mo
         with pytest.raises(EngineDeadError, match="updated to another model: send the request again"):
             await llm.start(None, PROMPT, forced(3)).collect()
         await llm.aclose()
+
+    run(main)
+
+
+def counts_of(replica: ModelReplica) -> dict[tuple[str, str], float]:
+    """All counters and histograms of a replica, without the waits of requests, which a late ingress does not know."""
+    families = [
+        metric for metric in replica.metrics.collect()
+        if metric.type in ("counter", "histogram") and metric.name != "chairlift:wait_seconds"
+    ]  # fmt: skip
+    return {(each.name, str(each.labels)): each.value for metric in families for each in metric.samples}
+
+
+def test_a_late_ingress_exports_the_metrics_of_the_first_one(make_engine: Make) -> None:
+    """Otherwise counters would change with the ingress that answers, and start at zero with each update."""
+
+    async def main() -> None:
+        engine = make_engine()
+        slow_down(engine)
+        first, transport = make_cluster(engine)
+        late = ClusterClient(transport.another(), engine.engine)
+        models = [ServedModel("tiny", None, EventHub()) for _ in range(2)]
+        observe_replicas(models[0], first._client)  # type: ignore[arg-type]
+        observe_replicas(models[1], late)
+        await ready(first, transport)
+        for length in (8, 20):
+            await first.start(None, PROMPT[:length], forced(3)).collect()
+        running = first.start(None, PROMPT, forced(20))
+        await anext(running)
+        late.open(lambda outputs: None, lambda ids, error: None)
+        await until(lambda: bool(models[1].replicas))
+        await running.collect()
+        replicas = [model.replicas["replica-0"] for model in models]
+        await until(lambda: not any(count for each in replicas for count in each.observer.tracker.counts().values()))
+        before, after = map(counts_of, replicas)
+        assert after == pytest.approx(before)
+        assert sum(value for (name, _), value in after.items() if name == "vllm:time_to_first_token_seconds_count") == 3
+        assert sum(value for (name, _), value in after.items() if name == "vllm:generation_tokens_total") == 26
+        late.stop()
+        await first.aclose()
 
     run(main)

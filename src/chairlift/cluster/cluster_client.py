@@ -37,6 +37,7 @@ from chairlift.engine.process.commands import Abort, Add, Command, Stop
 from chairlift.engine.process.wire import unpack_events
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import EngineDeadError
+from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput
 
 logger = logging.getLogger("chairlift")
@@ -89,6 +90,7 @@ class RemoteReplica:
     Attributes:
         events: the events of its engine, whose times are `clock_offset` seconds before those of this machine.
         num_handled: the number of its messages that were handled.
+        on_totals: called with its metrics until now, after its first events.
     """
 
     replica_id: str
@@ -101,6 +103,7 @@ class RemoteReplica:
     num_handled: int = 0
     reader: asyncio.Task[None] | None = None
     loss: str = "the connection to the replica was lost"
+    on_totals: Callable[[MetricTotals], None] = lambda totals: None
 
     def set_engine(self, engine: ReplicaEngine) -> None:
         """Record the published state of its engine."""
@@ -352,6 +355,7 @@ class ClusterClient(EngineClient):
         replica.events.open(self._loop)
         self.on_replica(replica)
         replica.events.publish(unpack_events(hello.events))
+        replica.on_totals(hello.metrics)
         self._view.subscribe(replica.replica_id, hello)
         self._replicas_changed.set()
         if not self._is_closed:

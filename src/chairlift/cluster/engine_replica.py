@@ -33,7 +33,9 @@ from chairlift.events import (
     RequestFinished,
     Step,
 )
+from chairlift.observability.prometheus import PrometheusMetrics
 from chairlift.observability.step_cost import StepCost, StepTimer
+from chairlift.observability.tracker import RequestTracker
 from chairlift.outputs import EngineCoreOutput
 
 MAX_PENDING_EVENTS: Final = 16_384
@@ -130,7 +132,10 @@ class EngineReplica:
         self._death: str | None = None
         self._decoder = msgspec.msgpack.Decoder(RunRequest)
         self._encoder = msgspec.msgpack.Encoder()
-        client.events.add(self)
+        tracker = RequestTracker(max_finished=1)
+        self._metrics = PrometheusMetrics(tracker)
+        for listener in (tracker, self._metrics, self):
+            client.events.add(listener)
 
     def open(self) -> None:
         """Connect the engine to the running event loop. Further calls have no effect."""
@@ -248,6 +253,7 @@ class EngineReplica:
             sorted(self._cached),
             self.load(without=feed.ingress_id),
             pack_events(events),
+            self._metrics.totals(),
         )
 
     def _message(self, feed: _Feed) -> ReplicaMessage:

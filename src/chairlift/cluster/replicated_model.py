@@ -27,6 +27,7 @@ class ObservedReplica(ModelReplica):
         self._replica, self._client = replica, client
         super().__init__(model.name, replica.replica_id, replica.events, OffsetClock(client, replica.clock_offset))
         self.facts = client.engine.facts
+        replica.on_totals = self.metrics.add_totals
 
     def status(self) -> EngineStatus:
         replica = self._replica

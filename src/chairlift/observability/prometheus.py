@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
@@ -45,6 +46,15 @@ class BucketCounts:
         """Count a value `count` times."""
         self._counts[bisect_left(self._buckets, value)] += count
         self._sum += value * count
+
+    def totals(self) -> tuple[list[int], float]:
+        """The count of each bucket, and the sum of all values."""
+        return list(self._counts), self._sum
+
+    def add_totals(self, counts: list[int], total: float) -> None:
+        """Add the `totals` of a histogram with the same buckets."""
+        self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
+        self._sum += total
 
     def points(self) -> tuple[list[tuple[str, float]], float]:
         """(upper bound, cumulative count) of each bucket, and the sum of all values."""
@@ -87,6 +97,21 @@ COUNTERS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class MetricTotals:
+    """The state of a `PrometheusMetrics`, for another one that receives the same events from now on.
+
+    Attributes:
+        counters: the name, the values of the labels, and the value of each counter.
+        histograms: the totals of each histogram by name.
+        last_tokens: the time of the last token of each unfinished request.
+    """
+
+    counters: list[tuple[str, tuple[str, ...], float]]
+    histograms: dict[str, tuple[list[int], float]]
+    last_tokens: dict[str, float]
+
+
 class PrometheusMetrics(Collector):
     """An event sink that counts, and a collector that exports the counts.
 
@@ -110,6 +135,22 @@ class PrometheusMetrics(Collector):
         self._arrivals: dict[str, float] = {}
         self._last_tokens: dict[str, float] = {}
         self._leaving: list[str] = []
+
+    def totals(self) -> MetricTotals:
+        """What has been counted so far."""
+        counters = [
+            (name, labels, float(value)) for name, values in self._counters.items() for labels, value in values.items()
+        ]
+        histograms = {name: histogram.totals() for name, histogram in self._histograms.items()}
+        return MetricTotals(counters, histograms, dict(self._last_tokens))
+
+    def add_totals(self, totals: MetricTotals) -> None:
+        """Continue from the totals of another process, whose unfinished requests have arrived here."""
+        for name, labels, value in totals.counters:
+            self._count(name, value, *labels)
+        for name, (counts, total) in totals.histograms.items():
+            self._histograms[name].add_totals(counts, total)
+        self._last_tokens |= totals.last_tokens
 
     # -- events --------------------------------------------------------------------------------------------------
 
