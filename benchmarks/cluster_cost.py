@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -24,15 +23,11 @@ from typing import Any, Final
 
 import httpx
 from benchmarks.cluster_routing import print_results
+from benchmarks.ray_cluster import free_port
 
 OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
 SYSTEMS: Final = ("plain", "replicas 1", "HAProxy", "Ray Serve's proxy")
 NUM_SINGLE: Final = 40
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -26,11 +26,18 @@ BASE_SETTINGS: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_FORCE_STOP_UN
 
 
 def read_settings() -> dict[str, str]:
-    """The variables of deploy/ray/cluster.env for a Ray of one process, which needs no token."""
+    """The variables of deploy/ray/cluster.env for a Ray of one process, which needs no token, with ports of its own."""
     lines = [line for line in SETTINGS_FILE.read_text().splitlines() if line and not line.startswith("#")]
     settings = dict(line.split("=", 1) for line in lines)
     del settings["RAY_AUTH_MODE"]
-    return settings
+    ports = {name: str(free_port()) for name in ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")}
+    return settings | ports
+
+
+def free_port() -> int:
+    """A port of the loopback that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 class Cluster:
@@ -42,8 +49,7 @@ class Cluster:
     """
 
     def __init__(self, folder: Path, *, has_haproxy: bool = True) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._file = folder / "chairlift.yaml"
         self._has_haproxy = has_haproxy

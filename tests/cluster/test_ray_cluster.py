@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from benchmarks.ray_cluster import read_settings
+from benchmarks.ray_cluster import free_port, read_settings
 
 from chairlift.cluster.usage_aggregator import SharedUsage
 from running_server import wait_for
@@ -68,8 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     config = folder / "chairlift.yaml"
     limits = {"num-threads": 1, "num-kv-blocks": 64, "max-num-seqs": 4, "scheduling-policy": "fair"}
     config.write_text(json.dumps({"models": model, "seed": 0, "allow-unauthenticated": True, **limits}))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     os.environ |= read_settings()
     tests = str(Path(__file__).parent.parent)
     ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": tests}})
@@ -132,6 +130,14 @@ def test_a_stream_that_the_client_closes_leaves_no_request(server: RayServer) ->
     next(iter(stream))
     stream.close()
     wait_for(lambda: httpx.get(f"{server.url}/v1/requests", timeout=30).json()["data"] == [])
+
+
+def test_generated_calls_get_the_answers_of_the_schema(server: RayServer) -> None:
+    """Calls that schemathesis makes of the OpenAPI, and damaged bodies, through HAProxy."""
+    script = Path(__file__).parent.parent / "robustness" / "fuzz_api.py"
+    command = [sys.executable, str(script), "--url", server.url, "--cases", "100"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_a_killed_replica_loses_no_request_silently_and_is_replaced(server: RayServer) -> None:

@@ -1,18 +1,21 @@
 """The long run of schemathesis, in rounds with new seeds until the number of cases is reached.
 
-    python tests/robustness/fuzz_api.py [--cases 2000] [--seed N]
+    python tests/robustness/fuzz_api.py [--cases 2000] [--seed N] [--url URL]
 
-It prints a table and, as the last line, JSON. It ends with status 1 at the first call that fails a check.
+With a URL, it calls a server that runs already and serves a model "tiny". It prints a table and, as the last line, JSON.
+It ends with status 1 at the first call that fails a check.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -32,19 +35,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1, help="the seed of the first round (default: 1)")
+    parser.add_argument("--url", help="the address of a server that runs; by default one is started")
     options = parser.parse_args()
     outcome = Outcome()
     started, seed = time.monotonic(), options.seed
+    with contextlib.nullcontext(options.url) if options.url else _start_server() as url:
+        while outcome.num_cases < options.cases:
+            print(f"seed {seed}: {outcome.num_cases} cases so far", file=sys.stderr)
+            fuzz_api(url, min(CASES_A_ROUND, options.cases - outcome.num_cases), seed, outcome)
+            seed += 1
+        bodies = fuzz_bodies(url, options.cases // 2, options.seed)
+    _print(outcome, bodies, options.seed, time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def _start_server() -> Iterator[str]:
+    """A server with a tiny model, of whose calls nothing may be left at the end; yields its address."""
     with tempfile.TemporaryDirectory() as folder:
         llm = AsyncLLM(**tiny_options(Path(folder), **SERVER_OPTIONS))
         with run_server(llm, "tiny") as server:
-            while outcome.num_cases < options.cases:
-                print(f"seed {seed}: {outcome.num_cases} cases so far", file=sys.stderr)
-                fuzz_api(server.url, min(CASES_A_ROUND, options.cases - outcome.num_cases), seed, outcome)
-                seed += 1
-            bodies = fuzz_bodies(server.url, options.cases // 2, options.seed)
+            yield server.url
             server.wait_until_idle()
-    _print(outcome, bodies, options.seed, time.monotonic() - started)
 
 
 def _print(outcome: Outcome, bodies: Counter[int], first_seed: int, seconds: float) -> None:
