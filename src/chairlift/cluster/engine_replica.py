@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from chairlift.cluster.autoscaling import predict_ttft
 from chairlift.cluster.replica_messages import ClockReading, ReplicaHello, ReplicaMessage, RunRequest
 from chairlift.cluster.replica_state import ReplicaLoad
 from chairlift.cluster.shared_service import ServiceMeter
@@ -240,9 +241,7 @@ class EngineReplica:
         started = self._started
         if started is None:
             return 0.0
-        tokens, budget = self.load().queued_tokens, started.max_num_batched_tokens
-        steps, rest = divmod(tokens, budget)
-        return steps * (self._cost.seconds(budget) or 0.0) + (self._cost.seconds(rest) or 0.0 if rest else 0.0)
+        return predict_ttft(self.load().queued_tokens, started.max_num_batched_tokens, self._cost.seconds)
 
     # -- engine -------------------------------------------------------------------------------------------------------
 
