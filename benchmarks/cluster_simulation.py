@@ -27,7 +27,8 @@ from rich.table import Table
 
 from chairlift.config import SchedulerConfig
 from chairlift.lab.bench.machine import host_facts
-from chairlift.lab.sim.cluster import ClusterConfig, ClusterSimulation, Failure, Scaling
+from chairlift.lab.sim.cluster import ClusterSimulation
+from chairlift.lab.sim.cluster_config import ClusterConfig, Failure, Scaling
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
