@@ -2,6 +2,7 @@
 
     python -m benchmarks.cluster_simulation [--replicas 4 16 64 256] [--conversations 24] [--seed 0] [--json]
     python -m benchmarks.cluster_simulation --trace AzureLLMInferenceTrace_conv.csv [--trace-speed 2] [--replicas 16]
+        [--trace-limit 4000] [--common-tokens 32] [--cases prefix random]
 
 Each replica is an 8B model on an H100 by the roofline, with the engine's own scheduler and a KV pool of 64,000 slots.
 For each replica there are 24 conversations of four turns, which begin at random times within a minute: a system prompt
@@ -9,7 +10,8 @@ of 1,024 tokens, of which there are half as many as replicas, and 128 new tokens
 routers are those of `chairlift.lab.sim.cluster`.
 
 With `--trace` the requests are those of a trace, and each replica receives `--trace-speed` times the rate of the trace.
-Further cases are the failure of two replicas, and autoscaling from a quarter of the replicas.
+All prompts begin with the same `--common-tokens`, like those of a chat template. Further cases are the failure of two
+replicas, and autoscaling from a quarter of the replicas.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from rich.table import Table
 
 from chairlift.config import SchedulerConfig
 from chairlift.lab.bench.machine import host_facts
-from chairlift.lab.sim.cluster import ClusterConfig, ClusterSimulation, Failure, Scaling
+from chairlift.lab.sim.cluster import ClusterSimulation
+from chairlift.lab.sim.cluster_config import ClusterConfig, Failure, Scaling
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
@@ -46,6 +49,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "prefix": {},
     "prefix, 1 s stale": {"update_delay": 1.0},
     "prefix, 10 % lost": {"update_loss": 0.1},
+    "prefix, 8 routers, 0.5 s stale": {"num_routers": 8, "update_delay": 0.5},
     "pow2": {"router": "pow2"},
     "random": {"router": "random"},
 }
@@ -80,10 +84,13 @@ def workload(replicas: int, conversations: int, seed: int) -> list[WorkloadReque
     return found
 
 
-def trace_workload(path: Path, limit: int, speed: float) -> list[WorkloadRequest]:
-    """The first requests of a trace, whose time passes `speed` times as fast."""
-    requests = read_trace(path, TraceOptions(limit))
-    return [replace(request, arrival=request.arrival / speed) for request in requests]
+def trace_workload(path: Path, limit: int, speed: float, common_tokens: int = 0) -> list[WorkloadRequest]:
+    """The first requests of a trace, whose time passes `speed` times as fast, behind tokens that all of them share."""
+    common = synthetic_tokens("common", common_tokens) if common_tokens else b""
+    return [
+        replace(request, arrival=request.arrival / speed, prompt_token_ids=common + bytes(request.prompt_token_ids))
+        for request in read_trace(path, TraceOptions(limit))
+    ]
 
 
 def cluster_config(replicas: int, case: str, seed: int) -> ClusterConfig:
@@ -97,7 +104,8 @@ def cluster_config(replicas: int, case: str, seed: int) -> ClusterConfig:
 def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The results of one simulation."""
     if arguments.trace is not None:
-        requests = trace_workload(arguments.trace, arguments.trace_limit, arguments.trace_speed * replicas)
+        speed = arguments.trace_speed * replicas
+        requests = trace_workload(arguments.trace, arguments.trace_limit, speed, arguments.common_tokens)
     else:
         requests = workload(replicas, arguments.conversations, arguments.seed)
     cost_model = Roofline(model_shape(MODEL), find_device(DEVICE))
@@ -125,10 +133,12 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="a trace in a format of `chairlift simulate --trace`")
     parser.add_argument("--trace-speed", type=float, default=1.0)
     parser.add_argument("--trace-limit", type=int, default=4000, help="the number of requests")
+    parser.add_argument("--common-tokens", type=int, default=0, help="tokens at the start of all prompts of the trace")
+    parser.add_argument("--cases", nargs="+", choices=list(TRACE_CASES), help="the cases to simulate; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    cases = CASES if arguments.trace is None else TRACE_CASES
+    cases = arguments.cases or (CASES if arguments.trace is None else TRACE_CASES)
     rows = [run(replicas, case, arguments) for replicas in arguments.replicas for case in cases]
     if arguments.json:
         print(json.dumps({"machine": host_facts(), "seed": arguments.seed, "results": rows}, default=str))

@@ -23,7 +23,7 @@ WITHOUT_RAY = """
 import sys
 sys.modules["ray"] = None
 from chairlift.__main__ import main
-sys.argv = ["chairlift", "serve", "--replicas", "2"]
+sys.argv = ["chairlift", "serve", "--replicas", "2", "--port", "0"]
 main()
 """
 
@@ -84,12 +84,11 @@ def test_the_call_of_a_request_is_a_stream_with_one_message() -> None:
     async def run(_prompt: RoutedPrompt, _message: bytes) -> None:
         pass
 
-    deployment: Any = object.__new__(EngineDeployment)
-    deployment._replica, deployment._replica_id = SimpleNamespace(run=run), "1"
+    deployment: Any = SimpleNamespace(_replica=SimpleNamespace(run=run), _check=lambda route: None)
 
     async def messages() -> list[bytes]:
         route = Route("request", RoutedPrompt.from_tokens([1, 2, 3], 16))
-        return [message async for message in deployment.run(route, b"request")]
+        return [message async for message in EngineDeployment.run(deployment, route, b"request")]
 
     assert asyncio.run(messages()) == [b""]
 
@@ -99,11 +98,14 @@ def test_facts_are_those_of_the_configuration_that_is_asked_for() -> None:
     pytest.importorskip("ray")
     from chairlift.cluster.ray_deployments import EngineDeployment
 
-    deployment: Any = object.__new__(EngineDeployment)
-    deployment._config = EngineConfig(model="a", num_threads=1)
-    deployment._replica = SimpleNamespace(client=SimpleNamespace(engine=SimpleNamespace(facts="the facts")))
-    assert msgspec.msgpack.decode(asyncio.run(deployment.facts(EngineConfig(model="a", num_threads=1)))) == "the facts"
-    assert asyncio.run(deployment.facts(EngineConfig(model="a", num_threads=2))) is None
+    replica = SimpleNamespace(client=SimpleNamespace(engine=SimpleNamespace(facts="the facts")))
+    deployment: Any = SimpleNamespace(_config=EngineConfig(model="a", num_threads=1), _replica=replica)
+
+    def ask(config: EngineConfig) -> bytes | None:
+        return asyncio.run(EngineDeployment.facts(deployment, config))
+
+    assert msgspec.msgpack.decode(ask(EngineConfig(model="a", num_threads=1)) or b"") == "the facts"
+    assert ask(EngineConfig(model="a", num_threads=2)) is None
 
 
 def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router() -> None:

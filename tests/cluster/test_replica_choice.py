@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from chairlift.cluster.replica_choice import choose_replica, cost
+from chairlift.cluster.replica_choice import choose_less_loaded, choose_replica, cost
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 
 BLOCK_SIZE = 4
@@ -74,6 +77,47 @@ def test_requests_on_the_way_count_before_the_next_update() -> None:
     assert choose_replica(replicas, again, random.Random(2)) == chosen
 
 
+def test_routers_with_a_common_prefix_everywhere_spread_the_load() -> None:
+    """All routers have the same information: each replica has the system prompt, and r0 is the least loaded."""
+    replicas, prompt = make_replicas(8), make_prompt(TOKENS)
+    for index, state in enumerate(replicas.values()):
+        state.replace_cache(prompt.block_keys[:2])
+        state.others = ReplicaLoad(num_unfinished=index, free_blocks=64)
+    counts = Counter(choose_replica(replicas, prompt, random.Random(seed)) for seed in range(400))
+    assert counts["r0"] == pytest.approx(100, abs=25)  # 1/4 of all pairs contain it
+    assert len(counts) == 7  # the most loaded one loses against any other
+
+
+def test_four_candidates_at_most_and_the_cheapest_of_them() -> None:
+    """With equal loads the longest prefix wins; behind a long queue, one of two others without a queue."""
+    replicas, prompt = make_replicas(9), make_prompt(TOKENS)
+    for name in ("r2", "r5", "r7"):
+        replicas[name].replace_cache(prompt.block_keys[:4])
+    replicas["r1"].replace_cache(prompt.block_keys[:3])
+    assert {choose_replica(replicas, prompt, random.Random(seed)) for seed in range(60)} == {"r2", "r5", "r7"}
+    for name in ("r2", "r5", "r7"):
+        replicas[name].others = ReplicaLoad(queued_tokens=1000, free_blocks=64)
+    assert {choose_replica(replicas, prompt, random.Random(seed)) for seed in range(60)} == {
+        name for name in replicas if name not in ("r2", "r5", "r7")
+    }
+
+
+def test_a_block_behind_a_hole_is_no_prefix() -> None:
+    replicas, prompt = make_replicas(3), make_prompt(TOKENS)
+    replicas["r0"].replace_cache(prompt.block_keys[:3])
+    replicas["r1"].replace_cache(prompt.block_keys[2:])
+    replicas["r2"].replace_cache(prompt.block_keys[3:])
+    assert {choose_replica(replicas, prompt, random.Random(seed)) for seed in range(20)} == {"r0"}
+
+
+def test_the_choice_without_knowledge_of_prefixes() -> None:
+    replicas = make_replicas(3)
+    for index, state in enumerate(replicas.values()):
+        state.others = ReplicaLoad(num_unfinished=index, free_blocks=64)
+    assert {choose_less_loaded(replicas, random.Random(seed)) for seed in range(40)} == {"r0", "r1"}
+    assert choose_less_loaded(make_replicas(1), random.Random(0)) == "r0"
+
+
 def test_load_is_spread_without_cached_prefixes() -> None:
     replicas, source = make_replicas(4, 10_000), random.Random(3)
     for index in range(400):
@@ -105,6 +149,45 @@ def test_the_accounting_of_a_replica_returns_to_zero(actions: list[tuple[str, in
         state.remove(request_id)
     assert (state.queued_tokens, state.num_unfinished) == (0, 0)
     assert state.num_cached_tokens(make_prompt(TOKENS)) == 0
+
+
+class BlocksOfReplica(RuleBasedStateMachine):
+    """The known blocks of a replica are those that it has published and those of unfinished requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = ReplicaState(BLOCK_SIZE, 64)
+        self.cached: set[int] = set()
+        self.sent: dict[str, RoutedPrompt] = {}
+
+    @rule(stored=st.sets(st.integers(0, 6)), removed=st.sets(st.integers(0, 6)))
+    def change(self, stored: set[int], removed: set[int]) -> None:
+        self.state.change_cache(stored, removed)
+        self.cached = (self.cached - removed) | stored
+
+    @rule(keys=st.sets(st.integers(0, 6)))
+    def replace(self, keys: set[int]) -> None:
+        self.state.replace_cache(keys)
+        self.cached = keys
+
+    @rule(name=st.sampled_from("abc"), keys=st.lists(st.integers(0, 6), unique=True))
+    def add(self, name: str, keys: list[int]) -> None:
+        if name not in self.sent:
+            self.sent[name] = RoutedPrompt(30, tuple(keys))
+            self.state.add(name, self.sent[name])
+
+    @rule(name=st.sampled_from("abc"))
+    def remove(self, name: str) -> None:
+        self.state.remove(name)
+        self.sent.pop(name, None)
+
+    @invariant()
+    def known_blocks(self) -> None:
+        expected = self.cached.union(*(prompt.block_keys for prompt in self.sent.values()))
+        assert {key for key in range(7) if self.state.has_block(key)} == expected
+
+
+TestBlocksOfReplica = BlocksOfReplica.TestCase
 
 
 def test_the_cost_is_the_uncached_work_of_an_idle_replica() -> None:

@@ -2,8 +2,8 @@
 
     python tests/robustness/fuzz_api.py [--cases 2000] [--seed N] [--url URL]
 
-With a URL, it calls a running server whose model is named "tiny". It prints a table and, as the last line, JSON. It ends
-with status 1 at the first call that fails a check.
+With a URL, it calls a running server whose model is named "tiny". It prints a table and, as the last line, JSON. It
+ends with status 1 at the first call that fails a check.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from chairlift.cluster.cluster_view import ClusterView
+from chairlift.cluster.replica_choice import MAX_RUNS
 from chairlift.cluster.replica_messages import (
     ClockReading,
     ReplicaEngine,
@@ -41,9 +42,6 @@ from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput
 
 logger = logging.getLogger("chairlift")
-
-MAX_RUNS: Final = 3
-"""Number of replicas that a request is sent to. A replica may die of a request."""
 
 RETRY_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 5.0

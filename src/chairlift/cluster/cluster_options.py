@@ -10,6 +10,8 @@ from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
 AUTOSCALING_PERIOD: Final = 1.0
+AUTOSCALING_WINDOW: Final = 4.0
+"""Seconds of which Ray averages the values of replicas. Its default of 30 s would delay the start of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class ClusterOptions:
                 "initial_replicas": self.replicas,
                 "max_replicas": self.most,
                 "metrics_interval_s": AUTOSCALING_PERIOD,
+                "look_back_period_s": AUTOSCALING_WINDOW,
                 "upscale_delay_s": 5.0,
                 "downscale_delay_s": 60.0,
                 "policy": {

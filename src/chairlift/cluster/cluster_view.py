@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from chairlift.cluster.replica_choice import choose_replica
+from chairlift.cluster.replica_choice import choose_less_loaded, choose_replica
 from chairlift.cluster.replica_messages import ReplicaHello, ReplicaMessage
 from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
 
@@ -113,8 +113,7 @@ class ClusterView:
             if policy == "prefix":
                 chosen = choose_replica(candidates, prompt, self._random)
             else:
-                drawn = self._random.sample(sorted(candidates), min(2, len(candidates)))
-                chosen = min(drawn, key=lambda name: candidates[name].num_unfinished)
+                chosen = choose_less_loaded(candidates, self._random)
             self._assign(request_id, prompt, chosen)
             return chosen
 

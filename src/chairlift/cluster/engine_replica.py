@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from chairlift.cluster.autoscaling import predict_ttft
 from chairlift.cluster.replica_messages import (
     ClockReading,
     ReplicaEngine,
@@ -169,7 +170,7 @@ class EngineReplica:
         add = run.local_add()
         ids = {request.request_id for request in add.requests}
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        num_uncached = prompt.num_uncached_tokens(self._block_size, self._cached)
+        num_uncached = add.num_prompt_tokens - prompt.num_cached_tokens(self._block_size, self._cached)
         group = _Group(run.ingress_id, add.requests[0].tenant, add.num_prompt_tokens, num_uncached, ids, ended)
         self._groups.update(dict.fromkeys(ids, group))
         self._client.send(add)
@@ -288,9 +289,7 @@ class EngineReplica:
         started = self._started
         if started is None:
             return 0.0
-        tokens, budget = self.load().queued_tokens, started.max_num_batched_tokens
-        steps, rest = divmod(tokens, budget)
-        return steps * (self._cost.seconds(budget) or 0.0) + (self._cost.seconds(rest) or 0.0 if rest else 0.0)
+        return predict_ttft(self.load().queued_tokens, started.max_num_batched_tokens, self._cost.seconds)
 
     # -- engine -------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from chairlift.cluster.autoscaling import BatchUseMeter
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
@@ -61,6 +62,8 @@ class EngineDeployment:
         config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
         replica = self._replica = EngineReplica(await asyncio.to_thread(client.wait_until_ready))
+        self._batch_use = BatchUseMeter()
+        client.events.add(self._batch_use)
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         if config.scheduling_policy == "fair":
             context = serve.get_replica_context()
@@ -114,8 +117,11 @@ class EngineDeployment:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The values that `QueueScaling` decides by."""
-        load = self._replica.load()
-        return {"queued_tokens": float(load.queued_tokens), "predicted_ttft": self._replica.predicted_ttft()}
+        return {
+            "queued_tokens": float(self._replica.load().queued_tokens),
+            "predicted_ttft": self._replica.predicted_ttft(),
+            "batch_use": self._batch_use.value,
+        }
 
     async def __del__(self) -> None:
         await asyncio.to_thread(self._replica.client.close)

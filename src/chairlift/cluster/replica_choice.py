@@ -4,9 +4,12 @@
                         + prompt tokens for which it has no free blocks * SHORTAGE_FACTOR
 
 The sum is an estimate of the time to the first token, in prompt tokens: a cached prefix is used unless its replica has
-so much more work that another one computes the prefix sooner. Without a cached prefix anywhere, two replicas are drawn
-at random, and the cheaper one is chosen ("power of two choices"; Mitzenmacher, "The Power of Two Choices in Randomized
-Load Balancing", IEEE TPDS 2001), because routers with the same stale information would all choose the same replica.
+so much more work that another one computes the prefix sooner.
+
+The cheapest one of at most four candidates is chosen: two random replicas of those with the longest cached prefix, and
+two random others ("power of two choices"; Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE
+TPDS 2001). Routers that took the cheapest replica of all would choose the same one, as long as their information is
+equally stale. If all replicas have a prefix of the same length, such as a system prompt or nothing, two are candidates.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
+
+MAX_RUNS: Final = 3
+"""Number of replicas that a request is sent to. A replica may die of a request."""
 
 DECODE_TOKENS: Final = 4.0
 """The work of an unfinished request beside a new prompt: it takes part in each of the steps that compute the prompt."""
@@ -41,11 +47,45 @@ def choose_replica(
     """Choose the replica for a prompt, in time proportional to the replicas and to the cached blocks of the prompt.
 
     Args:
-        replicas: the candidates by id; at least one.
+        replicas: all replicas by id; at least one.
     """
-    cached = {replica_id: state.num_cached_tokens(prompt) for replica_id, state in replicas.items()}
-    candidates = list(replicas)
-    if not any(cached.values()) and len(candidates) > 2:
-        candidates = random_source.sample(candidates, 2)
-    random_source.shuffle(candidates)  # among equal costs
-    return min(candidates, key=lambda replica_id: cost(replicas[replica_id], prompt, cached[replica_id]))
+    longest, others = _split_by_prefix(replicas, prompt)
+    candidates = _sample_two(longest, random_source) + _sample_two(others, random_source)
+    return min(candidates, key=lambda name: cost(replicas[name], prompt, replicas[name].num_cached_tokens(prompt)))
+
+
+def _split_by_prefix(
+    replicas: Mapping[ReplicaId, ReplicaState], prompt: RoutedPrompt
+) -> tuple[list[ReplicaId], list[ReplicaId]]:
+    """The replicas with the longest cached prefix of a prompt, and the others.
+
+    A block is cached with all blocks before it, because a pool evicts the end of a prefix first. So two blocks decide
+    whether a prefix can be longer than the longest one so far. Lost updates may break the rule, and then a candidate
+    has a shorter prefix, which its cost considers.
+    """
+    keys, length = prompt.block_keys, 0
+    longest: list[ReplicaId] = []
+    others: list[ReplicaId] = []
+    for replica_id, state in replicas.items():
+        if length < len(keys) and state.has_block(keys[length]):
+            count = state.num_cached_blocks_of(prompt)
+            if count > length:
+                others += longest
+                longest, length = [replica_id], count
+            else:
+                others.append(replica_id)
+        elif length and not state.has_block(keys[length - 1]):
+            others.append(replica_id)
+        else:
+            longest.append(replica_id)
+    return longest, others
+
+
+def _sample_two(replica_ids: list[ReplicaId], random_source: random.Random) -> list[ReplicaId]:
+    return random_source.sample(replica_ids, min(2, len(replica_ids)))
+
+
+def choose_less_loaded(replicas: Mapping[ReplicaId, ReplicaState], random_source: random.Random) -> ReplicaId:
+    """Choose the one with fewer unfinished requests of two random replicas, as Ray Serve does by default."""
+    drawn = _sample_two(list(replicas), random_source)
+    return min(drawn, key=lambda replica_id: replicas[replica_id].num_unfinished)

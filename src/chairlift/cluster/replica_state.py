@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from chairlift.core.kv.block_pool import block_key
 from chairlift.core.kv.prefix_cache import block_hash, root_hash
@@ -39,15 +40,14 @@ class RoutedPrompt:
             keys.append(block_key(parent))
         return cls(len(token_ids), tuple(keys))
 
-    def num_uncached_tokens(self, block_size: int, cached: Container[int]) -> int:
-        """Number of tokens to compute with a prefix cache that contains these blocks. The last token is computed in any
-        case, because it gives the first output token."""
-        count = 0
-        for key in self.block_keys:
-            if key not in cached:
-                break
-            count += 1
-        return self.num_tokens - min(count * block_size, self.num_tokens - 1)
+    def num_cached_tokens(self, block_size: int, cached: Container[int]) -> int:
+        """Number of leading tokens in a prefix cache with these blocks. The last token is computed in any case, because
+        it gives the first output token."""
+        return min(self.num_cached_blocks(cached) * block_size, self.num_tokens - 1)
+
+    def num_cached_blocks(self, cached: Container[int]) -> int:
+        """Number of leading blocks that are among these ones."""
+        return len(list(takewhile(cached.__contains__, self.block_keys)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class ReplicaState:
     is_engine_running: bool = True
     _cached: set[int] = field(default_factory=set)
     _expected: Counter[int] = field(default_factory=Counter)
+    _known: set[int] = field(default_factory=set)  # the union of both
     _sent: dict[str, _SentPrompt] = field(default_factory=dict)
     _queued_tokens: int = 0
 
@@ -112,21 +113,26 @@ class ReplicaState:
     def replace_cache(self, keys: Iterable[int]) -> None:
         """Replace the known prefix cache by the published one."""
         self._cached = set(keys)
+        self._known = self._cached.union(self._expected)
 
     def change_cache(self, stored: Iterable[int], removed: Iterable[int]) -> None:
         """Apply published changes of the prefix cache. Changes of unknown blocks have no effect."""
         self._cached.difference_update(removed)
         self._cached.update(stored)
+        self._known.difference_update(key for key in removed if key not in self._expected)
+        self._known.update(stored)
+
+    def has_block(self, key: int) -> bool:
+        """Whether a block is cached, or will be when requests on the way are computed."""
+        return key in self._known
+
+    def num_cached_blocks_of(self, prompt: RoutedPrompt) -> int:
+        """Number of leading blocks of a prompt for which `has_block` is true."""
+        return prompt.num_cached_blocks(self._known)
 
     def num_cached_tokens(self, prompt: RoutedPrompt) -> int:
-        """Number of leading tokens of a prompt that are cached, or will be when requests on the way are computed. The
-        last token is computed in any case, because it gives the first output token."""
-        count = 0
-        for key in prompt.block_keys:
-            if key not in self._cached and key not in self._expected:
-                break
-            count += 1
-        return min(count * self.block_size, prompt.num_tokens - 1)
+        """Number of leading tokens of a prompt that are in these blocks."""
+        return prompt.num_cached_tokens(self.block_size, self._known)
 
     def add(self, request_id: str, prompt: RoutedPrompt) -> None:
         """Record a request that is sent to the replica."""
@@ -134,6 +140,7 @@ class ReplicaState:
         self._sent[request_id] = _SentPrompt(prompt, num_queued)
         self._queued_tokens += num_queued
         self._expected.update(prompt.block_keys)
+        self._known.update(prompt.block_keys)
 
     def record_output(self, request_id: str) -> None:
         """Record that the prompt of a request has been computed. Unknown ids and further calls have no effect."""
@@ -145,7 +152,14 @@ class ReplicaState:
         """Record the end of a request. Unknown ids have no effect."""
         self.record_output(request_id)
         if (sent := self._sent.pop(request_id, None)) is not None:
-            for key in sent.prompt.block_keys:
-                self._expected[key] -= 1
-                if not self._expected[key]:
-                    del self._expected[key]
+            self._forget_expected(sent.prompt)
+
+    def _forget_expected(self, prompt: RoutedPrompt) -> None:
+        expected, ended = self._expected, []
+        for key in prompt.block_keys:
+            if (count := expected[key]) > 1:
+                expected[key] = count - 1
+            else:
+                del expected[key]
+                ended.append(key)
+        self._known.difference_update(set(ended) - self._cached)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.cluster.replica_state import RoutedPrompt
+from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
 from chairlift.config import SchedulerConfig
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished
-from chairlift.lab.sim.cluster import ClusterConfig, ClusterResult, ClusterSimulation, Failure, Scaling
+from chairlift.lab.sim.cluster import ClusterResult, ClusterSimulation
+from chairlift.lab.sim.cluster_config import ClusterConfig, Failure, Scaling
 from chairlift.lab.sim.cost_model import StepShape
-from chairlift.lab.sim.simulator import SimConfig, simulate
+from chairlift.lab.sim.simulated_replica import SimulatedReplica
+from chairlift.lab.sim.simulator import SimConfig, forced_request, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
 ENGINE = SimConfig(SchedulerConfig(512, max_num_seqs=4, max_num_batched_tokens=64), num_blocks=64)
@@ -92,10 +94,60 @@ def test_autoscaling_follows_the_load() -> None:
     assert result.seconds < run(burst, replicas=1).seconds + 60.0
 
 
+def test_autoscaling_keeps_replicas_with_full_batches() -> None:
+    """About ten requests run at any time in the sixteen seats of four replicas, and no prompt waits."""
+    scaling = Scaling(1, 5, target_queued_tokens=200.0, start_seconds=1.0, idle_seconds=3.0)
+    workload = [WorkloadRequest(str(index), 0.5 * index, [index + 1] * 10, 400) for index in range(80)]
+    result = run(workload, replicas=4, scaling=scaling)
+    assert result.num_finished == 80
+    assert result.replica_seconds > 3 * result.seconds
+    assert max(result.ttfts) < 0.1
+
+
+def test_autoscaling_follows_the_predicted_time_to_first_token() -> None:
+    """A queued prompt token takes about 1.2 ms."""
+    workload = [WorkloadRequest(str(index), 0.2 * index, [index + 1] * 200, 2) for index in range(100)]
+    targets = (0.1, 100.0)
+    scalings = [Scaling(1, 4, target_queued_tokens=1e6, target_ttft=target, start_seconds=1.0) for target in targets]
+    batch = replace(ENGINE, scheduler=replace(ENGINE.scheduler, max_num_seqs=64), num_blocks=4096)
+    config = [ClusterConfig(batch, 1, scaling=scaling) for scaling in scalings]
+    most = [ClusterSimulation(workload, each, LinearCost()).run().most_replicas for each in config]
+    assert most == [4, 1]
+
+
+def test_routers_with_stale_information_choose_different_replicas() -> None:
+    """All replicas have the first block of all prompts. If all routers took the replica that is the best of all by the
+    same old information, half of the requests would wait for 0.2 s."""
+    workload = [
+        WorkloadRequest(
+            str(index), 0.025 * index, [*range(16), index % 250, index // 250, *range(14)], 20 + index * 7 % 20
+        )
+        for index in range(400)
+    ]
+    result = run(workload, replicas=8, num_routers=8, update_delay=0.5)
+    assert result.num_finished == 400
+    assert sorted(result.ttfts)[200] < 0.1
+
+
+def test_an_idle_replica_has_all_blocks() -> None:
+    """The last step of a request was scheduled while the request held nearly all blocks."""
+    replica = SimulatedReplica(0, ENGINE, LinearCost(), 0.0)
+    request = forced_request(WorkloadRequest("a", 0.0, [1] * 300, 100))
+    replica.core.add(request)
+    replica.requests["a"] = request
+    replica.core.step()
+    assert replica.free_blocks < ENGINE.num_blocks
+    while replica.core.has_work:
+        replica.core.step()
+    del replica.requests["a"]
+    assert replica.free_blocks == ENGINE.num_blocks
+
+
 def test_invalid_configurations() -> None:
     good = ClusterConfig(ENGINE, 1)
     for options, message in (
         ({"replicas": 0}, "replicas"),
+        ({"num_routers": 0}, "num_routers"),
         ({"router": "x"}, "router"),
         ({"update_loss": 2.0}, "loss"),
     ):
@@ -110,14 +162,16 @@ def test_invalid_configurations() -> None:
     st.floats(0, 2),
     st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5), st.floats(0.1, 2)), max_size=4),
     st.sampled_from(["prefix", "pow2", "random"]),
+    st.integers(1, 3),
 )
 def test_no_request_vanishes(
-    replicas: int, loss: float, delay: float, failures: list[tuple[float, int, float]], router: Any
+    replicas: int, loss: float, delay: float, failures: list[tuple[float, int, float]], router: Any, num_routers: int
 ) -> None:
     result = run(
         conversations(8, turns=3, gap=0.1),
         replicas=replicas,
         router=router,
+        num_routers=num_routers,
         update_loss=loss,
         update_delay=delay,
         failures=[Failure(*values) for values in failures],
@@ -128,7 +182,7 @@ def test_no_request_vanishes(
 class PinnedTenant(ClusterSimulation):
     """Tenant "a" uses both of two replicas in turn, and "b", whose prompts have 33 tokens, only the first one."""
 
-    def _choose(self, prompt: RoutedPrompt, candidates: Sequence[int]) -> int:
+    def _choose(self, prompt: RoutedPrompt, candidates: Mapping[int, ReplicaState]) -> int:
         return 0 if prompt.num_tokens == 33 else self.result.num_requests % len(candidates)
 
 

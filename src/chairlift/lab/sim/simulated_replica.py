@@ -1,0 +1,107 @@
+"""SimulatedReplica: an engine in virtual time with its requests, and what it reports to routers and to autoscaling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift.clock import VirtualClock
+from chairlift.cluster.autoscaling import BatchUseMeter, predict_ttft
+from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
+from chairlift.cluster.shared_service import ServiceMeter
+from chairlift.events import Event, PrefixCacheChanged, Step
+from chairlift.lab.sim.cost_model import CostModel
+from chairlift.lab.sim.simulator import SimConfig, make_engine_core
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.observability.step_cost import StepCost, StepTimer
+from chairlift.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class RoutedRequest:
+    """A request on its way through the cluster.
+
+    Attributes:
+        router: the router that chooses its replicas.
+        state: its present replica as that router knows it; None before the first choice.
+        num_runs: number of replicas that it was sent to.
+    """
+
+    item: WorkloadRequest
+    prompt: RoutedPrompt
+    router: int
+    state: ReplicaState | None = None
+    num_runs: int = 0
+    has_output: bool = False
+
+
+class SimulatedReplica:
+    """One engine with its clock.
+
+    Args:
+        is_measured: measure the time of steps and the use of the batch, for `scaling_values`.
+
+    Attributes:
+        inbox: requests that the engine has not received yet.
+        sent: unfinished requests by id, those of the inbox included. requests: those of the engine.
+        changes: changes of the prefix cache since the last `take_changes`.
+        num_reports: the reports of its service to the usage aggregator.
+    """
+
+    def __init__(
+        self, name: int, config: SimConfig, cost_model: CostModel, now: float, *, is_measured: bool = False
+    ) -> None:
+        self.name = name
+        self.clock = VirtualClock(now)
+        self.core, _ = make_engine_core(config, cost_model, self.clock, self, record_index_changes=True)
+        self.inbox: list[RoutedRequest] = []
+        self.sent: dict[str, RoutedRequest] = {}
+        self.requests: dict[str, Request] = {}
+        self.service = ServiceMeter()
+        self.num_reports = 0
+        self.is_computing = False
+        self.is_alive = True
+        self.is_draining = False
+        self.began = now
+        self._config = config
+        self._free_blocks = config.num_blocks
+        self._changes: list[PrefixCacheChanged] = []
+        self._is_measured = is_measured
+        self._cost, self._timer, self._batch_use = StepCost(), StepTimer(), BatchUseMeter()
+        self._batch_use.emit(config.engine_started())
+
+    def emit(self, event: Event) -> None:
+        """Receive an event of the engine."""
+        if isinstance(event, Step):
+            self._free_blocks = event.free_blocks
+            if self._is_measured:
+                self._cost.add(sum(event.num_scheduled), self._timer.seconds(event))
+        elif isinstance(event, PrefixCacheChanged):
+            self._changes.append(event)
+        if self._is_measured:
+            self._batch_use.emit(event)
+
+    def take_changes(self) -> list[PrefixCacheChanged]:
+        """The changes of the prefix cache since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def load(self, without: int | None = None) -> ReplicaLoad:
+        """The load that all routers cause, or all but one. As in `EngineReplica.load`, a queued prompt counts with its
+        cached tokens."""
+        others = [sent for sent in self.sent.values() if sent.router != without]
+        queued = sum(sent.prompt.num_tokens for sent in others if not sent.has_output)
+        return ReplicaLoad(queued, len(others), self.free_blocks)
+
+    @property
+    def free_blocks(self) -> int:
+        """Free blocks after the schedule of the last step; all blocks if the engine has no unfinished request."""
+        return self._free_blocks if self.requests else self._config.num_blocks
+
+    def scaling_values(self) -> dict[str, float]:
+        """The values that `QueueScaling` decides by."""
+        queued, budget = self.load().queued_tokens, self._config.scheduler.max_num_batched_tokens
+        return {
+            "queued_tokens": float(queued),
+            "predicted_ttft": predict_ttft(queued, budget, self._cost.seconds),
+            "batch_use": self._batch_use.value,
+        }
