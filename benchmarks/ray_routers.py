@@ -13,7 +13,7 @@ from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router i
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from chairlift.cluster.cluster_view import Route
+from chairlift.cluster.cluster_view import CallRoute
 from chairlift.cluster.request_router import PrefixAwareRouter
 
 FIRST_CHARACTER = 0x10000
@@ -45,7 +45,7 @@ class RayRouter(PrefixAwareRouter):
 def prompt_of(pending_request: PendingRequest | None) -> Any:
     """The routed prompt of a request; None for other calls."""
     first = pending_request.args[0] if pending_request is not None and pending_request.args else None
-    return first.prompt if isinstance(first, Route) else None
+    return first.prompt if isinstance(first, CallRoute) else None
 
 
 class RayDefaultRouter(RayRouter, PowerOfTwoChoicesRequestRouter):

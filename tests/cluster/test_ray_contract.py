@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from chairlift.cluster.cluster_client import ReplicaCallError, ReplicaLostError
-from chairlift.cluster.cluster_view import Route
+from chairlift.cluster.cluster_view import CallRoute
 from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.config import EngineConfig
 from chairlift.errors import EngineDeadError
@@ -87,7 +87,7 @@ def test_the_call_of_a_request_is_a_stream_with_one_message() -> None:
     deployment: Any = SimpleNamespace(_replica=SimpleNamespace(run=run), _check=lambda route: None)
 
     async def messages() -> list[bytes]:
-        route = Route("request", RoutedPrompt.from_tokens([1, 2, 3], 16))
+        route = CallRoute("request", RoutedPrompt.from_tokens([1, 2, 3], 16))
         return [message async for message in EngineDeployment.run(deployment, route, b"request")]
 
     assert asyncio.run(messages()) == [b""]
@@ -120,9 +120,9 @@ def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router() -> None
     router._deployment_id = DeploymentID(name="engine", app_name="no replica is subscribed")
     prompt = RoutedPrompt.from_tokens([1, 2, 3], 16)
     for route, found in (
-        (Route(replica_id="2"), replicas[1:]),
-        (Route(replica_id="gone"), replicas),
-        (Route("request", prompt), replicas),
+        (CallRoute(replica_id="2"), replicas[1:]),
+        (CallRoute(replica_id="gone"), replicas),
+        (CallRoute("request", prompt), replicas),
     ):
         pending = SimpleNamespace(args=(route,), kwargs={}, routing_context=SimpleNamespace(should_backoff=False))
         assert asyncio.run(router.choose_replicas(replicas, pending)) == [found]

@@ -42,7 +42,7 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
     """
     from chairlift.cluster.cluster_app import ClusterSetup
     from chairlift.cluster.cluster_options import ClusterOptions
-    from chairlift.cluster.ray_deployments import build_application
+    from chairlift.cluster.ray_deployments import bind_application
 
     given = dict(arguments)
     file = given.pop("config", None)
@@ -61,7 +61,7 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
     for spec in models:
         options.actor_options(spec.config)
     setup = ClusterSetup(tuple(models), options, served["limits"], access, served["observability"], served["pages"])
-    return build_application(setup)
+    return bind_application(setup)
 
 
 def _parse(name: str, value: Any, kind: str) -> Any:

@@ -12,7 +12,7 @@ from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.cluster.shared_usage import share_usage
-from chairlift.cluster.usage_aggregator import Exchange
+from chairlift.cluster.usage_aggregator import UsageExchange
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.loading.resolve import resolve_model
@@ -55,7 +55,7 @@ class ReplicatedModel(ServedModel):
 
 
 def build_cluster_app(
-    setup: ClusterSetup, clients: Mapping[str, ClusterClient], exchange: Exchange[tuple[str, str]] | None = None
+    setup: ClusterSetup, clients: Mapping[str, ClusterClient], exchange: UsageExchange[tuple[str, str]] | None = None
 ) -> FastAPI:
     """Create the application over the clients of the models, by name. It closes the clients when it shuts down.
 

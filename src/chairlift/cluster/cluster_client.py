@@ -1,4 +1,4 @@
-"""ClusterClient: replicas of an engine as one engine, for a front end that knows nothing of replicas.
+"""ClusterClient: several replicas of an engine behind the interface of one engine.
 
     send(Add) --> router chooses a replica --> the call runs until the request has ended
     <-- outputs and events <-- one stream of messages from each replica
@@ -109,7 +109,7 @@ class RemoteReplica:
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class RoutedGroup:
     """The unfinished siblings of a prompt."""
 
     add: Add
@@ -147,7 +147,7 @@ class ClusterClient(EngineClient):
         self.on_replica_end: Callable[[RemoteReplica], None] = lambda replica: None
         self._transport = transport
         self._view = transport.view
-        self._groups: dict[str, _Group] = {}  # by the id of each unfinished request
+        self._groups: dict[str, RoutedGroup] = {}  # by the id of each unfinished request
         self._model_digest = model_digest(engine.facts)
         self._other_models: set[str] = set()  # running replicas with another model
         self._replicas_changed = asyncio.Event()
@@ -190,16 +190,16 @@ class ClusterClient(EngineClient):
         first = add.requests[0]
         block_size = self.engine.facts.kv_cache_plan.block_size
         prompt = RoutedPrompt.from_tokens(first.prompt_token_ids, block_size, first.cache_salt, first.lora_id)
-        group = _Group(add, prompt, {request.request_id for request in add.requests})
+        group = RoutedGroup(add, prompt, {request.request_id for request in add.requests})
         self._groups.update(dict.fromkeys(group.unfinished, group))
         self._run(group)
 
-    def _run(self, group: _Group) -> None:
+    def _run(self, group: RoutedGroup) -> None:
         group.num_runs += 1
         self._view.add(group.request_id)
         group.task = self._start_task(self._serve(group))
 
-    async def _serve(self, group: _Group) -> None:
+    async def _serve(self, group: RoutedGroup) -> None:
         """Run a request on a replica. Its outputs arrive with the messages of the replica."""
         while not self._view.has_choice():
             if self._is_replaced():
@@ -234,7 +234,7 @@ class ClusterClient(EngineClient):
 
     def _abort(self, command: Abort) -> None:
         aborted: dict[str | None, list[str]] = {}
-        groups: dict[str, _Group] = {}
+        groups: dict[str, RoutedGroup] = {}
         for request_id in command.request_ids:
             if (group := self._groups.get(request_id)) is not None:
                 aborted.setdefault(self._view.replica_of(group.request_id), []).append(request_id)
@@ -268,7 +268,7 @@ class ClusterClient(EngineClient):
                 if replica_id is not None and not self._view.is_running(replica_id):
                     self._loop.call_soon(self._end_if_drained, replica_id)
 
-    def _handle_loss(self, groups: list[_Group], cause: str) -> None:
+    def _handle_loss(self, groups: list[RoutedGroup], cause: str) -> None:
         """Send unfinished requests whose run has ended to another replica, if they have no output yet; the others end
         with an error.
 
@@ -288,7 +288,7 @@ class ClusterClient(EngineClient):
         if groups:
             logger.error("%s: %d requests ended, %d are sent again", cause, len(lost), len(resent))
 
-    def _fail_groups(self, groups: list[_Group], error: EngineDeadError) -> None:
+    def _fail_groups(self, groups: list[RoutedGroup], error: EngineDeadError) -> None:
         ids = [request_id for group in groups for request_id in sorted(group.unfinished)]
         self._finish(ids)
         if ids and not self._is_closed:
@@ -319,7 +319,7 @@ class ClusterClient(EngineClient):
         if replica.reader is not None:
             replica.reader.cancel()
 
-    def _groups_of(self, replica_id: str) -> list[_Group]:
+    def _groups_of(self, replica_id: str) -> list[RoutedGroup]:
         groups = {id(group): group for group in self._groups.values()}
         return [group for group in groups.values() if self._view.replica_of(group.request_id) == replica_id]
 
@@ -381,7 +381,7 @@ class ClusterClient(EngineClient):
             groups = {id(group): group for each in ids if (group := self._group_on(replica, each)) is not None}
             self._handle_loss(list(groups.values()), f"the engine of the request was lost ({reason})")
 
-    def _group_on(self, replica: RemoteReplica, request_id: str) -> _Group | None:
+    def _group_on(self, replica: RemoteReplica, request_id: str) -> RoutedGroup | None:
         """The group of an unfinished request, if it runs on this replica. Another one may have run it before."""
         group = self._groups.get(request_id)
         is_here = group is not None and self._view.replica_of(group.request_id) == replica.replica_id

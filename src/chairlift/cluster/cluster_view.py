@@ -19,7 +19,7 @@ OnReplicas = Callable[[set[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class CallRoute:
     """The first argument of every call to a replica, which only the router reads.
 
     Attributes:

@@ -53,7 +53,7 @@ BUSY_SILENCE_SECONDS: Final = 600.0
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class ReplicaGroup:
     """The unfinished siblings of a prompt; `started` are those with output.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Group:
 
 
 @dataclass(slots=True, eq=False)
-class _Feed:
+class IngressFeed:
     """What has not been sent to an ingress yet.
 
     Attributes:
@@ -121,8 +121,8 @@ class EngineReplica:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self.service = ServiceMeter()
-        self._feeds: dict[str, _Feed] = {}
-        self._groups: dict[str, _Group] = {}  # by the id of each unfinished request
+        self._feeds: dict[str, IngressFeed] = {}
+        self._groups: dict[str, ReplicaGroup] = {}  # by the id of each unfinished request
         self._started: EngineStarted | None = None
         self._arrived: dict[str, RequestArrived] = {}
         self._cached: set[int] = set()
@@ -171,7 +171,7 @@ class EngineReplica:
         ids = {request.request_id for request in add.requests}
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         num_uncached = add.num_prompt_tokens - prompt.num_cached_tokens(self._block_size, self._cached)
-        group = _Group(run.ingress_id, add.requests[0].tenant, add.num_prompt_tokens, num_uncached, ids, ended)
+        group = ReplicaGroup(run.ingress_id, add.requests[0].tenant, add.num_prompt_tokens, num_uncached, ids, ended)
         self._groups.update(dict.fromkeys(ids, group))
         self._client.send(add)
         try:
@@ -196,7 +196,7 @@ class EngineReplica:
         the iteration. A second subscription of an ingress replaces the first one."""
         self.open()
         self._unsubscribe(self._feeds.get(ingress_id))
-        feed = self._feeds[ingress_id] = _Feed(ingress_id, last_heartbeat=self._client.now())
+        feed = self._feeds[ingress_id] = IngressFeed(ingress_id, last_heartbeat=self._client.now())
         try:
             yield self._encoder.encode(self._hello(feed))
             while not feed.is_closed:
@@ -205,7 +205,7 @@ class EngineReplica:
         finally:
             self._unsubscribe(feed)
 
-    async def _wait(self, feed: _Feed) -> bool:
+    async def _wait(self, feed: IngressFeed) -> bool:
         """Wait until the feed has something to send, and close it if its ingress sends no heartbeats; returns whether
         it is open."""
         with contextlib.suppress(TimeoutError):
@@ -217,7 +217,7 @@ class EngineReplica:
             feed.is_closed = True
         return not feed.is_closed
 
-    def _unsubscribe(self, feed: _Feed | None) -> None:
+    def _unsubscribe(self, feed: IngressFeed | None) -> None:
         """End a feed, and abort the requests of its ingress."""
         if feed is None or self._feeds.get(feed.ingress_id) is not feed:
             return
@@ -243,7 +243,7 @@ class EngineReplica:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def _hello(self, feed: _Feed) -> ReplicaHello:
+    def _hello(self, feed: IngressFeed) -> ReplicaHello:
         events = [*(() if self._started is None else (self._started,)), *self._arrived.values()]
         return ReplicaHello(
             ClockReading.now(),
@@ -257,7 +257,7 @@ class EngineReplica:
             self._metrics.totals(),
         )
 
-    def _message(self, feed: _Feed) -> ReplicaMessage:
+    def _message(self, feed: IngressFeed) -> ReplicaMessage:
         message = ReplicaMessage(
             feed.outputs,
             feed.lost,
@@ -339,7 +339,7 @@ class EngineReplica:
             if output.finish_reason is not None:
                 self._forget([output.request_id])
 
-    def _measure(self, group: _Group, output: EngineCoreOutput) -> None:
+    def _measure(self, group: ReplicaGroup, output: EngineCoreOutput) -> None:
         """Measure the service of an output, and with the first one that of its prompt."""
         num_new = 0
         if output.request_id not in group.started and (output.new_token_ids or output.pooled is not None):

@@ -22,11 +22,11 @@ from chairlift.cluster.autoscaling import BatchUseMeter
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.cluster.cluster_view import Route, deployment_name
+from chairlift.cluster.cluster_view import CallRoute, deployment_name
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
 from chairlift.cluster.shared_service import share_service
-from chairlift.cluster.usage_aggregator import Exchange, SharedUsage, UsageAggregator
+from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator, UsageExchange
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient
@@ -49,7 +49,7 @@ UNHEALTHY_STATES: Final = ("cannot_restart", "dead")
 
 
 class EngineDeployment:
-    """A replica: an engine process, and the calls of `EngineReplica`, each with the `Route` that led to it.
+    """A replica: an engine process, and the calls of `EngineReplica`, each with the `CallRoute` that led to it.
 
     Raises:
         ModelLoadError, ConfigError: see `ProcessClient.wait_until_ready`.
@@ -68,19 +68,19 @@ class EngineDeployment:
         if config.scheduling_policy == "fair":
             context = serve.get_replica_context()
             name = f"chairlift-service-{deployment_name(context.app_name, context.deployment)}"
-            exchange: Exchange[str] = aggregator_exchange(name)
+            exchange: UsageExchange[str] = aggregator_exchange(name)
             self._sharing = asyncio.create_task(share_service(replica.service.take, replica.charge, exchange))
 
     async def facts(self, config: EngineConfig) -> bytes | None:
         """The `EngineFacts` of the engine; None if its configuration is another one."""
         return msgspec.msgpack.encode(self._replica.client.engine.facts) if config == self._config else None
 
-    def _check(self, route: Route) -> None:
+    def _check(self, route: CallRoute) -> None:
         """Raise EngineDeadError if a call is for a replica that has gone."""
         if route.replica_id not in (None, self._replica_id):
             raise EngineDeadError(f"replica {route.replica_id} has stopped")
 
-    async def run(self, route: Route, message: bytes) -> AsyncIterator[bytes]:
+    async def run(self, route: CallRoute, message: bytes) -> AsyncIterator[bytes]:
         """Run a request, and yield an empty message at its end.
 
         The call is a stream, because Ray Serve may repeat other calls when a replica has died. It has a message,
@@ -91,15 +91,15 @@ class EngineDeployment:
         await self._replica.run(route.prompt, message)
         yield b""
 
-    async def abort(self, route: Route, message: bytes) -> None:
+    async def abort(self, route: CallRoute, message: bytes) -> None:
         self._check(route)
         await self._replica.abort(message)
 
-    async def record_heartbeat(self, route: Route, ingress_id: str, num_handled: int) -> None:
+    async def record_heartbeat(self, route: CallRoute, ingress_id: str, num_handled: int) -> None:
         self._check(route)
         await self._replica.record_heartbeat(ingress_id, num_handled)
 
-    async def subscribe(self, route: Route, ingress_id: str) -> AsyncIterator[bytes]:
+    async def subscribe(self, route: CallRoute, ingress_id: str) -> AsyncIterator[bytes]:
         self._check(route)
         messages = self._replica.subscribe(ingress_id)
         try:
@@ -167,7 +167,7 @@ class IngressDeployment:
     def __serve_build_asgi_app__(self) -> FastAPI:
         is_shared = self._setup.options.ingresses > 1 and bool(self._setup.access.keys.by_tenant)
         name = f"chairlift-key-usage-{serve.get_replica_context().app_name}"
-        exchange: Exchange[tuple[str, str]] | None = aggregator_exchange(name) if is_shared else None
+        exchange: UsageExchange[tuple[str, str]] | None = aggregator_exchange(name) if is_shared else None
         return build_cluster_app(self._setup, self._clients, exchange)
 
     async def check_health(self) -> None:
@@ -176,7 +176,7 @@ class IngressDeployment:
             raise EngineDeadError("the clients of all models are closed")
 
 
-def aggregator_exchange(name: str) -> Exchange[Any]:
+def aggregator_exchange(name: str) -> UsageExchange[Any]:
     """The `exchange` of a `UsageAggregator` in an actor with this name, which the first process of a cluster starts."""
     actor_class: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(UsageAggregator)
     actor = actor_class.options(name=name, namespace="chairlift", lifetime="detached", get_if_exists=True).remote()
@@ -189,7 +189,7 @@ def aggregator_exchange(name: str) -> Exchange[Any]:
     return exchange
 
 
-def build_application(setup: ClusterSetup) -> Application:
+def bind_application(setup: ClusterSetup) -> Application:
     """The application of Ray Serve: an ingress, and a deployment for each model."""
     options = setup.options
     names = [deployment_name_of(spec.name) for spec in setup.models]

@@ -15,7 +15,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, 
 from ray.serve.handle import DeploymentHandle
 
 from chairlift.cluster.cluster_client import ReplicaCallError, ReplicaLostError
-from chairlift.cluster.cluster_view import Route, cluster_view, deployment_name
+from chairlift.cluster.cluster_view import CallRoute, cluster_view, deployment_name
 from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.config import EngineConfig
 from chairlift.engine.served_engine import EngineFacts
@@ -47,7 +47,7 @@ class RayTransport:
         self.view = cluster_view(deployment_name(handle.app_name, handle.deployment_name))
 
     async def run(self, request_id: str, prompt: RoutedPrompt, message: bytes) -> None:
-        async with aclosing(self._stream("run", Route(request_id, prompt), message)) as messages:
+        async with aclosing(self._stream("run", CallRoute(request_id, prompt), message)) as messages:
             async for _ in messages:
                 pass
 
@@ -61,11 +61,11 @@ class RayTransport:
         """Call one replica. Ray Serve would wait for a replica that has gone to come back."""
         try:
             async with asyncio.timeout(CONTROL_SECONDS):
-                await self._call(method, Route(replica_id=replica_id), *arguments)
+                await self._call(method, CallRoute(replica_id=replica_id), *arguments)
         except TimeoutError:
             raise ReplicaLostError(f"no answer to {method} within {CONTROL_SECONDS:g} s") from None
 
-    async def _call(self, method: str, route: Route, *arguments: Any) -> None:
+    async def _call(self, method: str, route: CallRoute, *arguments: Any) -> None:
         response = getattr(self._handle, method).remote(route, *arguments)
         try:
             await response
@@ -77,13 +77,13 @@ class RayTransport:
 
     async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(self._stream("subscribe", Route(replica_id=replica_id), ingress_id)) as messages:
+            async with aclosing(self._stream("subscribe", CallRoute(replica_id=replica_id), ingress_id)) as messages:
                 async for message in messages:
                     yield message
         except ReplicaCallError as error:
             raise ReplicaLostError(str(error)) from None
 
-    async def _stream(self, method: str, route: Route, argument: Any) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, method: str, route: CallRoute, argument: Any) -> AsyncGenerator[bytes, None]:
         response: Any = getattr(self._streaming_handle, method).remote(route, argument)
         try:
             async for message in response:

@@ -11,11 +11,11 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from chairlift.cluster.cluster_view import ClusterView, Route, RoutingPolicy, cluster_view, deployment_name
+from chairlift.cluster.cluster_view import CallRoute, ClusterView, RoutingPolicy, cluster_view, deployment_name
 
 
 class PrefixAwareRouter(RequestRouter):
-    """Routes each call by its `Route`; calls without one go to any replica."""
+    """Routes each call by its `CallRoute`; calls without one go to any replica."""
 
     _policy: RoutingPolicy = "prefix"
 
@@ -48,7 +48,7 @@ class PrefixAwareRouter(RequestRouter):
         """
         assert pending_request is not None
         pending_request.routing_context.should_backoff = True  # before the next try, if this one finds no replica
-        route = next((each for each in pending_request.args if isinstance(each, Route)), None)
+        route = next((each for each in pending_request.args if isinstance(each, CallRoute)), None)
         if route is None:
             return [candidate_replicas]
         replica_id = route.replica_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from chairlift.cluster.usage_aggregator import Exchange, SharedUsage, exchange_periodically
+from chairlift.cluster.usage_aggregator import SharedUsage, UsageExchange, exchange_periodically
 from chairlift.core.scheduling_policies import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 
 PERIOD_SECONDS: Final = 0.25
@@ -37,7 +37,7 @@ class ServiceMeter:
 
 
 async def share_service(
-    take: Callable[[], Mapping[str, float]], charge: Callable[[Mapping[str, float]], None], exchange: Exchange[str]
+    take: Callable[[], Mapping[str, float]], charge: Callable[[Mapping[str, float]], None], exchange: UsageExchange[str]
 ) -> None:
     """Exchange the service of tenants until the task is cancelled.
 

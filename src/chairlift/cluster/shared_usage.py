@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.cluster.usage_aggregator import Exchange, SharedUsage, exchange_periodically
+from chairlift.cluster.usage_aggregator import SharedUsage, UsageExchange, exchange_periodically
 from chairlift.server.access.admission import AdmissionController
 
 PERIOD_SECONDS: Final = 0.1
 """A key may exceed its rate by what it uses of other ingresses in this time."""
 
 
-async def share_usage(admission: AdmissionController, exchange: Exchange[tuple[str, str]]) -> None:
+async def share_usage(admission: AdmissionController, exchange: UsageExchange[tuple[str, str]]) -> None:
     """Exchange the use of keys, by tenant and unit, until the task is cancelled.
 
     While the exchange fails, the limits are those of this ingress, and a warning is logged.

@@ -50,7 +50,7 @@ class SharedUsage(Generic[K]):
         return not self.amounts and not self.num_concurrent
 
 
-Exchange = Callable[[str, int, SharedUsage[K]], Awaitable[SharedUsage[K]]]
+UsageExchange = Callable[[str, int, SharedUsage[K]], Awaitable[SharedUsage[K]]]
 """Calls `UsageAggregator.exchange` in another process."""
 
 
@@ -150,7 +150,7 @@ class UsageSender(Generic[K]):
 async def exchange_periodically(
     take: Callable[[], SharedUsage[K]],
     charge: Callable[[SharedUsage[K]], None],
-    exchange: Exchange[K],
+    exchange: UsageExchange[K],
     period: float,
     failure: str,
 ) -> None:
