@@ -42,7 +42,7 @@ class Senders:
         self.joined: set[str] = set()
 
     def exchange(self, name: str, amounts: Mapping[str, float], outcome: Outcome = "answered") -> dict[str, float]:
-        """UsageExchange usage, and return what the sender was charged for."""
+        """Exchange usage, and return what the sender was charged for."""
         sender = self.senders[name]
         report = SharedUsage(sender.report(amounts, self.now))
         for tenant, amount in amounts.items():
