@@ -84,7 +84,7 @@ def workload(replicas: int, conversations: int, seed: int) -> list[WorkloadReque
     return found
 
 
-def trace_workload(path: Path, limit: int, speed: float, common_tokens: int = 0) -> list[WorkloadRequest]:
+def trace_workload(path: Path, limit: int | None, speed: float, common_tokens: int = 0) -> list[WorkloadRequest]:
     """The first requests of a trace, whose time passes `speed` times as fast, behind tokens that all of them share."""
     common = synthetic_tokens("common", common_tokens) if common_tokens else b""
     return [
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=24)
     parser.add_argument("--trace", type=Path, help="a trace in a format of `chairlift simulate --trace`")
     parser.add_argument("--trace-speed", type=float, default=1.0)
-    parser.add_argument("--trace-limit", type=int, default=4000, help="the number of requests")
+    parser.add_argument("--trace-limit", type=int, help="the number of requests; default: all")
     parser.add_argument("--common-tokens", type=int, default=0, help="tokens at the start of all prompts of the trace")
     parser.add_argument("--cases", nargs="+", choices=list(TRACE_CASES), help="the cases to simulate; default: all")
     parser.add_argument("--seed", type=int, default=0)
