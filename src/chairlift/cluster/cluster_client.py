@@ -48,6 +48,8 @@ DRAIN_SECONDS: Final = 5.0
 """Time for the last messages of a replica whose calls have failed."""
 
 HEARTBEAT_SECONDS: Final = 5.0
+LOST_REPLICA: Final = "the replica of the request was lost ({})"
+
 MAX_SILENCE_SECONDS: Final = 30.0
 """A replica that Ray Serve has removed is lost when it has sent nothing for this time. One that drains sends a message
 after each step; one that hangs has failed its health checks."""
@@ -219,7 +221,7 @@ class ClusterClient(EngineClient):
                 replica.loss = str(error)
                 self._start_task(self._end_later(replica))  # which decides about all requests of the replica
             else:
-                self._handle_loss([group], describe_loss(str(error)))
+                self._handle_loss([group], LOST_REPLICA.format(error))
         except ReplicaCallError as error:
             self._handle_loss([group], f"the replica of the request has rejected it ({error})")
         except Exception as error:
@@ -414,7 +416,7 @@ class ClusterClient(EngineClient):
             self.last_failure = replica.loss
         if not self._view.has_choice():
             self.state = "restarting"
-        self._handle_loss(lost, describe_loss(replica.loss))
+        self._handle_loss(lost, LOST_REPLICA.format(replica.loss))
         self._loop.call_later(RETRY_SECONDS, self._subscribe, replica.replica_id)
 
     def _subscribe(self, replica_id: str) -> None:
@@ -456,8 +458,3 @@ class ClusterClient(EngineClient):
     def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def describe_loss(reason: str) -> str:
-    """What has happened to a request whose replica was lost."""
-    return f"the replica of the request was lost ({reason})"
