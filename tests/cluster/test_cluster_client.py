@@ -412,7 +412,7 @@ def make_view(*replica_ids: str) -> ClusterView:
     view = ClusterView(seed=0)
     view.set_running(replica_ids)
     for replica_id in replica_ids:
-        load, totals = ReplicaLoad(free_blocks=64), MetricTotals([], {}, {})
+        load, totals = ReplicaLoad(free_blocks=64), MetricTotals([], {}, [], {})
         hello = ReplicaHello(ClockReading.now(), "", engine_state(), 4, 64, [], load, [], totals)
         view.subscribe(replica_id, hello)
     return view
@@ -595,9 +595,12 @@ def test_events_are_dropped_for_an_ingress_that_handles_no_messages(
         client: Any = llm._client
         assert len((await llm.start(None, PROMPT, forced(30)).collect()).outputs[0].token_ids) == 30
         replica = client.replicas["replica-0"]
+        assert replica.num_handled > 3
+        assert replica.events.num_dropped == 0
+        await transport.record_heartbeat("replica-0", client.ingress_id, 0)
+        assert len((await llm.start(None, PROMPT, forced(5)).collect()).outputs[0].token_ids) == 5
         assert replica.events.num_dropped > 0
         [feed] = transport.replicas["replica-0"]._feeds.values()
-        assert feed.is_slow
         await transport.record_heartbeat("replica-0", client.ingress_id, replica.num_handled)
         assert not feed.is_slow
         await llm.aclose()
@@ -624,7 +627,9 @@ def test_the_load_of_a_replica_counts_neither_cached_tokens_nor_blocks_of_finish
     run(main)
 
 
-def test_an_ingress_uses_no_replicas_of_another_model(make_engine: Make, tiny_model_dir: Callable[..., Path]) -> None:
+def test_an_ingress_uses_no_replicas_of_another_model(
+    make_engine: Make, tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """During an update to another model, tokens of the previous one must not reach the new one."""
 
     async def main() -> None:
@@ -642,6 +647,12 @@ def test_an_ingress_uses_no_replicas_of_another_model(make_engine: Make, tiny_mo
         for call in calls:
             assert len((await call.collect()).outputs[0].token_ids) == 3
         assert transport.num_runs == {"replica-0": 6, "replica-1": 0}
+        transport.drain("replica-0")
+        waiting = llm.start(None, PROMPT, forced(3))
+        await asyncio.sleep(0.02)
+        transport.view.set_running({"replica-0", "replica-1"})
+        assert len((await waiting.collect()).outputs[0].token_ids) == 3
+        monkeypatch.setattr("chairlift.cluster.cluster_client.REPLACED_SECONDS", 0.05)
         transport.drain("replica-0")
         with pytest.raises(EngineDeadError, match="updated to another model: send the request again"):
             await llm.start(None, PROMPT, forced(3)).collect()
@@ -673,6 +684,8 @@ def test_a_late_ingress_exports_the_metrics_of_the_first_one(make_engine: Make) 
         await ready(first, transport)
         for length in (8, 20):
             await first.start(None, PROMPT[:length], forced(3)).collect()
+        together = [first.start(None, [index, 1, 2], forced(1)) for index in range(5)]  # they end in their first step
+        await asyncio.gather(*(each.collect() for each in together))
         running = first.start(None, PROMPT, forced(20))
         await anext(running)
         late.open(lambda outputs: None, lambda ids, error: None)
@@ -682,8 +695,9 @@ def test_a_late_ingress_exports_the_metrics_of_the_first_one(make_engine: Make) 
         await until(lambda: not any(count for each in replicas for count in each.observer.tracker.counts().values()))
         before, after = map(counts_of, replicas)
         assert after == pytest.approx(before)
-        assert sum(value for (name, _), value in after.items() if name == "vllm:time_to_first_token_seconds_count") == 3
-        assert sum(value for (name, _), value in after.items() if name == "vllm:generation_tokens_total") == 26
+        expected = {"time_to_first_token_seconds_count": 8, "generation_tokens_total": 31, "prompt_tokens_total": 83}
+        for metric, total in expected.items():
+            assert sum(value for (name, _), value in after.items() if name == f"vllm:{metric}") == total
         late.stop()
         await first.aclose()
 

@@ -93,7 +93,7 @@ def test_the_call_of_a_request_is_a_stream_with_one_message() -> None:
     assert asyncio.run(messages()) == [b""]
 
 
-def test_facts_are_those_of_the_configuration_that_is_asked_for() -> None:
+def test_facts_are_those_of_the_given_configuration() -> None:
     """During an update, an ingress must not use those of a replica with the previous configuration."""
     pytest.importorskip("ray")
     from chairlift.cluster.ray_deployments import EngineDeployment
@@ -101,11 +101,11 @@ def test_facts_are_those_of_the_configuration_that_is_asked_for() -> None:
     replica = SimpleNamespace(client=SimpleNamespace(engine=SimpleNamespace(facts="the facts")))
     deployment: Any = SimpleNamespace(_config=EngineConfig(model="a", num_threads=1), _replica=replica)
 
-    def ask(config: EngineConfig) -> bytes | None:
+    def facts_of(config: EngineConfig) -> bytes | None:
         return asyncio.run(EngineDeployment.facts(deployment, config))
 
-    assert msgspec.msgpack.decode(ask(EngineConfig(model="a", num_threads=1)) or b"") == "the facts"
-    assert ask(EngineConfig(model="a", num_threads=2)) is None
+    assert msgspec.msgpack.decode(facts_of(EngineConfig(model="a", num_threads=1)) or b"") == "the facts"
+    assert facts_of(EngineConfig(model="a", num_threads=2)) is None
 
 
 def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router() -> None:

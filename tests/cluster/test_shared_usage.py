@@ -16,7 +16,7 @@ from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, diges
 
 INFO = KeyInfo("team", "team", is_admin=False)
 
-KeyUsage = SharedUsage[tuple[str, str]]
+Usage = SharedUsage[tuple[str, str]]
 
 
 class Ingresses:
@@ -124,10 +124,10 @@ def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
     monkeypatch.setattr(shared_usage, "PERIOD_SECONDS", 0.0)
     ingresses = Ingresses(1, KeyLimits(max_concurrent=2))
     admitted: list[bool] = []
-    usages: list[KeyUsage] = []
+    usages: list[Usage] = []
     permit = ingresses.all[0].admit(INFO, [[1, 2, 3]], SamplingParams())
 
-    async def exchange(_sender_id: str, _number: int, usage: KeyUsage) -> KeyUsage:
+    async def exchange(_sender_id: str, _number: int, usage: Usage) -> Usage:
         usages.append(usage)
         admitted.append(ingresses.admits(0))
         if len(admitted) == 2:

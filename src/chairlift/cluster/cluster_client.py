@@ -48,6 +48,9 @@ DRAIN_SECONDS: Final = 5.0
 """Time for the last messages of a replica whose calls have failed."""
 
 HEARTBEAT_SECONDS: Final = 5.0
+REPLACED_SECONDS: Final = 60.0
+"""Time that requests wait for a replica of their model while only replicas of another one are running."""
+
 LOST_REPLICA: Final = "the replica of the request was lost ({})"
 
 MAX_SILENCE_SECONDS: Final = 30.0
@@ -203,12 +206,9 @@ class ClusterClient(EngineClient):
 
     async def _serve(self, group: RoutedGroup) -> None:
         """Run a request on a replica. Its outputs arrive with the messages of the replica."""
-        while not self._view.has_choice():
-            if self._is_replaced():
-                error = "the deployment was updated to another model: send the request again"
-                return self._fail_groups([group], EngineDeadError(error))
-            self._replicas_changed.clear()
-            await self._replicas_changed.wait()
+        if not await self._wait_for_replica():
+            error = "the deployment was updated to another model: send the request again"
+            return self._fail_groups([group], EngineDeadError(error))
         message = self._encoder.encode(RunRequest(self.ingress_id, ClockReading.now(), group.add))
         try:
             await self._transport.run(group.request_id, group.prompt, message)
@@ -227,6 +227,18 @@ class ClusterClient(EngineClient):
         except Exception as error:
             logger.exception("a request could not be sent to a replica")
             self._fail_groups([group], EngineDeadError(f"the request could not be sent to a replica: {error}"))
+
+    async def _wait_for_replica(self) -> bool:
+        """Wait until a replica can be chosen; returns False if there are only replicas of another model, for long
+        enough that none of this model is being started."""
+        while not self._view.has_choice():
+            self._replicas_changed.clear()
+            try:
+                async with asyncio.timeout(REPLACED_SECONDS if self._is_replaced() else None):
+                    await self._replicas_changed.wait()
+            except TimeoutError:
+                return False
+        return True
 
     async def _end_later(self, replica: RemoteReplica) -> None:
         """End the messages of a replica that is lost, unless they end by themselves soon."""
@@ -310,8 +322,9 @@ class ClusterClient(EngineClient):
         self._replicas_changed.set()
 
     def _is_replaced(self) -> bool:
-        """Whether all running replicas have another model than this ingress."""
-        return bool(self._other_models) and all(map(self._other_models.__contains__, self._view.running()))
+        """Whether replicas are running, and all of them have another model than this ingress."""
+        running = self._view.running()
+        return bool(running) and running <= self._other_models
 
     def _end_if_drained(self, replica_id: str) -> None:
         """End the messages of a replica that drains and has no requests of this ingress, so that it can stop."""

@@ -41,7 +41,7 @@ class ClusterView:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._random = random.Random(seed)
         self._running: set[str] = set()
         self._subscribed: dict[str, ReplicaState] = {}
@@ -114,19 +114,16 @@ class ClusterView:
                 chosen = choose_replica(candidates, prompt, self._random)
             else:
                 chosen = choose_less_loaded(candidates, self._random)
-            self._assign(request_id, prompt, chosen)
+            self.assign(request_id, prompt, chosen)
             return chosen
 
     def assign(self, request_id: str, prompt: RoutedPrompt, replica_id: str) -> None:
-        """Count a request as sent to a replica that another router has chosen, as `route` does."""
+        """Count a request as sent to a replica, and no longer to another one."""
         with self._lock:
             self._remove(request_id)
-            self._assign(request_id, prompt, replica_id)
-
-    def _assign(self, request_id: str, prompt: RoutedPrompt, replica_id: str) -> None:
-        if request_id in self._unfinished and (state := self._subscribed.get(replica_id)) is not None:
-            state.add(request_id, prompt)
-            self._replica_of[request_id] = replica_id
+            if request_id in self._unfinished and (state := self._subscribed.get(replica_id)) is not None:
+                state.add(request_id, prompt)
+                self._replica_of[request_id] = replica_id
 
     def _candidates(self) -> dict[str, ReplicaState]:
         found = {name: state for name, state in self._subscribed.items() if name in self._running}

@@ -79,7 +79,8 @@ class IngressFeed:
     """What has not been sent to an ingress yet.
 
     Attributes:
-        num_sent, num_handled: the messages so far, and those of them that the ingress has handled.
+        num_sent: number of messages so far.
+        num_unhandled: number of messages that the ingress had not handled at its last heartbeat.
     """
 
     ingress_id: str
@@ -93,11 +94,11 @@ class IngressFeed:
     is_closed: bool = False
     last_heartbeat: float = 0.0
     num_sent: int = 0
-    num_handled: int = 0
+    num_unhandled: int = 0
 
     @property
     def is_slow(self) -> bool:
-        return len(self.events) >= MAX_PENDING_EVENTS or self.num_sent - self.num_handled >= MAX_UNHANDLED_MESSAGES
+        return len(self.events) >= MAX_PENDING_EVENTS or self.num_unhandled >= MAX_UNHANDLED_MESSAGES
 
     def add_event(self, event: Event) -> None:
         if self.is_slow and isinstance(event, DroppableEvent):
@@ -133,7 +134,7 @@ class EngineReplica:
         self._death: str | None = None
         self._decoder = msgspec.msgpack.Decoder(RunRequest)
         self._encoder = msgspec.msgpack.Encoder()
-        tracker = RequestTracker(max_finished=1)
+        tracker = RequestTracker()
         self._metrics = PrometheusMetrics(tracker)
         for listener in (tracker, self._metrics, self):
             client.events.add(listener)
@@ -189,7 +190,7 @@ class EngineReplica:
     async def record_heartbeat(self, ingress_id: str, num_handled: int) -> None:
         """Record a heartbeat of an ingress, which has handled this number of messages of its subscription."""
         if (feed := self._feeds.get(ingress_id)) is not None:
-            feed.last_heartbeat, feed.num_handled = self._client.now(), num_handled
+            feed.last_heartbeat, feed.num_unhandled = self._client.now(), feed.num_sent - num_handled
 
     async def subscribe(self, ingress_id: str) -> AsyncIterator[bytes]:
         """Yield a `ReplicaHello`, and then a `ReplicaMessage` after each step. The requests of the ingress end with

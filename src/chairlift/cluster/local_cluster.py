@@ -41,6 +41,8 @@ class LocalCluster:
         os.environ.setdefault("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
         # One event loop for the calls of Ray Serve and of a replica saves two changes of threads for each call.
         os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
+        # This thread has no event loop that could route its first calls.
+        os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
         try:
             import ray
         except ImportError:
@@ -103,5 +105,8 @@ class LocalCluster:
         from ray import serve
 
         if self._is_remote:
+            from chairlift.cluster.ray_deployments import stop_aggregators
+
             serve.delete(self._app_name, _blocking=False)
+            stop_aggregators(self._app_name)
         ray.shutdown()

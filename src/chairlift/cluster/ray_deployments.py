@@ -22,7 +22,7 @@ from chairlift.cluster.autoscaling import BatchUseMeter
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.cluster.cluster_view import CallRoute, deployment_name
+from chairlift.cluster.cluster_view import CallRoute
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
 from chairlift.cluster.shared_service import share_service
@@ -39,6 +39,10 @@ logger = logging.getLogger("chairlift")
 ROUTER_CLASS: Final = "chairlift.cluster.request_router:PrefixAwareRouter"
 MAX_ONGOING_REQUESTS: Final = 1_000_000
 """Serve never rejects a call, because engines have queues of their own, and the ingress limits their length."""
+
+NAMESPACE: Final = "chairlift-usage-1"
+"""The namespace of usage aggregators in Ray. Its number changes with their interface, because an aggregator outlives an
+update of Chairlift."""
 
 EXCHANGE_SECONDS: Final = 5.0
 """Time limit of a call of a usage aggregator."""
@@ -67,8 +71,7 @@ class EngineDeployment:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         if config.scheduling_policy == "fair":
             context = serve.get_replica_context()
-            name = f"chairlift-service-{deployment_name(context.app_name, context.deployment)}"
-            exchange: UsageExchange[str] = aggregator_exchange(name)
+            exchange: UsageExchange[str] = aggregator_exchange(context.app_name, context.deployment)
             self._sharing = asyncio.create_task(share_service(replica.service.take, replica.charge, exchange))
 
     async def facts(self, config: EngineConfig) -> bytes | None:
@@ -165,9 +168,9 @@ class IngressDeployment:
         }
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        is_shared = self._setup.options.ingresses > 1 and bool(self._setup.access.keys.by_tenant)
-        name = f"chairlift-key-usage-{serve.get_replica_context().app_name}"
-        exchange: UsageExchange[tuple[str, str]] | None = aggregator_exchange(name) if is_shared else None
+        exchange: UsageExchange[tuple[str, str]] | None = None
+        if self._setup.access.keys.by_tenant:  # also with one ingress, because an update starts another one
+            exchange = aggregator_exchange(serve.get_replica_context().app_name, "keys")
         return build_cluster_app(self._setup, self._clients, exchange)
 
     async def check_health(self) -> None:
@@ -176,10 +179,11 @@ class IngressDeployment:
             raise EngineDeadError("the clients of all models are closed")
 
 
-def aggregator_exchange(name: str) -> UsageExchange[Any]:
-    """The `exchange` of a `UsageAggregator` in an actor with this name, which the first process of a cluster starts."""
+def aggregator_exchange(app_name: str, purpose: str) -> UsageExchange[Any]:
+    """The `exchange` of a `UsageAggregator` in an actor, which the first process of an application starts."""
     actor_class: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(UsageAggregator)
-    actor = actor_class.options(name=name, namespace="chairlift", lifetime="detached", get_if_exists=True).remote()
+    name = f"{app_name}/{purpose}"
+    actor = actor_class.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote()
 
     async def exchange(sender_id: str, number: int, usage: SharedUsage[Any]) -> SharedUsage[Any]:
         answer = actor.exchange.remote(sender_id, number, usage)
@@ -187,6 +191,13 @@ def aggregator_exchange(name: str) -> UsageExchange[Any]:
         return answered
 
     return exchange
+
+
+def stop_aggregators(app_name: str) -> None:
+    """Stop the usage aggregators of an application, which continue without it."""
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"{app_name}/"):
+            ray.kill(ray.get_actor(actor["name"], NAMESPACE))
 
 
 def bind_application(setup: ClusterSetup) -> Application:

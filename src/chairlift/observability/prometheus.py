@@ -104,11 +104,13 @@ class MetricTotals:
     Attributes:
         counters: the name, the values of the labels, and the value of each counter.
         histograms: the totals of each histogram by name.
+        admitted: the ids of the unfinished requests whose prompts are counted.
         last_tokens: the time of the last token of each unfinished request.
     """
 
     counters: list[tuple[str, tuple[str, ...], float]]
     histograms: dict[str, tuple[list[int], float]]
+    admitted: list[str]
     last_tokens: dict[str, float]
 
 
@@ -135,6 +137,7 @@ class PrometheusMetrics(Collector):
         self._arrivals: dict[str, float] = {}
         self._last_tokens: dict[str, float] = {}
         self._leaving: list[str] = []
+        self._admitted_elsewhere: set[str] = set()
 
     def totals(self) -> MetricTotals:
         """What has been counted so far."""
@@ -142,14 +145,20 @@ class PrometheusMetrics(Collector):
             (name, labels, float(value)) for name, values in self._counters.items() for labels, value in values.items()
         ]
         histograms = {name: histogram.totals() for name, histogram in self._histograms.items()}
-        return MetricTotals(counters, histograms, dict(self._last_tokens))
+        unfinished = [each for each in self._tracker.requests() if each.state in ("running", "waiting")]
+        admitted = [each.request_id for each in unfinished if each.first_scheduled is not None]
+        last_tokens = {each.request_id: self._last_tokens[each.request_id] for each in unfinished
+                       if each.request_id in self._last_tokens}  # fmt: skip
+        return MetricTotals(counters, histograms, admitted, last_tokens)
 
     def add_totals(self, totals: MetricTotals) -> None:
-        """Continue from the totals of another process, whose unfinished requests have arrived here."""
+        """Continue from the totals of another process, whose unfinished requests have arrived here. Their waits so far
+        remain unknown."""
         for name, labels, value in totals.counters:
             self._count(name, value, *labels)
         for name, (counts, total) in totals.histograms.items():
             self._histograms[name].add_totals(counts, total)
+        self._admitted_elsewhere.update(totals.admitted)
         self._last_tokens |= totals.last_tokens
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -166,6 +175,7 @@ class PrometheusMetrics(Collector):
         elif isinstance(event, EngineStarted):
             self._arrivals.clear()
             self._last_tokens.clear()
+            self._admitted_elsewhere.clear()
 
     def _count(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name][labels] += amount  # type: ignore[assignment]
@@ -205,6 +215,8 @@ class PrometheusMetrics(Collector):
             request = self._tracker.get(request_id)
             if request is None or request.first_scheduled != step.scheduled_time:
                 continue
+            if request_id in self._admitted_elsewhere:  # it was preempted, and is admitted again
+                continue
             self._count("vllm:prompt_tokens", request.arrived.num_prompt_tokens)
             if has_cache:
                 self._count("vllm:prefix_cache_queries", request.arrived.num_prompt_tokens)
@@ -227,6 +239,7 @@ class PrometheusMetrics(Collector):
 
     def _finish(self, event: RequestFinished) -> None:
         self._leaving.append(event.request_id)
+        self._admitted_elsewhere.discard(event.request_id)
         self._count("vllm:request_success", 1, event.finish_reason)
         for reason, steps in event.steps_waited.items():
             self._count("chairlift:wait_steps", steps, reason)

@@ -154,8 +154,7 @@ class ClusterSimulation:
         sent.state = candidates[name]
         sent.state.add(sent.item.request_id, sent.prompt)
         replica = self._replicas[name]
-        replica.inbox.append(sent)
-        replica.sent[sent.item.request_id] = sent
+        replica.receive(sent)
         self._compute(replica)
 
     def _choose(self, prompt: RoutedPrompt, candidates: Mapping[int, ReplicaState]) -> int:

@@ -49,7 +49,7 @@ class ClusterConfig:
         engine: the configuration of each replica.
         router: "prefix" is the router of `chairlift.cluster`, "pow2" takes the one with fewer requests of two random
             replicas (Ray Serve's default), "random" any.
-        num_routers: number of routers, which receive the requests in turn. Each of them learns of the requests of the
+        num_routers: number of routers, which receive the requests in turn. Each of them receives the requests of the
             others from the updates of the replicas.
         update_delay: seconds until an update of a replica reaches a router.
         update_loss: share of the updates that are lost.

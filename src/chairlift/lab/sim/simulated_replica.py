@@ -24,6 +24,7 @@ class RoutedRequest:
         router: the router that chooses its replicas.
         state: its present replica as that router knows it; None before the first choice.
         num_runs: number of replicas that it was sent to.
+        num_uncached_tokens: prompt tokens that its present replica had not cached when it received the request.
     """
 
     item: WorkloadRequest
@@ -31,6 +32,7 @@ class RoutedRequest:
     router: int
     state: ReplicaState | None = None
     num_runs: int = 0
+    num_uncached_tokens: int = 0
     has_output: bool = False
 
 
@@ -43,7 +45,6 @@ class SimulatedReplica:
     Attributes:
         inbox: requests that the engine has not received yet.
         sent: unfinished requests by id, those of the inbox included. requests: those of the engine.
-        changes: changes of the prefix cache since the last `take_changes`.
         num_reports: the reports of its service to the usage aggregator.
     """
 
@@ -65,6 +66,7 @@ class SimulatedReplica:
         self._config = config
         self._free_blocks = config.num_blocks
         self._changes: list[PrefixCacheChanged] = []
+        self._cached: set[int] = set()
         self._is_measured = is_measured
         self._cost, self._timer, self._batch_use = StepCost(), StepTimer(), BatchUseMeter()
         self._batch_use.emit(config.engine_started())
@@ -77,8 +79,17 @@ class SimulatedReplica:
                 self._cost.add(sum(event.num_scheduled), self._timer.seconds(event))
         elif isinstance(event, PrefixCacheChanged):
             self._changes.append(event)
+            self._cached.difference_update(event.removed)
+            self._cached.update(event.stored)
         if self._is_measured:
             self._batch_use.emit(event)
+
+    def receive(self, sent: RoutedRequest) -> None:
+        """Queue a request until the next step."""
+        prompt = sent.prompt
+        sent.num_uncached_tokens = prompt.num_tokens - prompt.num_cached_tokens(self._config.block_size, self._cached)
+        self.inbox.append(sent)
+        self.sent[sent.item.request_id] = sent
 
     def take_changes(self) -> list[PrefixCacheChanged]:
         """The changes of the prefix cache since the last call."""
@@ -86,10 +97,9 @@ class SimulatedReplica:
         return changes
 
     def load(self, without: int | None = None) -> ReplicaLoad:
-        """The load that all routers cause, or all but one. As in `EngineReplica.load`, a queued prompt counts with its
-        cached tokens."""
+        """The load that all routers cause, or all but one, as in `EngineReplica.load`."""
         others = [sent for sent in self.sent.values() if sent.router != without]
-        queued = sum(sent.prompt.num_tokens for sent in others if not sent.has_output)
+        queued = sum(sent.num_uncached_tokens for sent in others if not sent.has_output)
         return ReplicaLoad(queued, len(others), self.free_blocks)
 
     @property

@@ -47,10 +47,11 @@ class ModelObservers:
         return found
 
 
-def _sending_order(request: TrackedRequest) -> tuple[list[str | int], bool, int]:
+def _sending_order(request: TrackedRequest) -> tuple[list[str | int], bool, bool, int]:
     """A key that sorts sequences as they were created, and one that was sent again as it was sent. A sequence is sent
     again only if it had no output, perhaps before its engine has reported that it was lost."""
-    return _creation_order(request.request_id), request.state != "lost", request.num_output_tokens
+    is_finished = request.finished is not None
+    return _creation_order(request.request_id), request.state != "lost", is_finished, request.num_output_tokens
 
 
 def _creation_order(request_id: str) -> list[str | int]:
