@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
-from benchmarks.ray_cluster import Cluster
+from benchmarks.ray_cluster import Cluster, replica_processes
 from rich.console import Console
 from rich.table import Table
 
@@ -136,7 +136,7 @@ def run_scenario(cluster: Cluster, name: str) -> Counter[str]:
     """Deploy what a scenario needs, and run it."""
 
     def signal_one(deployment: str, number: int) -> Callable[[], None]:
-        return lambda: cluster.processes(deployment)[0].send_signal(number)
+        return lambda: replica_processes(deployment)[0].send_signal(number)
 
     if name == "replica":
         cluster.deploy(OPTIONS, replicas=2)

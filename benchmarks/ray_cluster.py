@@ -34,6 +34,17 @@ def read_settings() -> dict[str, str]:
     return settings | ports
 
 
+def replica_processes(deployment: str) -> list[psutil.Process]:
+    """The processes on this machine of the replicas of a deployment of the application "chairlift"."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            title = " ".join(process.cmdline())
+            if title.startswith("ray::ServeReplica:chairlift:") and deployment in title:
+                found.append(process)
+    return sorted(found, key=lambda each: each.pid)
+
+
 def free_port() -> int:
     """A port of the loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -80,16 +91,6 @@ class Cluster:
 
         serve.shutdown()
         ray.shutdown()
-
-    def processes(self, deployment: str) -> list[psutil.Process]:
-        """The processes of the replicas of a deployment."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                title = " ".join(process.cmdline())
-                if title.startswith("ray::ServeReplica:chairlift:") and deployment in title:
-                    found.append(process)
-        return sorted(found, key=lambda each: each.pid)
 
 
 def main() -> None:

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import httpx
 import openai
-import psutil
 import pytest
-from benchmarks.ray_cluster import free_port, read_settings
+from benchmarks.ray_cluster import free_port, read_settings, replica_processes
 
 from chairlift.cluster.usage_aggregator import SharedUsage
 from running_server import wait_for
@@ -154,8 +153,7 @@ def test_a_killed_replica_loses_no_request_silently_and_is_replaced(server: RayS
     with ThreadPoolExecutor(32) as pool:
         results = [pool.submit(server.complete, index, 200) for index in range(32)]
         time.sleep(0.2)
-        victim = next(each for each in psutil.process_iter() if "ServeReplica:chairlift:engine-tiny" in each.name() or
-                      any("ServeReplica:chairlift:engine-tiny" in part for part in each.cmdline()))  # fmt: skip
+        victim = replica_processes("engine-tiny")[0]
         victim.send_signal(signal.SIGKILL)
         outcomes = [result.result(timeout=120) for result in results]
     assert set(outcomes) <= {"finished", "error"}
