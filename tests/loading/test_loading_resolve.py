@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import huggingface_hub
 import pytest
 import torch
@@ -147,6 +148,8 @@ RESPONSE: Any = httpx.Response(404, request=httpx.Request("GET", "https://exampl
         (errors.LocalEntryNotFoundError("not cached"), "cannot be reached; check the network.*local folder"),
         (errors.OfflineModeIsEnabled("offline"), "cannot be reached"),
         (ConnectionError("refused"), "cannot be reached"),
+        (httpx.ConnectError("Name or service not known"), "cannot be reached"),
+        (httpx2.ReadTimeout("no answer"), "cannot be reached"),
         (
             errors.HfHubHTTPError("500 server error", response=RESPONSE),
             "download from the Hugging Face hub failed: 500 server error",

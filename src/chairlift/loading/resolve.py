@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -150,13 +151,19 @@ def _hub_errors(name: str, file: str | None = None) -> Iterator[None]:
     except errors.RemoteEntryNotFoundError as error:
         hint = f"https://huggingface.co/{name}/tree/main lists its files"
         raise ModelLoadError(f"model {name!r} on the Hugging Face hub has no file {file!r}; {hint}") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *_connection_errors()) as error:  # type: ignore[misc]
         hint = "check the network connection, set HF_ENDPOINT to a mirror, or name a local folder or .gguf file"
         raise ModelLoadError(f"{prefix} cannot be reached; {hint}") from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise ModelLoadError(
             f"{missing}, and the download from the Hugging Face hub failed: {error}; {MODEL_KINDS}"
         ) from error
+
+
+def _connection_errors() -> list[type[Exception]]:
+    """The errors of connections of the HTTP library that the installed huggingface_hub uses."""
+    libraries = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+    return [ConnectionError, *(library.TransportError for library in libraries)]
 
 
 @lru_cache(maxsize=1)
