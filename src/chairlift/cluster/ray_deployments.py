@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import secrets
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
@@ -56,6 +57,15 @@ LOG_LEVEL: Final = logging.INFO
 UNHEALTHY_STATES: Final = ("cannot_restart", "dead")
 
 
+def configure_logging(log_level: int) -> None:
+    """Write the log of Chairlift to the standard error of this process, which Ray keeps in a file of its log folder.
+
+    `sys.stderr` is not used, because Ray Serve replaces it by its own log with the settings of deploy/ray/cluster.env.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.__stderr__)
+    logger.setLevel(log_level)
+
+
 class EngineDeployment:
     """A replica: an engine process, and the calls of `EngineReplica`, each with the `CallRoute` that led to it.
 
@@ -64,8 +74,7 @@ class EngineDeployment:
     """
 
     async def __init__(self, config: EngineConfig, watchdog_timeout: float, log_level: int) -> None:  # type: ignore[misc]
-        logging.basicConfig(level=log_level)
-        logger.setLevel(log_level)
+        configure_logging(log_level)
         self._config = config
         config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
@@ -170,8 +179,7 @@ class IngressDeployment:
     """
 
     async def __init__(self, setup: ClusterSetup, log_level: int, *handles: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
-        logging.basicConfig(level=log_level)
-        logger.setLevel(log_level)
+        configure_logging(log_level)
         self._setup = setup
         self._clients = {
             spec.name: make_client(RayTransport(handle), await fetch_facts(handle, spec.config), spec.config)
