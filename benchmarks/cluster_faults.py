@@ -25,8 +25,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
@@ -140,13 +138,13 @@ def run_scenario(cluster: Cluster, name: str) -> Counter[str]:
 
     if name == "replica":
         cluster.deploy(OPTIONS, replicas=2)
-        return asyncio.run(send_burst(cluster, signal_one("engine-", signal.SIGKILL)))
+        return asyncio.run(send_burst(cluster, signal_one("engine", signal.SIGKILL)))
     if name == "ingress":
         cluster.deploy(OPTIONS, replicas=2, ingresses=2)
         return asyncio.run(send_burst(cluster, signal_one("ingress", signal.SIGKILL)))
     if name == "hung":
         cluster.deploy(OPTIONS, replicas=2, health_check_timeout=5.0)
-        return asyncio.run(send_burst(cluster, signal_one("engine-", signal.SIGSTOP)))
+        return asyncio.run(send_burst(cluster, signal_one("engine", signal.SIGSTOP)))
     if name == "update":
         cluster.deploy(OPTIONS, replicas=2)
         update = lambda: cluster.deploy({**OPTIONS, "max-num-seqs": 12}, replicas=2)  # noqa: E731
@@ -165,14 +163,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows: dict[str, Counter[str]] = {}
-    with TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder))
-        cluster.start()
-        try:
-            for name in arguments.scenarios:
-                rows[name] = run_scenario(cluster, name)
-        finally:
-            cluster.stop()
+    cluster = Cluster()
+    cluster.start()
+    try:
+        for name in arguments.scenarios:
+            rows[name] = run_scenario(cluster, name)
+    finally:
+        cluster.stop()
     facts = host_facts()
     if arguments.json:
         counts = {name: {"sent": row.total(), **{key: row[key] for key in OUTCOMES}} for name, row in rows.items()}

@@ -58,7 +58,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         keys = Path(folder, "keys.toml")
         keys.write_text(KEYS)
-        cluster = Cluster(Path(folder))
+        cluster = Cluster()
         cluster.start()
         try:
             cluster.deploy({**OPTIONS, "api-key-file": str(keys)}, replicas=3, ingresses=2)

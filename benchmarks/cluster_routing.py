@@ -15,9 +15,7 @@ import json
 import random
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median, quantiles
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
@@ -94,15 +92,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ROUTERS}
-    with TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder))
-        cluster.start()
-        try:
-            for seed, name in enumerate(list(ROUTERS) * arguments.rounds):
-                deploy(cluster, seed, ROUTERS[name])
-                results[name].append(asyncio.run(measure(cluster.url, arguments)))
-        finally:
-            cluster.stop()
+    cluster = Cluster()
+    cluster.start()
+    try:
+        for seed, name in enumerate(list(ROUTERS) * arguments.rounds):
+            deploy(cluster, seed, ROUTERS[name])
+            results[name].append(asyncio.run(measure(cluster.url, arguments)))
+    finally:
+        cluster.stop()
     print_results(results, as_json=arguments.json)
 
 

@@ -16,7 +16,6 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import psutil
@@ -55,14 +54,12 @@ class Cluster:
     """The application on a Ray of this machine, which `start` starts with the settings of deploy/ray/cluster.env.
 
     Args:
-        folder: for the configuration file.
         has_haproxy: False uses Ray Serve's own proxy, and its defaults.
     """
 
-    def __init__(self, folder: Path, *, has_haproxy: bool = True) -> None:
+    def __init__(self, *, has_haproxy: bool = True) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._file = folder / "chairlift.yaml"
         self._has_haproxy = has_haproxy
 
     def start(self) -> None:
@@ -82,8 +79,7 @@ class Cluster:
         import chairlift.cluster
 
         access = {} if "api-key-file" in options else {"allow-unauthenticated": True}
-        self._file.write_text(json.dumps({**options, **access}))
-        serve.run(chairlift.cluster.app({"config": str(self._file), **arguments}), name="chairlift")
+        serve.run(chairlift.cluster.app({"config": {**options, **access}, **arguments}), name="chairlift")
 
     def stop(self) -> None:
         import ray
@@ -98,15 +94,14 @@ def main() -> None:
     parser.add_argument("--python-proxy", action="store_true", help="use Ray Serve's own proxy instead of HAProxy")
     arguments, rest = parser.parse_known_args()
     options = {name: json.loads(value) for name, _, value in (each.removeprefix("--").partition("=") for each in rest)}
-    with TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), has_haproxy=not arguments.python_proxy)
-        cluster.start()
-        try:
-            cluster.deploy(options, replicas=1)
-            print(cluster.url, flush=True)
-            sys.stdin.read()
-        finally:
-            cluster.stop()
+    cluster = Cluster(has_haproxy=not arguments.python_proxy)
+    cluster.start()
+    try:
+        cluster.deploy(options, replicas=1)
+        print(cluster.url, flush=True)
+        sys.stdin.read()
+    finally:
+        cluster.stop()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The application of Ray Serve from a configuration file: its models, and options without effect."""
+"""The application of Ray Serve: its options and deployments, and options without effect."""
 
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +11,96 @@ import pytest
 import yaml
 
 from chairlift.cli.cluster_app import build_application, read_serve_options
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, ModelLoadError
+from tiny_engine import tiny_options
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "ray"
 
 pytest.importorskip("ray")
 
 
+def serve_options(folder: Path, **options: Any) -> dict[str, Any]:
+    """Options of `chairlift serve` for a tiny model; those that are None are left out."""
+    model = tiny_options(folder)["model"]
+    values = {"model": model, "num-threads": 1, "allow-unauthenticated": True, **options}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def write(folder: Path, **options: Any) -> str:
     file = folder / "chairlift.yaml"
-    values = {"num-threads": 1, "allow-unauthenticated": True, **options}
-    file.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+    file.write_text(json.dumps(serve_options(folder, **options)))
     return str(file)
 
 
-def test_the_files_in_deploy_are_valid() -> None:
+def engines_of(application: Any) -> list[Any]:
+    """The deployments of the engines of a built application."""
+    return [engine._bound_deployment for engine in application._bound_deployment.init_args[2:]]
+
+
+def test_the_file_in_deploy_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    monkeypatch.setattr("chairlift.cli.cluster_app.resolve_model", lambda *arguments, **options: None)
     described = yaml.safe_load((DEPLOY / "serve.yaml").read_text(encoding="utf-8"))
-    (application,) = described["applications"]
-    assert application["import_path"] == "chairlift.cluster:app"
-    arguments = {**application["args"], "config": str(DEPLOY / "chairlift.yaml")}
-    built = build_application(arguments)
+    (application,) = ServeDeploySchema.model_validate(described).applications
+    assert application.import_path == "chairlift.cluster:app"
+    built = build_application(application.args)
     assert built._bound_deployment.name == "ingress"
+    assert [engine.name for engine in engines_of(built)] == [each.name for each in application.deployments]
 
 
 def test_options_reach_the_replicas(tmp_path: Path) -> None:
-    served = read_serve_options(Path(write(tmp_path, **{"max-num-seqs": 7, "seed": 3})))
-    assert (served["config"].max_num_seqs, served["config"].seed) == (7, 3)
+    """From a file, and from a mapping with its content."""
+    options = {"max-num-seqs": 7, "seed": 3, "models": {"b": {"max_num_seqs": 5}}, "allowed-hosts": ["a", "b"]}
+    for config in (write(tmp_path, **options), serve_options(tmp_path, **options)):
+        served = read_serve_options(config)
+        assert (served["config"].max_num_seqs, served["config"].seed) == (7, 3)
+        assert served["models"].models == {"b": {"max_num_seqs": 5}}
+        assert served["access"].allowed_hosts is not None
+
+
+def test_the_environment_has_precedence_over_a_mapping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CHAIRLIFT_MAX_NUM_SEQS", "9")
+    assert read_serve_options(serve_options(tmp_path, **{"max-num-seqs": 7}))["config"].max_num_seqs == 9
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        build_application({"config": "none.yaml"})
+    assert str(raised.value) == (
+        f"config=none.yaml cannot be read: No such file or directory (the path is relative to {tmp_path})"
+    )
+
+
+def test_the_deployment_of_one_model_has_a_name_that_does_not_depend_on_it(tmp_path: Path) -> None:
+    """Ray Serve would otherwise delete the old replicas before the new ones run."""
+    for name in ("a", "b"):
+        built = build_application({"config": serve_options(tmp_path, **{"served-model-name": name})})
+        assert [engine.name for engine in engines_of(built)] == ["engine"]
+    models = {name: {"model": str(tmp_path)} for name in ("a", "b/c")}
+    built = build_application({"config": serve_options(tmp_path, model=None, models=models)})
+    assert [engine.name for engine in engines_of(built)] == ["engine-a", "engine-b-c"]
+
+
+def test_a_model_that_does_not_exist_is_an_error_of_the_build(tmp_path: Path) -> None:
+    """Ray Serve then keeps the previous version."""
+    with pytest.raises(ModelLoadError, match="there is no such file or folder"):
+        build_application({"config": serve_options(tmp_path, model=str(tmp_path / "none"))})
+
+
+def test_replicas_log_the_lines_of_the_start(tmp_path: Path) -> None:
+    """A worker of Ray, which builds the application with `serve deploy`, has another level."""
+    built = build_application({"config": serve_options(tmp_path)})
+    ingress, (engine,) = built._bound_deployment, engines_of(built)
+    assert ingress.init_args[1] == engine.init_args[2] == logging.INFO
+
+
+def test_the_memory_of_a_replica_may_have_a_unit(tmp_path: Path) -> None:
+    built = build_application({"config": serve_options(tmp_path), "memory_per_replica": "2GiB"})
+    assert engines_of(built)[0].ray_actor_options["memory"] == 2 << 30
 
 
 def write_with_key(folder: Path, fields: str, **options: Any) -> str:
@@ -62,6 +127,15 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
     [
         ({}, {"replica": 2}, "replica: not an argument of chairlift.cluster:app; known are config, replicas"),
         ({}, {"replicas": "two"}, "replicas must be a number, got 'two'"),
+        ({}, {"memory_per_replica": 0}, "memory_per_replica must be a positive amount such as 4GiB"),
+        ({}, {"memory_per_replica": "much"}, "memory_per_replica must be a positive amount such as 4GiB"),
+        ({}, {"min_replicas": 0}, "min_replicas must be an integer of at least 1, got 0"),
+        ({}, {"min_replicas": 3}, "min_replicas=3 must not be greater than replicas=2, the number at the start"),
+        ({}, {"max_replicas": 1}, "max_replicas=1 must not be less than replicas=2, the number at the start"),
+        ({}, {"drain_timeout": [1]}, "drain_timeout must be a number of seconds > 0, got [1]"),
+        ({}, {"watchdog_timeout": -1}, "watchdog_timeout must be a number of seconds >= 0, got -1"),
+        ({}, {"config": ["a"]}, "config must be the path of a file, or options as `name: value`, got ['a']"),
+        ({}, {"config": {"port": "x"}}, "config: port='x': "),
         ({}, {"router": "best"}, "router must be one of prefix, pow2, got 'best'"),
         ({"num-threads": None}, {}, "num_threads is not set"),
         ({"port": 9000}, {}, "port=9000 has no effect in a cluster: set http_options of Ray Serve"),
@@ -82,5 +156,5 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
 )
 def test_wrong_options(options: dict[str, Any], arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
-        build_application({"config": write(tmp_path, **options), **arguments})
+        build_application({"config": serve_options(tmp_path, **options), **arguments})
     assert message in str(raised.value)

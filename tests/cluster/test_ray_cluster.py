@@ -107,7 +107,7 @@ def test_replicas_report_the_service_of_tenants(server: RayServer) -> None:
 
     from chairlift.cluster.ray_deployments import NAMESPACE
 
-    aggregator = ray.get_actor("chairlift/engine-tiny", namespace=NAMESPACE)
+    aggregator = ray.get_actor("chairlift/engine", namespace=NAMESPACE)
     reports: list[float] = []
 
     def read() -> bool:
@@ -153,7 +153,7 @@ def test_a_killed_replica_loses_no_request_silently_and_is_replaced(server: RayS
     with ThreadPoolExecutor(32) as pool:
         results = [pool.submit(server.complete, index, 200) for index in range(32)]
         time.sleep(0.2)
-        victim = replica_processes("engine-tiny")[0]
+        victim = replica_processes("engine")[0]
         victim.send_signal(signal.SIGKILL)
         outcomes = [result.result(timeout=120) for result in results]
     assert set(outcomes) <= {"finished", "error"}

@@ -139,3 +139,13 @@ def test_ray_copies_the_module_of_the_router_so_that_it_defines_one_class() -> N
         if getattr(value, "__module__", None) == request_router.__name__
     ]  # fmt: skip
     assert own == ["PrefixAwareRouter"]
+
+
+def test_the_log_is_written_although_ray_serve_replaces_the_standard_error() -> None:
+    pytest.importorskip("ray")
+    code = (
+        "import io, logging, sys; from chairlift.cluster.ray_deployments import configure_logging, logger;"
+        "sys.stderr = io.StringIO(); configure_logging(logging.INFO); logger.info('KV pool')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.endswith(" INFO KV pool\n")

@@ -159,6 +159,7 @@ def test_lost_requests_are_found_and_those_that_were_sent_again_once(serve: Serv
             assert found["state"] == explained["state"] == ("finished" if status == 200 else "lost")
             assert found["num_output_tokens"] == 20 if status == 200 else 0 < found["num_output_tokens"] < 20
             assert found["num_blocks"] == 0
+            assert found["replica"] == explained["replica"] == ("replica-1" if status == 200 else "replica-0")
 
 
 def test_traces_and_access_log_show_the_replicas_of_a_call(

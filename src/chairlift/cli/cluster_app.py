@@ -1,4 +1,4 @@
-"""The application of Ray Serve, `chairlift.cluster:app`, from a configuration file of `chairlift serve`."""
+"""The application of Ray Serve, `chairlift.cluster:app`, from the options of `chairlift serve`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from chairlift.cli.model_options import ModelOptions
 from chairlift.cli.serve_command import add_all_options, start_server
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.loading.resolve import model_name
+from chairlift.loading.resolve import model_name, resolve_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.models.model_spec import ModelSpec
+from chairlift.worker.memory import parse_memory
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -35,17 +36,19 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
     """Build the application of Ray Serve.
 
     Args:
-        arguments: `config`, the path of a configuration file of `chairlift serve`, and fields of `ClusterOptions`.
+        arguments: `config`, the path of a configuration file of `chairlift serve` or the options that it would contain,
+            and fields of `ClusterOptions`.
 
     Raises:
-        ConfigError: an argument or an option of the file is unknown, invalid, or without effect in a cluster.
+        ConfigError: an argument or an option is unknown, invalid, or without effect in a cluster.
+        ModelLoadError: a model cannot be found or downloaded. Ray Serve then keeps the previous version.
     """
     from chairlift.cluster.cluster_app import ClusterSetup
     from chairlift.cluster.cluster_options import ClusterOptions
     from chairlift.cluster.ray_deployments import bind_application
 
     given = dict(arguments)
-    file = given.pop("config", None)
+    config = given.pop("config", None)
     known = {field.name: field for field in fields(ClusterOptions)}
     if unknown := given.keys() - known:
         raise ConfigError(
@@ -53,19 +56,22 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
             f"{', '.join(known)}"
         )
     values = {name: _parse(name, value, str(known[name].type)) for name, value in given.items()}
-    served = read_serve_options(None if file is None else Path(str(file)))
+    served = read_serve_options(config)
     _check_effects(served)
     values.setdefault("watchdog_timeout", served["options"]["watchdog_timeout"])
     options, access = ClusterOptions(**values), served["access"]
     models = _specs(served)
     for spec in models:
         options.actor_options(spec.config)
+        resolve_model(spec.config.model, accept_terms=spec.config.accept_terms)
     setup = ClusterSetup(tuple(models), options, served["limits"], access, served["observability"], served["pages"])
     return bind_application(setup)
 
 
 def _parse(name: str, value: Any, kind: str) -> Any:
     """The value of an option. `serve run app name=value` passes all values as text."""
+    if name == "memory_per_replica" and value is not None:
+        return parse_memory(value, name)
     if not isinstance(value, str) or name == "router":
         return value
     try:
@@ -74,12 +80,18 @@ def _parse(name: str, value: Any, kind: str) -> Any:
         raise ConfigError(f"{name} must be a number, got {value!r:.80}") from None
 
 
-def read_serve_options(file: Path | None) -> dict[str, Any]:
+def read_serve_options(config: Any) -> dict[str, Any]:
     """The arguments that `start_server` would get from a configuration file and CHAIRLIFT_* variables.
+
+    Args:
+        config: the path of the file, a mapping with its content, or None.
 
     Raises:
         ConfigError: the file cannot be read, or an option is unknown or invalid.
     """
+    if config is not None and not isinstance(config, str | Path | Mapping):
+        raise ConfigError(f"config must be the path of a file, or options as `name: value`, got {config!r:.80}")
+    is_file = isinstance(config, str | Path)
     found: dict[str, Any] = {}
 
     def collect(**arguments: Any) -> None:
@@ -89,7 +101,9 @@ def read_serve_options(file: Path | None) -> dict[str, Any]:
     parser = Commands()
     parser.command(context_settings=ENVIRONMENT_SETTINGS)(add_all_options(collect))
     try:
-        get_command(parser).main([] if file is None else ["--config", str(file)], standalone_mode=False)
+        get_command(parser).main(
+            ["--config", str(config)] if is_file else [], standalone_mode=False, obj=None if is_file else config
+        )
     except ClickException as error:
         raise ConfigError(error.format_message()) from None
     return found

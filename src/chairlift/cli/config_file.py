@@ -1,4 +1,7 @@
-"""Options from the environment and from a YAML file. The command line has precedence, then the environment."""
+"""Options from the environment and from a YAML file. The command line has precedence, then the environment.
+
+A program can pass the content of the file as the object of the command's context instead of a file.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,10 @@ def add_config_file(command: Command) -> Command:
 
 def _load(ctx: typer.Context, path: Path | None) -> Path | None:
     _ignore_service_variables()
-    if path is not None:
-        ctx.default_map = read_options(path, ctx)
+    if isinstance(ctx.obj, Mapping):
+        ctx.default_map = check_options(ctx.obj, "config", ctx)
+    elif path is not None:
+        ctx.default_map = check_options(_read_yaml(path), f"config={path}", ctx)
     return path
 
 
@@ -60,23 +65,26 @@ def _ignore_service_variables() -> None:
         del os.environ[f"{ENVIRONMENT_PREFIX}_PORT"]
 
 
-def read_options(path: Path, ctx: typer.Context) -> dict[str, Any]:
-    """Read the values of options from a YAML file, as the command line would give them.
+def check_options(content: Mapping[Any, Any], source: str, ctx: typer.Context) -> dict[str, Any]:
+    """Convert the content of a configuration file to the values of options, as the command line would give them.
+
+    Args:
+        source: the start of error messages, such as config=FILE.
 
     Raises:
-        ConfigError: the file cannot be read or is not a mapping, or an option is unknown or has a wrong value.
+        ConfigError: an option is unknown or has a wrong value.
     """
     parameters = {parameter.name: parameter for parameter in ctx.command.params}
     known = {name for name in parameters if name is not None} - NOT_IN_FILES
     values: dict[str, Any] = {}
-    for key, value in _read_yaml(path).items():
+    for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise ConfigError(f"config={path}: {key} is not an option of this command{_suggestion(name, known)}")
+            raise ConfigError(f"{source}: {key} is not an option of this command{_suggestion(name, known)}")
         if name in values:
-            raise ConfigError(f"config={path}: {key} is given twice, with - and with _: remove one of them")
+            raise ConfigError(f"{source}: {key} is given twice, with - and with _: remove one of them")
         if value is not None:
-            values[name] = _checked(path, name, value, parameters[name], ctx)
+            values[name] = _checked(source, name, value, parameters[name], ctx)
     return values
 
 
@@ -86,7 +94,8 @@ def _read_yaml(path: Path) -> Mapping[Any, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"config={path} cannot be read: {error.strerror}") from None
+        hint = "" if path.is_absolute() else f" (the path is relative to {Path.cwd()})"
+        raise ConfigError(f"config={path} cannot be read: {error.strerror}{hint}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"config={path} is not valid YAML: {' '.join(str(error).split())}") from None
     if content is None:
@@ -101,9 +110,9 @@ def _suggestion(name: str, known: set[str]) -> str:
     return f": did you mean {close[0].replace('_', '-')}?" if close else "; `--help` lists them"
 
 
-def _checked(path: Path, name: str, value: Any, parameter: Any, ctx: typer.Context) -> Any:
+def _checked(source: str, name: str, value: Any, parameter: Any, ctx: typer.Context) -> Any:
     """Convert a value to the form of the command line, and let the option check it."""
-    problem = f"config={path}: {name.replace('_', '-')} must be"
+    problem = f"{source}: {name.replace('_', '-')} must be"
     if getattr(parameter, "is_flag", False):
         if not isinstance(value, bool):
             raise ConfigError(f"{problem} true or false, got {value!r:.80}")
@@ -119,7 +128,7 @@ def _checked(path: Path, name: str, value: Any, parameter: Any, ctx: typer.Conte
     except Exception as error:
         if (message := getattr(error, "message", None)) is None:
             raise
-        raise ConfigError(f"config={path}: {name.replace('_', '-')}={value!r:.80}: {message}") from None
+        raise ConfigError(f"{source}: {name.replace('_', '-')}={value!r:.80}: {message}") from None
     return texts
 
 

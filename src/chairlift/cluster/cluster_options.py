@@ -13,6 +13,11 @@ AUTOSCALING_PERIOD: Final = 1.0
 AUTOSCALING_WINDOW: Final = 4.0
 """Seconds of which Ray averages the values of replicas. Its default of 30 s would delay the start of replicas."""
 
+DEFAULT_REPLICAS: Final = 2
+
+REQUIRED_COUNTS: Final = ("replicas", "ingresses", "target_queued_tokens")
+COUNTS: Final = (*REQUIRED_COUNTS, "min_replicas", "max_replicas", "memory_per_replica")
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
@@ -31,7 +36,7 @@ class ClusterOptions:
         watchdog_timeout: see `ProcessClient`.
     """
 
-    replicas: int = 2
+    replicas: int = DEFAULT_REPLICAS
     min_replicas: int | None = None
     max_replicas: int | None = None
     ingresses: int = 1
@@ -45,20 +50,23 @@ class ClusterOptions:
     watchdog_timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "ingresses", "target_queued_tokens"):
+        for name in COUNTS:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+            if (value is not None or name in REQUIRED_COUNTS) and (not _is_number(value, int) or value < 1):
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r:.80}")
         if self.router not in ROUTING_POLICIES:
             raise ConfigError(f"router must be one of {', '.join(ROUTING_POLICIES)}, got {self.router!r}")
         for name in ("target_ttft", "drain_timeout", "health_check_period", "health_check_timeout"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be a number of seconds > 0, got {getattr(self, name)!r}")
-        if not 1 <= self.least <= self.replicas <= self.most:
-            raise ConfigError(
-                f"min_replicas={self.least}, replicas={self.replicas} and max_replicas={self.most} must increase and "
-                "be at least 1"
-            )
+            value = getattr(self, name)
+            if not _is_number(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} must be a number of seconds > 0, got {value!r:.80}")
+        if not _is_number(self.watchdog_timeout, int | float) or not self.watchdog_timeout >= 0:
+            raise ConfigError(f"watchdog_timeout must be a number of seconds >= 0, got {self.watchdog_timeout!r:.80}")
+        start = f"replicas={self.replicas}, the number at the start (default: {DEFAULT_REPLICAS})"
+        if self.least > self.replicas:
+            raise ConfigError(f"min_replicas={self.least} must not be greater than {start}: increase replicas")
+        if self.most < self.replicas:
+            raise ConfigError(f"max_replicas={self.most} must not be less than {start}: reduce replicas")
 
     @property
     def least(self) -> int:
@@ -110,3 +118,7 @@ class ClusterOptions:
                 },
             }
         }
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

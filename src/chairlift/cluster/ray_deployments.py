@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import secrets
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
@@ -48,8 +49,21 @@ EXCHANGE_SECONDS: Final = 5.0
 """Time limit of a call of a usage aggregator."""
 
 LOGGING: Final = {"enable_access_log": False, "log_level": "WARNING"}
+"""The log of Ray Serve itself."""
+
+LOG_LEVEL: Final = logging.INFO
+"""The level of Chairlift's log on a cluster."""
 
 UNHEALTHY_STATES: Final = ("cannot_restart", "dead")
+
+
+def configure_logging(log_level: int) -> None:
+    """Write the log of Chairlift to the standard error of this process, which Ray keeps in a file of its log folder.
+
+    `sys.stderr` is not used, because Ray Serve replaces it by its own log with the settings of deploy/ray/cluster.env.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.__stderr__)
+    logger.setLevel(log_level)
 
 
 class EngineDeployment:
@@ -60,8 +74,7 @@ class EngineDeployment:
     """
 
     async def __init__(self, config: EngineConfig, watchdog_timeout: float, log_level: int) -> None:  # type: ignore[misc]
-        logging.basicConfig(level=log_level)
-        logger.setLevel(log_level)
+        configure_logging(log_level)
         self._config = config
         config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
@@ -130,8 +143,14 @@ class EngineDeployment:
         await asyncio.to_thread(self._replica.client.close)
 
 
-def engine_deployment(config: EngineConfig, options: ClusterOptions, name: str = "engine") -> Any:
-    """The bound deployment of an engine's replicas."""
+def engine_deployment(
+    config: EngineConfig, options: ClusterOptions, name: str = "engine", log_level: int | None = None
+) -> Any:
+    """The bound deployment of an engine's replicas.
+
+    Args:
+        log_level: the level of Chairlift's log in the replicas; None is the level of this process.
+    """
     deployment: Any = serve.deployment(
         EngineDeployment,
         name=name,
@@ -146,7 +165,8 @@ def engine_deployment(config: EngineConfig, options: ClusterOptions, name: str =
         logging_config=LOGGING,
         **options.scaling(),
     )
-    return deployment.bind(config, options.watchdog_timeout, logger.getEffectiveLevel())
+    level = logger.getEffectiveLevel() if log_level is None else log_level
+    return deployment.bind(config, options.watchdog_timeout, level)
 
 
 @serve.ingress(None)
@@ -159,8 +179,7 @@ class IngressDeployment:
     """
 
     async def __init__(self, setup: ClusterSetup, log_level: int, *handles: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
-        logging.basicConfig(level=log_level)
-        logger.setLevel(log_level)
+        configure_logging(log_level)
         self._setup = setup
         self._clients = {
             spec.name: make_client(RayTransport(handle), await fetch_facts(handle, spec.config), spec.config)
@@ -201,10 +220,17 @@ def stop_aggregators(app_name: str) -> None:
 
 
 def bind_application(setup: ClusterSetup) -> Application:
-    """The application of Ray Serve: an ingress, and a deployment for each model."""
-    options = setup.options
-    names = [deployment_name_of(spec.name) for spec in setup.models]
-    engines = [engine_deployment(spec.config, options, name) for spec, name in zip(setup.models, names, strict=True)]
+    """The application of Ray Serve: an ingress, and a deployment for each model.
+
+    The only model has a deployment whose name does not depend on it, because Ray Serve would otherwise delete the old
+    replicas before the new ones run. The log level is not that of this process, which is a worker of Ray with `serve
+    deploy`.
+    """
+    options, models = setup.options, setup.models
+    names = ["engine"] if len(models) == 1 else [deployment_name_of(spec.name) for spec in models]
+    engines = [
+        engine_deployment(spec.config, options, name, LOG_LEVEL) for spec, name in zip(models, names, strict=True)
+    ]
     ingress: Any = serve.deployment(
         IngressDeployment,
         name="ingress",
@@ -217,12 +243,12 @@ def bind_application(setup: ClusterSetup) -> Application:
         health_check_timeout_s=options.health_check_timeout,
         logging_config=LOGGING,
     )
-    application: Application = ingress.bind(setup, logger.getEffectiveLevel(), *engines)
+    application: Application = ingress.bind(setup, LOG_LEVEL, *engines)
     return application
 
 
 def deployment_name_of(model: str) -> str:
-    """The name of the deployment of a model; Ray does not allow all characters of names of models."""
+    """The name of the deployment of one of several models; Ray does not allow all characters of names of models."""
     return "engine-" + re.sub(r"[^A-Za-z0-9_-]", "-", model)
 
 

@@ -80,6 +80,7 @@ class Explanation:
         rejection: the message of a rejected request.
         would_admit: changes, and whether they would have admitted the request when it first had to wait.
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
+        replica: the id of the replica that computes the sequence; None if the model has no replicas.
     """
 
     id: str
@@ -93,6 +94,7 @@ class Explanation:
     contention: ContentionCost
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    replica: str | None = None
 
 
 class BlockUse(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -35,10 +36,12 @@ class RequestTimings(BaseModel):
 class SequenceView(BaseModel):
     """The state of one answer to a request. `wait_reason` is null if it is not waiting.
 
-    Draft tokens are those of speculative decoding that were verified.
+    `replica` is the id of the replica that computes it; it is null if the model has no replicas. Draft tokens are those
+    of speculative decoding that were verified.
     """
 
     id: str
+    replica: str | None
     state: str
     finish_reason: str | None
     num_prompt_tokens: int
@@ -132,7 +135,10 @@ def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
         blocked = [each.observer.explainer.blocked_request(each.request) for each in found]
         changes = await asyncio.to_thread(lambda: [[] if one is None else what_ifs(one) for one in blocked])
         explained = [
-            each.observer.explainer.explain(each.request, each.observer.viewer(request), each.observer.now(), its)
+            replace(
+                each.observer.explainer.explain(each.request, each.observer.viewer(request), each.observer.now(), its),
+                replica=each.observer.replica_id,
+            )
             for each, its in zip(found, changes, strict=True)
         ]
         return ExplanationView(id=request_id, sequences=explained, model_wait=wait_view)
@@ -174,6 +180,7 @@ def _view(observer: EngineObserver, request: TrackedRequest) -> SequenceView:
         steps_waited[span.reason] += span.num_steps
     return SequenceView(
         id=request.request_id,
+        replica=observer.replica_id,
         state=request.state,
         finish_reason=None if request.finished is None else request.finished.finish_reason,
         num_prompt_tokens=request.arrived.num_prompt_tokens,
