@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,23 +160,3 @@ def test_a_killed_replica_loses_no_request_silently_and_is_replaced(server: RayS
     assert outcomes.count("error") <= 4
     wait_for(lambda: len(server.replicas()) == 2 and server.replicas() != before, 60)
     assert server.complete(1) == "finished"
-
-
-def test_serve_replicas_on_the_command_line(settings: None, tmp_path: Path) -> None:
-    """Also on a machine of a cluster, where the settings of the cluster are in the environment."""
-    options = tiny_options(tmp_path)
-    command = [
-        sys.executable, "-m", "chairlift", "serve", str(options["model"]), "--load-format", "dummy", "--replicas", "1",
-        "--port", "0", "--num-threads", "1", "--num-kv-blocks", "64",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        url = next(line.split("ready in")[1].split()[2] for line in process.stderr if "ready in" in line)
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        answer = httpx.post(f"{url}/completions", json={"prompt": [1, 2, 3], "max_tokens": 2}, timeout=60)
-        assert answer.json()["usage"]["completion_tokens"] >= 1
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
+import signal
+import sys
+import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,11 +22,27 @@ from chairlift.server.models.served_model import ServedModel
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
 
 if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
     from chairlift.cluster.cluster_client import ClusterClient
+    from chairlift.cluster.ray_processes import RayProcesses
 
 logger = logging.getLogger("chairlift")
 
 INSTALL_HINT: Final = "replicas need Ray Serve, which is not installed: pip install 'chairlift[ray]'"
+
+NO_HTTP: Final = {"location": "NoServer"}
+
+LEAVE_SECONDS: Final = 2.0
+"""Maximum seconds to stop the replicas in a cluster of RAY_ADDRESS, whose head node may not answer."""
+
+CLUSTER_ID_METHOD: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""The first call of each driver of Ray."""
+PROBE_SECONDS: Final = 5.0
+
+SERVE_START_SECONDS: Final = 30.0
+"""Maximum seconds until the controller of Ray Serve answers that another server has started at the same moment."""
+SERVE_RETRY_SECONDS: Final = 0.5
 
 
 class LocalCluster:
@@ -36,13 +57,8 @@ class LocalCluster:
     """
 
     def __init__(self, config: EngineConfig, options: ClusterOptions) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # A replica that hangs would otherwise be given its whole drain time before it is replaced.
-        os.environ.setdefault("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
-        # One event loop for the calls of Ray Serve and of a replica saves two changes of threads for each call.
-        os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
-        # This thread has no event loop that could route its first calls.
-        os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
+        address = os.environ.get("RAY_ADDRESS")
+        set_ray_variables(address)
         try:
             import ray
         except ImportError:
@@ -55,18 +71,23 @@ class LocalCluster:
         self._config = config
         self._options = options
         self._client: ClusterClient | None = None
+        self._processes: RayProcesses | None = None  # None: those of RAY_ADDRESS
         self._app_name = f"chairlift-{secrets.token_hex(4)}"  # several servers may use one cluster
-        address = os.environ.get("RAY_ADDRESS")
-        resources: dict[str, Any] = {}
-        self._is_remote = address is not None
-        if address is None:
-            resources = {"num_cpus": (config.num_threads or 1) * options.most, "include_dashboard": False}
         try:
-            ray.init(address=address, logging_level=logging.WARNING, **resources)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+            if address is None:
+                from chairlift.cluster.ray_processes import RayProcesses
+
+                num_cpus = (config.num_threads or 1) * options.most
+                self._processes = RayProcesses(num_cpus=num_cpus, include_dashboard=False)
+            else:
+                ray.init(address=address, logging_level=logging.WARNING)
+            if threading.current_thread() is threading.main_thread():
+                # Ray handles it with a dump of its stack.
+                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             where = "Ray cannot be started" if address is None else f"RAY_ADDRESS={address} cannot be reached"
-            raise ConfigError(f"{where}: {error}") from None
-        if self._is_remote:
+            raise ConfigError(f"{where}: {describe_ray_error(error)}") from None
+        if address is not None:
             logger.info("the replicas run as the Ray Serve application %s", self._app_name)
 
     def wait_until_ready(self) -> ClusterClient:
@@ -76,23 +97,40 @@ class LocalCluster:
             ModelLoadError, EngineDeadError: they could not be started.
         """
         import ray
-        from ray import serve
+        from ray.serve.exceptions import RayServeException
 
-        from chairlift.cluster.ray_deployments import engine_deployment, make_client
+        from chairlift.cluster.ray_deployments import make_client
         from chairlift.cluster.ray_transport import RayTransport, read_facts
 
-        serve.start(http_options={"location": "NoServer"})
         try:
-            handle = serve.run(engine_deployment(self._config, self._options), name=self._app_name, route_prefix=None)
+            handle = self._deploy()
             facts = read_facts(handle, self._config)
             self._client = make_client(RayTransport(handle, self._stop), facts, self._config)
-        except (RuntimeError, ray.exceptions.RayError) as error:
-            self._stop()
-            raise EngineDeadError(f"the replicas could not be started: {error}") from None
         except (ModelLoadError, ConfigError):
             self._stop()
             raise
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
+            self._stop()
+            raise EngineDeadError(f"the replicas could not be started: {describe_ray_error(error)}") from None
         return self._client
+
+    def _deploy(self) -> DeploymentHandle[Any]:
+        """Deploy the replicas, and wait until one is ready."""
+        from ray import serve
+
+        from chairlift.cluster.ray_deployments import LOGGING, engine_deployment
+
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        start_serve()
+        application = engine_deployment(self._config, self._options)
+        if self._processes is None:
+            # HAProxy, which the cluster may use, does not allow that the ingress deployment has a router of its own.
+            ingress: Any = serve.deployment(
+                UnusedIngress, name="ingress", ray_actor_options={"num_cpus": 0}, logging_config=LOGGING
+            )
+            application = ingress.bind(application)
+        serve.run(application, name=self._app_name, route_prefix=None)
+        return serve.get_deployment_handle("engine", self._app_name)
 
     def observe(self, model: ServedModel) -> None:
         """Let a model show the replicas."""
@@ -101,12 +139,108 @@ class LocalCluster:
 
     def _stop(self) -> None:
         """Stop the replicas. A Ray that this process has started ends with all of its processes."""
+        from chairlift.cluster.ray_processes import ShutdownThread
+
+        if self._processes is not None:
+            self._processes.stop()
+        else:
+            ShutdownThread(self._leave).wait(LEAVE_SECONDS)
+
+    def _leave(self) -> None:
+        """Stop the replicas in a cluster that continues, and disconnect from it."""
         import ray
         from ray import serve
+        from ray.serve.exceptions import RayServeException
 
-        if self._is_remote:
-            from chairlift.cluster.ray_deployments import stop_aggregators
+        from chairlift.cluster.ray_deployments import stop_aggregators
 
+        with contextlib.suppress(RayServeException, ray.exceptions.RayError):
             serve.delete(self._app_name, _blocking=False)
             stop_aggregators(self._app_name)
         ray.shutdown()
+
+
+class UnusedIngress:
+    """The ingress deployment that Ray Serve requires of an application. It receives no calls.
+
+    Args:
+        engine: the handle of the replicas, which are a deployment of the application because of this argument.
+    """
+
+    def __init__(self, engine: DeploymentHandle[Any]) -> None:
+        pass
+
+
+def set_ray_variables(address: str | None) -> None:
+    """Set the environment variables of Ray, which it reads when it is imported.
+
+    Args:
+        address: that of a cluster; None if this process starts a Ray.
+    """
+    defaults = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A replica that hangs would otherwise be given its whole drain time before it is replaced.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+        # One event loop for the calls of Ray Serve and of a replica saves two changes of threads for each call.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        # All replicas log the same lines, of which Ray would hold back those of the second replica.
+        "RAY_DEDUP_LOGS": "0",
+    }
+    if not sys.stderr.isatty():
+        defaults["RAY_COLOR_PREFIX"] = "0"
+    if address is None or is_token_required(address):
+        # Ray does this itself only for a Ray that it starts, and logs a warning.
+        defaults["RAY_AUTH_MODE"] = "token"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    # This thread has no event loop that could route its first calls.
+    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
+    if address is None:
+        # HTTP does not pass through Ray Serve, also if this machine has the settings of a cluster with HAProxy.
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
+
+
+def is_token_required(address: str) -> bool:
+    """Whether the head node of a cluster rejects calls without a token. A driver that requires a token of calls itself
+    would not receive the results of replicas in a cluster without tokens."""
+    try:
+        import grpc
+    except ImportError:
+        return False
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(CLUSTER_ID_METHOD)(b"", timeout=PROBE_SECONDS)
+        except grpc.RpcError as error:
+            return error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return False
+
+
+def start_serve() -> None:
+    """Start Ray Serve without HTTP if it does not run. Other servers may do this at the same moment."""
+    import ray
+    from ray import serve
+
+    deadline = time.monotonic() + SERVE_START_SECONDS
+    while True:
+        try:
+            serve.start(http_options=NO_HTTP, logging_config={"log_level": "WARNING"})
+        except ray.exceptions.ActorAlreadyExistsError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(SERVE_RETRY_SECONDS)
+        else:
+            return
+
+
+def describe_ray_error(error: BaseException) -> str:
+    """An error of Ray in one line, without the stacks of other processes that it contains."""
+    text = str(error) if error.__cause__ is None else f"{error}\n{error.__cause__}"
+    if "InvalidAuthToken" in text or "no authentication token" in text or "find an authentication token" in text:
+        return (
+            "the token of the cluster is missing or incorrect: copy ~/.ray/auth_token from its head node, "
+            "or set RAY_AUTH_TOKEN"
+        )
+    first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if others and ("Traceback" in text or first.endswith(":")):
+        return f"{first} {others[-1]}"
+    return first
