@@ -137,7 +137,7 @@ def test_the_options_of_a_deployment() -> None:
     ("options", "message"),
     [
         ({"replicas": 0}, "replicas must be an integer of at least 1, got 0"),
-        ({"replicas": 2, "max_replicas": 1}, "min_replicas=2, replicas=2 and max_replicas=1 must increase"),
+        ({"replicas": 2, "max_replicas": 1}, "max_replicas=1 must not be less than replicas=2"),
         ({"target_ttft": 0.0}, "target_ttft must be a number of seconds > 0, got 0.0"),
     ],
 )

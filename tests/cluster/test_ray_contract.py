@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -106,6 +107,16 @@ def test_facts_are_those_of_the_given_configuration() -> None:
 
     assert msgspec.msgpack.decode(facts_of(EngineConfig(model="a", num_threads=1)) or b"") == "the facts"
     assert facts_of(EngineConfig(model="a", num_threads=2)) is None
+
+
+def test_each_of_several_models_has_a_deployment_of_its_own() -> None:
+    pytest.importorskip("ray")
+    from chairlift.cluster.ray_deployments import deployment_name_of
+
+    names = [deployment_name_of(name) for name in ("a-b", "a/b", "a.b", "tiny")]
+    assert len(set(names)) == 4
+    assert names[0] == "engine-a-b"
+    assert all(re.fullmatch("engine-[A-Za-z0-9_-]+", name) for name in names)
 
 
 def test_a_call_to_a_replica_that_has_gone_does_not_wait_in_the_router() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 import secrets
@@ -248,8 +249,11 @@ def bind_application(setup: ClusterSetup) -> Application:
 
 
 def deployment_name_of(model: str) -> str:
-    """The name of the deployment of one of several models; Ray does not allow all characters of names of models."""
-    return "engine-" + re.sub(r"[^A-Za-z0-9_-]", "-", model)
+    """The name of the deployment of one of several models. Ray does not allow all characters of names of models, and
+    models whose names differ only in such characters have different deployments."""
+    allowed = re.sub(r"[^A-Za-z0-9_-]", "-", model)
+    digest = hashlib.sha256(model.encode()).hexdigest()[:6]
+    return f"engine-{allowed}" if allowed == model else f"engine-{allowed}-{digest}"
 
 
 def make_client(transport: RayTransport, facts: EngineFacts, config: EngineConfig) -> ClusterClient:
