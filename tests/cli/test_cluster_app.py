@@ -82,7 +82,7 @@ def test_the_deployment_of_one_model_has_a_name_that_does_not_depend_on_it(tmp_p
         assert [engine.name for engine in engines_of(built)] == ["engine"]
     models = {name: {"model": str(tmp_path)} for name in ("a", "b/c")}
     built = build_application({"config": serve_options(tmp_path, model=None, models=models)})
-    assert [engine.name for engine in engines_of(built)] == ["engine-a", "engine-b-c"]
+    assert [engine.name for engine in engines_of(built)] == ["engine-a", "engine-b-c-b9e2be"]
 
 
 def test_a_model_that_does_not_exist_is_an_error_of_the_build(tmp_path: Path) -> None:
