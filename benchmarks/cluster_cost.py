@@ -2,10 +2,10 @@
 
     python -m benchmarks.cluster_cost [--rounds 3] [--streams 16] [--requests 64] [--output-len 64] [--json]
 
-Four servers run, and each round measures them one after another: the plain server, `serve --replicas 1` (its HTTP
-process routes to the replica), the application `chairlift.cluster:app` behind HAProxy with the settings of
-deploy/ray/cluster.env, and the same behind Ray Serve's own proxy with its defaults. The first part of a round sends
-single requests with one output token (time to first token); the second part sends streams.
+Each round starts and measures four servers one after another, because an idle Ray takes computing time from the others:
+the plain server, `serve --replicas 1` (its HTTP process routes to the replica), the application `chairlift.cluster:app`
+behind HAProxy with the settings of deploy/ray/cluster.env, and the same behind Ray Serve's own proxy with its defaults.
+A measurement sends single requests with one output token (time to first token), and then streams.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from statistics import median, quantiles
 from typing import Any, Final
 
@@ -26,7 +28,6 @@ from benchmarks.cluster_routing import print_results
 from benchmarks.ray_cluster import free_port
 
 OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
-SYSTEMS: Final = ("plain", "replicas 1", "HAProxy", "Ray Serve's proxy")
 NUM_SINGLE: Final = 40
 
 
@@ -117,17 +118,22 @@ def body(prompt: str, output_len: int) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": output_len, "ignore_eos": True, "temperature": 0}
 
 
+SYSTEMS: Final = {
+    "plain": serve,
+    "replicas 1": partial(serve, "--replicas=1"),
+    "HAProxy": serve_on_ray,
+    "Ray Serve's proxy": partial(serve_on_ray, "--python-proxy"),
+}
+
+
 def run(arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """The results of all rounds by system."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
-    with contextlib.ExitStack() as stack:
-        servers = serve(), serve("--replicas=1"), serve_on_ray(), serve_on_ray("--python-proxy")
-        urls = [stack.enter_context(server) for server in servers]
-        for number in range(-1, arguments.rounds):  # the first round warms up
-            for name, url in zip(SYSTEMS, urls, strict=True):
-                measured = asyncio.run(measure(url, number, arguments))
-                if number >= 0:
-                    results[name].append(measured)
+    warm_up = argparse.Namespace(**{**vars(arguments), "requests": arguments.streams})
+    for number, (name, start) in itertools.product(range(arguments.rounds), SYSTEMS.items()):
+        with start() as url:
+            asyncio.run(measure(url, -1, warm_up))
+            results[name].append(asyncio.run(measure(url, number, arguments)))
     return results
 
 

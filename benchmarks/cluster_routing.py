@@ -79,8 +79,18 @@ def deploy(cluster: Cluster, seed: int, router: str) -> None:
     """Deploy two replicas with a router. Another seed is another configuration, so that new replicas are started."""
     from chairlift.cluster import ray_deployments
 
+    forget_prefixes()
     ray_deployments.ROUTER_CLASS = router  # type: ignore[misc]
     cluster.deploy({**OPTIONS, "seed": seed}, replicas=2)
+
+
+def forget_prefixes() -> None:
+    """Stop the actor with the prefixes of Ray's router. It would choose replicas of an earlier round."""
+    import ray
+
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["name"] == "LlmPrefixTreeActor":
+            ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
 
 
 def main() -> None:
