@@ -17,6 +17,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -52,18 +53,20 @@ def serve_on_ray(*arguments: str) -> Iterator[str]:
     """The application on Ray Serve as a process; yields its address."""
     options = [f"--{name}={value}" for name, value in OPTIONS.items()]
     command = [sys.executable, "-m", "benchmarks.ray_cluster", *options, *arguments]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(), text=True
-    )
-    assert process.stdout is not None
-    try:
-        url = next((line.strip() for line in process.stdout if line.startswith("http://")), None)
-        if url is None:
-            raise SystemExit(f"{' '.join(command)} has ended with exit status {process.wait()}")
-        wait_until_ready(url)
-        yield url
-    finally:
-        process.communicate(timeout=120)
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment(), text=True
+        )
+        assert process.stdout is not None
+        try:
+            url = next((line.strip() for line in process.stdout if line.startswith("http://")), None)
+            if url is None:
+                log.seek(0)
+                raise SystemExit(f"{' '.join(command)} has ended:\n{log.read()[-4000:]}")
+            wait_until_ready(url)
+            yield url
+        finally:
+            process.communicate(timeout=120)
 
 
 def environment() -> dict[str, str]:
