@@ -56,7 +56,7 @@ UsageExchange = Callable[[str, int, SharedUsage[K]], Awaitable[SharedUsage[K]]]
 
 @dataclass(slots=True)
 class _SenderState(Generic[K]):
-    """What the aggregator knows of a sender.
+    """The state of a sender in the aggregator.
 
     Attributes:
         number: the number of its last report.

@@ -22,7 +22,7 @@ class RoutedRequest:
 
     Attributes:
         router: the router that chooses its replicas.
-        state: its present replica as that router knows it; None before the first choice.
+        state: the state of its present replica in that router; None before the first choice.
         num_runs: number of replicas that it was sent to.
         num_uncached_tokens: prompt tokens that its present replica had not cached when it received the request.
     """
