@@ -23,8 +23,8 @@ from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
 from chairlift.loading.safetensors_weights import SafetensorsWeights
-from chairlift.models.config_fields import ConfigFields
-from chairlift.models.quantization_fields import read_quantization
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.quantization_fields import read_quantization
 from native import needs_native
 
 CPU = torch.device("cpu")

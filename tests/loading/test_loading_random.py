@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from chairlift.loading.random_weights import RandomWeights
+from chairlift.models.architectures.opt import OPTSizes
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.llama_sizes import LlamaSizes
-from chairlift.models.opt import OPTSizes
+from chairlift.models.reading.llama_sizes import LlamaSizes
 
 CONFIG = LlamaSizes(
     vocab_size=256,

@@ -36,8 +36,6 @@ from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
-from chairlift.models.architecture import Architecture
-from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -53,6 +51,8 @@ from chairlift.models.declaration import (
     RopeConfig,
 )
 from chairlift.models.parameter_memory import parameter_bytes
+from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.registry import ARCHITECTURES
 from chairlift.models.torch_operations import torch_operations
 from native import needs_native

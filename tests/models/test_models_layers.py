@@ -17,7 +17,7 @@ from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration import ATTENTION, MLP, MatrixSpec, ModelConfig, NormSpec, RopeConfig
 from chairlift.models.decoder import build_model
 from chairlift.models.layers import LayerBuilder
-from chairlift.models.llama_sizes import LlamaSizes
+from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.rotary import EXTRA_POSITIONS, RotaryTable, rotary_table
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows
-from chairlift.models.architecture import StoredName
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.reading.architecture import StoredName
 
 
 class FileWeights(ABC):

@@ -16,8 +16,8 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile
-from chairlift.models.architecture import StoredName
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture
 
 VALUES_PER_ROW: Final = 8192

@@ -11,27 +11,27 @@ from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.architecture import Architecture, GGUFHeader, GGUFReader, HFReader
-from chairlift.models.bert import BERT
-from chairlift.models.config_fields import REQUIRED, ConfigFields, shortened, unique
+from chairlift.models.architectures.bert import BERT
+from chairlift.models.architectures.gemma import GEMMA2, GEMMA3
+from chairlift.models.architectures.gemma4 import GEMMA4
+from chairlift.models.architectures.gpt_oss import GPT_OSS
+from chairlift.models.architectures.granite import GRANITE
+from chairlift.models.architectures.llama import LLAMA
+from chairlift.models.architectures.ministral3 import MINISTRAL3
+from chairlift.models.architectures.mixtral import MIXTRAL
+from chairlift.models.architectures.modernbert import MODERNBERT
+from chairlift.models.architectures.olmo import OLMO
+from chairlift.models.architectures.olmoe import OLMOE
+from chairlift.models.architectures.opt import OPT
+from chairlift.models.architectures.phi3 import PHI3
+from chairlift.models.architectures.qwen3_moe import QWEN3_MOE
+from chairlift.models.architectures.smollm3 import SMOLLM3
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.gemma import GEMMA2, GEMMA3
-from chairlift.models.gemma4 import GEMMA4
-from chairlift.models.gpt_oss import GPT_OSS
-from chairlift.models.granite import GRANITE
-from chairlift.models.llama import LLAMA
-from chairlift.models.ministral3 import MINISTRAL3
-from chairlift.models.mixtral import MIXTRAL
-from chairlift.models.modernbert import MODERNBERT
-from chairlift.models.nearest_names import describe_supported
-from chairlift.models.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
-from chairlift.models.olmo import OLMO
-from chairlift.models.olmoe import OLMOE
-from chairlift.models.opt import OPT
-from chairlift.models.phi3 import PHI3
-from chairlift.models.quantization_fields import read_quantization
-from chairlift.models.qwen3_moe import QWEN3_MOE
-from chairlift.models.smollm3 import SMOLLM3
+from chairlift.models.reading.architecture import Architecture, GGUFHeader, GGUFReader, HFReader
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened, unique
+from chairlift.models.reading.nearest_names import describe_supported
+from chairlift.models.reading.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
+from chairlift.models.reading.quantization_fields import read_quantization
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {
     each.name: each

@@ -6,8 +6,8 @@ from typing import Final
 
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import ConfigError
-from chairlift.models.llama_sizes import LlamaSizes
-from chairlift.models.opt import OPTSizes
+from chairlift.models.architectures.opt import OPTSizes
+from chairlift.models.reading.llama_sizes import LlamaSizes
 
 
 def _gated(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architecture import Architecture
-from chairlift.models.config_fields import ConfigFields
-from chairlift.models.expert_fields import read_experts
-from chairlift.models.llama import LlamaConfigReader, uniform_windows
-from chairlift.models.llama_sizes import ExpertNames, LlamaSizes
+from chairlift.models.architectures.llama import LlamaConfigReader, uniform_windows
+from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.expert_fields import read_experts
+from chairlift.models.reading.llama_sizes import ExpertNames, LlamaSizes
 
 NAMES: Final = ExpertNames(
     router="block_sparse_moe.gate",

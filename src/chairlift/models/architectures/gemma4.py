@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
+from chairlift.models.architectures.gemma import GEMMA3, NORMS, read_soft_cap
 from chairlift.models.declaration import (
     PER_LAYER_EMBEDDING,
     PER_LAYER_INPUTS,
@@ -30,12 +29,13 @@ from chairlift.models.declaration import (
     PerLayerInputsSpec,
     RopeConfig,
 )
-from chairlift.models.expert_fields import read_gguf_experts
-from chairlift.models.gemma import GEMMA3, NORMS, read_soft_cap
-from chairlift.models.gguf_sizes import read_gguf_windows, read_uniform, read_vocab_size
-from chairlift.models.layer_fields import MAX_LAYERS, read_layer_windows, read_text_model, repeat_windows
-from chairlift.models.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-from chairlift.models.rope_fields import WHOLE_HEAD, read_gguf_rope, read_proportional_rope
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
+from chairlift.models.reading.expert_fields import read_gguf_experts
+from chairlift.models.reading.gguf_sizes import read_gguf_windows, read_uniform, read_vocab_size
+from chairlift.models.reading.layer_fields import MAX_LAYERS, read_layer_windows, read_text_model, repeat_windows
+from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
+from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_gguf_rope, read_proportional_rope
 
 PATTERN: Final = 6
 """In files without layer_types: every n-th layer has full attention."""

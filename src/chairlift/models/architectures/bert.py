@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.models.architecture import Architecture, HFReader
-from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -28,6 +26,8 @@ from chairlift.models.declaration import (
     NormSpec,
     PositionTableSpec,
 )
+from chairlift.models.reading.architecture import Architecture, HFReader
+from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 
 ACTIVATIONS: Final = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 """The value of `hidden_act` -> the activation."""

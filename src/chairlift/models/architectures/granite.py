@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.kernels.routing import ExpertSoftmax
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import REQUIRED, ConfigFields
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration import LayerSpec, ModelConfig
-from chairlift.models.expert_fields import read_experts
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.llama import LlamaConfigReader, no_windows
-from chairlift.models.llama_sizes import ExpertNames, LlamaSizes
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
+from chairlift.models.reading.expert_fields import read_experts
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.llama_sizes import ExpertNames, LlamaSizes
 
 ATTENTION_TYPES: Final = ("attention", "full_attention")
 """Names of layers with attention: those of transformers 4 and 5."""

@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import ModelConfig, RopeConfig
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
-from chairlift.models.layer_fields import (
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
+from chairlift.models.reading.layer_fields import (
     MAX_LAYERS,
     read_head_dim,
     read_layer_windows,
     read_text_model,
     repeat_windows,
 )
-from chairlift.models.llama_sizes import LlamaSizes, NormNames
-from chairlift.models.rope_fields import read_layer_ropes, read_rope
+from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
+from chairlift.models.reading.rope_fields import read_layer_ropes, read_rope
 
 NORMS: Final = NormNames(
     before_attention="input_layernorm",

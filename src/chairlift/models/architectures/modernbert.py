@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.models.architecture import Architecture
-from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -25,6 +23,8 @@ from chairlift.models.declaration import (
     NormSpec,
     RopeConfig,
 )
+from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 
 ACTIVATIONS: Final = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 

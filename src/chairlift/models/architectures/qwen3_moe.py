@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import ConfigFields
+from chairlift.models.architectures.llama import LlamaConfigReader, read_uniform_window
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.expert_fields import read_dense_layers, read_experts, read_softmax
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.llama import LlamaConfigReader, read_uniform_window
-from chairlift.models.llama_sizes import LlamaSizes
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.expert_fields import read_dense_layers, read_experts, read_softmax
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.llama_sizes import LlamaSizes
 
 
 class Qwen3MoeConfigReader(LlamaConfigReader):

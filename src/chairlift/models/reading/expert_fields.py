@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from chairlift.kernels.routing import ExpertRouting, ExpertSoftmax
-from chairlift.models.config_fields import ConfigFields
-from chairlift.models.llama_sizes import ExpertNames, ExpertSizes
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes
 
 NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
 """The two names of the number of experts in `config.json`, which transformers treats as one."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import ModelConfig, RopeConfig
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
-from chairlift.models.llama_sizes import LlamaSizes
-from chairlift.models.rope_fields import read_rope
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
+from chairlift.models.reading.llama_sizes import LlamaSizes
+from chairlift.models.reading.rope_fields import read_rope
 
 # -- config.json -----------------------------------------------------------------------------------------------------
 

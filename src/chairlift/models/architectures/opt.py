@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.models.architecture import Architecture
-from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -27,6 +25,8 @@ from chairlift.models.declaration import (
     NormSpec,
     PositionTableSpec,
 )
+from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 
 POSITION_OFFSET: Final = 2
 """The row of the position table for position 0."""

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.kernels.activations import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
-from chairlift.models.architecture import Architecture, GGUFHeader, StoredName
-from chairlift.models.config_fields import REQUIRED, ConfigFields
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration import ModelConfig, RopeConfig
-from chairlift.models.expert_fields import read_experts
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
-from chairlift.models.layer_fields import read_layer_windows, repeat_windows
-from chairlift.models.llama import LlamaConfigReader
-from chairlift.models.llama_sizes import ExpertNames, LlamaSizes
+from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
+from chairlift.models.reading.expert_fields import read_experts
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
+from chairlift.models.reading.layer_fields import read_layer_windows, repeat_windows
+from chairlift.models.reading.llama_sizes import ExpertNames, LlamaSizes
 
 WINDOW_PATTERN: Final = 2
 """In files that do not contain it: every n-th layer has no window."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 
 MAX_LAYERS: Final = 4096
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import ConfigFields
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.layer_fields import read_layer_windows
-from chairlift.models.llama import LlamaConfigReader
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.layer_fields import read_layer_windows
 
 INTERVAL: Final = 4
 """In files that do not contain it: every n-th layer has no rotary embedding."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import REQUIRED, ConfigFields
+from chairlift.models.architectures.llama import LlamaConfigReader, uniform_windows
 from chairlift.models.declaration import ModelConfig, RopeConfig
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.layer_fields import read_text_model
-from chairlift.models.llama import LlamaConfigReader, uniform_windows
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.layer_fields import read_text_model
 
 IMAGE_FIELDS: Final = (
     "image_token_id",

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertSoftmax
-from chairlift.models.architecture import GGUFHeader
-from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
-from chairlift.models.expert_fields import read_gguf_experts
-from chairlift.models.layer_fields import MAX_LAYERS, read_head_dim, repeat_windows
-from chairlift.models.llama_sizes import LlamaSizes
-from chairlift.models.rope_fields import WHOLE_HEAD, read_gguf_rope
+from chairlift.models.reading.architecture import GGUFHeader
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
+from chairlift.models.reading.expert_fields import read_gguf_experts
+from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, repeat_windows
+from chairlift.models.reading.llama_sizes import LlamaSizes
+from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_gguf_rope
 
 GGUF_NAMES: Final = {
     "model.embed_tokens": "token_embd",

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import ConfigFields
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration import ModelConfig, RopeConfig
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.layer_fields import read_head_dim
-from chairlift.models.llama import LlamaConfigReader
-from chairlift.models.llama_sizes import LlamaSizes
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.layer_fields import read_head_dim
+from chairlift.models.reading.llama_sizes import LlamaSizes
 
 ORIGINAL_CONTEXT: Final = 4096
 """The context before LongRoPE, in files that do not contain it."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.config_fields import ConfigFields
-from chairlift.models.neutral_fields import NEUTRAL_QUANTIZATION
 from chairlift.models.quantization import GROUP, REGEX, SHARED_SCALE, Quantization, WeightScheme
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.neutral_fields import NEUTRAL_QUANTIZATION
 
 ALTERNATIVE: Final = "use a GGUF file, or the unquantized model with --quantization int8"
 """The way out that every message names."""

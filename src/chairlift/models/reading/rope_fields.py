@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import RopeConfig
+from chairlift.models.reading.config_fields import ConfigFields
 
 WHOLE_HEAD = "the rotation must cover the whole head"
 

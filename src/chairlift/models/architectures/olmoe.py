@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config_fields import ConfigFields
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.expert_fields import read_experts, read_softmax
-from chairlift.models.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.llama import LlamaConfigReader, no_windows
-from chairlift.models.llama_sizes import LlamaSizes
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.expert_fields import read_experts, read_softmax
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.llama_sizes import LlamaSizes
 
 
 class OlmoeConfigReader(LlamaConfigReader):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.reading.config_fields import ConfigFields
 
 if TYPE_CHECKING:
     import torch

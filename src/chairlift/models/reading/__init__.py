@@ -1,0 +1,1 @@
+"""Readers of the metadata of model files, which the architectures share."""
