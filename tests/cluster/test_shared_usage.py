@@ -105,13 +105,12 @@ def test_concurrent_calls_count_over_all_ingresses() -> None:
     assert ingresses.admits(1)
 
 
-def test_cpu_seconds_of_other_ingresses_count_towards_the_limit_and_not_as_own_use() -> None:
-    ingresses = Ingresses(2, KeyLimits(cpu_seconds_per_minute=6))
+def test_use_of_other_ingresses_counts_towards_the_limit_and_not_as_own_use() -> None:
+    ingresses = Ingresses(2, KeyLimits(requests_per_minute=6))
     ingresses.sync()
-    ingresses.all[0].charge_remote_usage({("team", "cpu_seconds"): 7.0, ("unknown", "tokens"): 1.0}, {"unknown": 1})
-    with pytest.raises(OverloadedError, match="cpu_seconds_per_minute=6"):
+    ingresses.all[0].charge_remote_usage({("team", "requests"): 7.0, ("unknown", "tokens"): 1.0}, {"unknown": 1})
+    with pytest.raises(OverloadedError, match="requests_per_minute=6"):
         ingresses.all[0].reserve_slot(INFO)
-    assert ingresses.all[0].cpu_seconds() == {"team": 0.0}
     assert ingresses.all[0].take_usage() == {}
     ingresses.now = 20.0
     ingresses.all[0].reserve_slot(INFO).close()

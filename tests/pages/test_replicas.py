@@ -37,7 +37,7 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
     client = ClusterClient(transport, engines[0].engine)
     model = ReplicatedModel(ModelSpec("tiny", EngineConfig(folder), (), None, ApiOptions()), client)
     admission = AdmissionController()
-    service = ModelService(AsyncLLM(client=client), "tiny", ApiOptions(), admission.record_cpu_seconds, None)
+    service = ModelService(AsyncLLM(client=client), "tiny", ApiOptions(), None)
     model.set_service(service)
     with run_app(create_models_app(ModelManager([model]), admission)) as (address, _server):
         yield address

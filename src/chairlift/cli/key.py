@@ -16,10 +16,6 @@ from chairlift.cli.option_groups import OptionValues, add_group
     requests_per_minute=(float | None, "Maximum number of calls per minute. Default: no limit."),
     tokens_per_minute=(float | None, "Maximum number of prompt and output tokens per minute. Default: no limit."),
     max_concurrent=(int | None, "Maximum number of concurrent calls. Default: no limit."),
-    cpu_seconds_per_minute=(
-        float | None,
-        "Maximum CPU seconds per minute for parsing, templates, tokenizing and grammars. Default: no limit.",
-    ),
 )
 def key(
     name: Annotated[str, typer.Argument(help="Name of the key, and of its tenant for --scheduling-policy fair.")],

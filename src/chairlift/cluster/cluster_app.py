@@ -70,7 +70,7 @@ def build_cluster_app(
         model = ReplicatedModel(spec, client)
         llm = AsyncLLM(client=client)
         workers = _make_workers(spec, client.engine.facts, setup.limits)
-        model.set_service(ModelService(llm, spec.name, spec.api, admission.record_cpu_seconds, workers))
+        model.set_service(ModelService(llm, spec.name, spec.api, workers))
         models.append(model)
     return create_models_app(
         ModelManager(models),

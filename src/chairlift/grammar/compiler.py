@@ -18,7 +18,6 @@ from chairlift.grammar.grammar_text import grammar_after_reasoning, grammar_text
 from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
-from chairlift.system.cpu_account import CpuCharge, charge_cpu_time_to, cpu_charge
 
 # Both are imported with the first grammar, so that a server without structured outputs starts faster.
 if TYPE_CHECKING:
@@ -138,10 +137,7 @@ class GrammarCompiler:
         self._tokenizer_lock = threading.Lock()
 
     def submit(self, constraint: StructuredOutputs) -> Future[CompiledGrammar]:
-        """Start to compile a constraint, unless that has been done. The future's exception is a RequestError.
-
-        The CPU time is charged to the account of the thread that submits a constraint first.
-        """
+        """Start to compile a constraint, unless that has been done. The future's exception is a RequestError."""
         return self._start_compilation(constraint).outcome
 
     def compile(self, constraint: StructuredOutputs) -> CompiledGrammar:
@@ -163,19 +159,17 @@ class GrammarCompiler:
             compilation = self._compilations.get(constraint)
             if compilation is None:
                 compilation = self._compilations[constraint] = _Compilation()
-                self._pool.submit(self._run, constraint, compilation, cpu_charge())
+                self._pool.submit(self._run, constraint, compilation)
                 while len(self._compilations) > MAX_CACHED:
                     self._compilations.popitem(last=False)
             self._compilations.move_to_end(constraint)
         return compilation
 
-    def _run(self, constraint: StructuredOutputs, compilation: _Compilation, charge: CpuCharge) -> None:
+    def _run(self, constraint: StructuredOutputs, compilation: _Compilation) -> None:
         try:
             tokenizer = self._llguidance_tokenizer()
             compilation.started.set()
-            with charge_cpu_time_to(charge):
-                grammar = self._compile_grammar(tokenizer, constraint)
-            compilation.outcome.set_result(grammar)
+            compilation.outcome.set_result(self._compile_grammar(tokenizer, constraint))
         except Exception as error:
             compilation.outcome.set_exception(error)
         except BaseException as panic:  # A panic of the library must end neither this thread nor the caller's.

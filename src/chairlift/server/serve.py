@@ -158,7 +158,7 @@ def _manage_one_model(
     client = engine.wait_until_ready()
     facts, depth = client.engine.facts, admission.limits.max_json_depth
     setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
-    return make_single_manager(AsyncLLM(client=client), served_model_name, api, admission, PreparationWorkers(setup))
+    return make_single_manager(AsyncLLM(client=client), served_model_name, api, PreparationWorkers(setup))
 
 
 def _manage_models_on_demand(
@@ -171,7 +171,7 @@ def _manage_models_on_demand(
     from chairlift.server.http.application import make_model_manager
     from chairlift.server.models.engine_loader import ProcessLoader
 
-    loader = ProcessLoader(watchdog_timeout, admission.limits.max_json_depth, admission.record_cpu_seconds)
+    loader = ProcessLoader(watchdog_timeout, admission.limits.max_json_depth)
     return make_model_manager(models, loader, model_limits)
 
 

@@ -16,8 +16,6 @@ import time
 from collections.abc import Iterable
 from typing import IO, Any, Final
 
-from chairlift.system.cpu_account import charge_process
-
 HEADER: Final = struct.Struct("<Q")
 START_SECONDS: Final = 60.0
 """Maximum seconds to start a process and import its modules."""
@@ -75,7 +73,7 @@ class ChildProcess:
             self._read_reply(process, (), ready_seconds)
 
     def exchange(self, *requests: bytes, seconds: float) -> bytes:
-        """Send frames and return the reply. The CPU time is charged to the account of the calling thread.
+        """Send frames and return the reply.
 
         Raises:
             TimeoutError: There was no reply within `seconds`. The process has been killed.
@@ -84,8 +82,7 @@ class ChildProcess:
         process = self._process
         if process is None:
             raise EOFError
-        with charge_process(process.pid):
-            return self._read_reply(process, requests, seconds)
+        return self._read_reply(process, requests, seconds)
 
     def _read_reply(self, process: subprocess.Popen[bytes], requests: Iterable[bytes], seconds: float) -> bytes:
         assert process.stdin is not None

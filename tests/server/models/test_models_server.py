@@ -66,7 +66,7 @@ def run_models(specs: list[ModelSpec], folders: dict[str, Path], memory: str | N
         ]
     )
     admission = AdmissionController(None, keys)
-    loader = ProcessLoader(120.0, 64, admission.record_cpu_seconds)
+    loader = ProcessLoader(120.0, 64)
     limits = ModelLimits(None if memory is None else parse_memory(memory))
     manager = make_model_manager(specs, loader, limits)
     app = create_models_app(manager, admission, keys=keys)

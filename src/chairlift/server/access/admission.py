@@ -119,7 +119,6 @@ class AdmissionController:
         """
         self._check_draining()
         meter = self._meter(key)
-        meter.check("cpu_seconds", 0.0)
         meter.check_call()
         return CallSlot(self, meter)
 
@@ -134,15 +133,6 @@ class AdmissionController:
         for tenant, meter in self._meters.items():
             known = self._keys.by_tenant.get(tenant)
             meter.set_limits(KeyLimits() if known is None else known.limits)
-
-    def record_cpu_seconds(self, tenant: str, seconds: float) -> None:
-        """Account for CPU time that a call of a tenant used outside of the engine."""
-        if tenant in self._meters:
-            self._meters[tenant].record("cpu_seconds", seconds)
-
-    def cpu_seconds(self) -> dict[str, float]:
-        """The seconds of CPU time used outside of the engine, by tenant."""
-        return {tenant: meter.totals["cpu_seconds"] for tenant, meter in self._meters.items()}
 
     def take_usage(self) -> dict[tuple[str, str], float]:
         """Return what tenants have used of this server since the last call, by tenant and unit."""

@@ -60,14 +60,11 @@ class KeyLimits:
         tokens_per_minute: Maximum number of prompt and output tokens per minute. The length of an output is not known
             in advance, so a call may exceed the limit; the next calls are rejected until the excess is paid back.
         max_concurrent: Maximum number of calls in progress at the same time.
-        cpu_seconds_per_minute: Maximum CPU time outside of the engine: parsing, validation, chat templates, tokenizing
-            and grammars. It is measured after the work, so a call may exceed it like `tokens_per_minute`.
     """
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     max_concurrent: int | None = None
-    cpu_seconds_per_minute: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +219,8 @@ def parse_key(record: Any, where: str) -> Key:
         raise ConfigError(f"{where} must be a table, got {record!r:.80}")
     known = {"name", "hash", "admin", "weight", "models", *KeyLimits.__dataclass_fields__}
     if unknown := record.keys() - known:
-        raise ConfigError(f"{where}: unknown fields {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
+        names = ", ".join(sorted(unknown))
+        raise ConfigError(f"{where}: unknown fields {names}: remove them; known are {', '.join(sorted(known))}")
     name, admin = record.get("name"), record.get("admin", False)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{where}: name must match {_NAME.pattern}, got {name!r:.80}")
@@ -235,7 +233,6 @@ def parse_key(record: Any, where: str) -> Key:
         _number(record, "requests_per_minute", where),
         _number(record, "tokens_per_minute", where),
         _count(record, "max_concurrent", where),
-        _number(record, "cpu_seconds_per_minute", where),
     )
     weight = _number(record, "weight", where)
     return Key(

@@ -40,13 +40,13 @@ class TokenBucket:
         return max(0.0, (amount - self.level(now)) * 60 / self.per_minute)
 
 
-UNITS: Final = ("requests", "tokens", "cpu_seconds")
+UNITS: Final = ("requests", "tokens")
 
 
 class KeyMeter:
     """Measures the use of one API key, and rejects calls that would exceed its limits.
 
-    The units are those of `KeyLimits`: "requests", "tokens" and "cpu_seconds" per minute.
+    The units are those of `KeyLimits`: "requests" and "tokens" per minute.
 
     Args:
         clock: A monotonic clock in seconds.

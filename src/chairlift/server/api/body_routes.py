@@ -76,7 +76,7 @@ def prepared_route_class(calls: ModelCalls, preparation: Preparation, max_json_d
                     else:
                         fields = CallFields()
                         if calls.needs_fields:
-                            fields = await preparation.run(request.state.key.tenant, read_call_fields, body)
+                            fields = await preparation.run(read_call_fields, body)
                         return await cancel_on_disconnect(request, handle_large(request, fields))
                     del body
                     return await cancel_on_disconnect(request, handle_small(request))
@@ -84,15 +84,14 @@ def prepared_route_class(calls: ModelCalls, preparation: Preparation, max_json_d
                     slot.close()
 
             async def handle_large(request: Request, fields: CallFields) -> Response:
-                tenant = request.state.key.tenant
                 async with calls.lease(self.path, fields, request) as lease:
                     service, body = lease.service, await request.body()
                     if not service.preparation.should_use_worker(body):
-                        await preparation.run(tenant, check_depth, body, max_json_depth)
+                        await preparation.run(check_depth, body, max_json_depth)
                         del body
                         return await handle_small(request)
                     request._body = b""  # The body is not read again, but the request exists until its stream ends.
-                    prepared = await service.preparation.prepare(tenant, self.path, body)
+                    prepared = await service.preparation.prepare(request.state.key.tenant, self.path, body)
                     del body
                     request.state.release_body()
                     calls.check(prepared.body, lease, request)

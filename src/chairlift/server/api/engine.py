@@ -89,7 +89,6 @@ class EngineView(BaseModel):
     batch: BatchView | None
     step_cost: CostLine | None
     events_dropped: int
-    cpu_seconds: dict[str, float] = Field(description="CPU seconds outside of the engine for each API key.")
     replica: str | None = Field(description="The id of this replica; null if the model has one engine.")
     replicas: list[str] = Field(description="The ids of all replicas of the model.")
 
@@ -107,7 +106,7 @@ def router(manager: ModelManager) -> APIRouter:
         _require_admin(request)
         served = manager.find(model, request.state.key)
         engine = served.engine(replica)
-        return _engine_view(engine, list(served.replicas), request.app.state.admission.cpu_seconds())
+        return _engine_view(engine, list(served.replicas))
 
     @routes.get("/v1/events", responses={**ADMIN_ERRORS, 503: {"model": ErrorBody}})
     async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
@@ -166,7 +165,7 @@ async def event_stream(model: VisibleEngine, subscription: Subscription) -> Asyn
         yield to_named_event(event.type, to_json(event).encode())
 
 
-def _engine_view(model: VisibleEngine, replicas: list[str], cpu_seconds: dict[str, float]) -> EngineView:
+def _engine_view(model: VisibleEngine, replicas: list[str]) -> EngineView:
     observer, facts = model.observer, model.facts
     tracker, started = observer.tracker, observer.tracker.started
     plan = None if facts is None else KVCachePlanView.model_validate(facts.kv_cache_plan, from_attributes=True)
@@ -180,7 +179,6 @@ def _engine_view(model: VisibleEngine, replicas: list[str], cpu_seconds: dict[st
         batch=_batch_view(observer),
         step_cost=tracker.cost.line(),
         events_dropped=model.events.num_dropped,
-        cpu_seconds=cpu_seconds,
         replica=getattr(model, "replica_id", None),
         replicas=replicas,
     )

@@ -221,7 +221,7 @@ class Endpoint(ABC, Generic[Body, Result]):
 
     async def plan(self, body: Body, request: Request) -> Result:
         """Plan a body on a thread."""
-        return await self.preparation.plan(request.state.key.tenant, self._planner, body)
+        return await self.preparation.plan(self._planner, body)
 
 
 class UtilityServing(Endpoint[RequestBody, bytes]):
@@ -300,7 +300,7 @@ class CallServing(Endpoint[CallBody, Plans]):
         """Call a function that writes output of this size: on a thread if it would block the event loop."""
         if size <= LARGE_OUTPUT:
             return function(*arguments)
-        return await self.preparation.run(call.permit.tenant, function, *arguments)
+        return await self.preparation.run(function, *arguments)
 
 
 class Serving(CallServing[Fields, Plans]):
@@ -321,7 +321,7 @@ class Serving(CallServing[Fields, Plans]):
             plan = await self.plan(body, request)
         with rename_fields_in_errors(body.chat_field_names):
             if plan.params.structured_outputs is not None:
-                await self.preparation.run_and_wait(request.state.key.tenant, self._compile_constraint, plan)
+                await self.preparation.run_and_wait(self._compile_constraint, plan)
             call = await self._start(body, plan, request)
         request.state.ignored = ignored = _ignored_fields(body, plan)
         if body.stream:

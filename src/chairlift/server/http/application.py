@@ -70,7 +70,7 @@ def create_app(
     is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
     admission = AdmissionController(limits, keys, is_fair=is_fair)
     return create_models_app(
-        make_single_manager(llm, served_model_name, api, admission, workers),
+        make_single_manager(llm, served_model_name, api, workers),
         admission,
         on_ready,
         keys=keys,
@@ -86,13 +86,12 @@ def make_single_manager(
     llm: AsyncLLM,
     served_model_name: str | None,
     api: ApiOptions | None,
-    admission: AdmissionController,
     workers: PreparationWorkers | None,
 ) -> ModelManager:
     """Create the manager of one model that is always loaded; for the arguments see `create_app`."""
     name = served_model_name or llm.engine.facts.model_name
     model = ServedModel(name, None, llm.events)
-    model.set_service(ModelService(llm, name, api or ApiOptions(), admission.record_cpu_seconds, workers))
+    model.set_service(ModelService(llm, name, api or ApiOptions(), workers))
     return ModelManager([model])
 
 
@@ -145,7 +144,7 @@ def create_models_app(
     limits, keys = limits or ServerLimits(), keys or KeyRing()
     observers, calls = ModelObservers(manager.models), ModelCalls(manager)
     listeners = [] if observability is None else observability.listeners()
-    preparation = Preparation(admission.record_cpu_seconds)
+    preparation = Preparation()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -20,7 +20,7 @@ from chairlift.engine.startup.required_memory import plan_required_memory
 from chairlift.errors import EngineDeadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.models.model_spec import ModelSpec
-from chairlift.server.models.served_model import CpuSecondsSink, ModelService, ServedModel
+from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 from chairlift.worker.memory import available_host_memory
@@ -70,13 +70,11 @@ class ProcessLoader:
     Args:
         watchdog_timeout: see ProcessClient.
         max_json_depth: see WorkerSetup.
-        on_cpu_seconds: see Preparation.
     """
 
-    def __init__(self, watchdog_timeout: float, max_json_depth: int, on_cpu_seconds: CpuSecondsSink) -> None:
+    def __init__(self, watchdog_timeout: float, max_json_depth: int) -> None:
         self._watchdog_timeout = watchdog_timeout
         self._max_json_depth = max_json_depth
-        self._on_cpu_seconds = on_cpu_seconds
         self._turns = Path(tempfile.mkdtemp(prefix="chairlift-turns-"))
         self._starting: set[ProcessClient] = set()
         self._lock = threading.Lock()
@@ -110,7 +108,7 @@ class ProcessLoader:
             config.model, config.skip_tokenizer_init, client.engine.facts, api, self._max_json_depth, fingerprint
         )
         llm = AsyncLLM(client=client)
-        service = ModelService(llm, model.name, api, self._on_cpu_seconds, PreparationWorkers(setup))
+        service = ModelService(llm, model.name, api, PreparationWorkers(setup))
         trim_memory()
         return service
 

@@ -30,15 +30,13 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 MAX_ENDED_REPLICAS: Final = 8
 """Number of replicas of a model whose requests are kept after they have ended."""
 
-CpuSecondsSink = Callable[[str, float], None]
-
 
 class ModelService:
     """Answers the calls of a loaded model: its engine, endpoints and preparation workers.
 
     Args:
         llm: the engine, which is closed with the service.
-        on_cpu_seconds, workers: see `Preparation`.
+        workers: see `Preparation`.
     """
 
     def __init__(
@@ -46,11 +44,10 @@ class ModelService:
         llm: AsyncLLM,
         name: str,
         api: ApiOptions,
-        on_cpu_seconds: CpuSecondsSink,
         workers: PreparationWorkers | None,
     ) -> None:
         self.llm = llm
-        self.preparation = Preparation(on_cpu_seconds, workers)
+        self.preparation = Preparation(workers)
         self._conversations = ConversationPlanner(llm.engine, api)
         planners = make_planners(llm.engine, self._conversations)
         self.endpoints = make_endpoints(llm, name, planners, self.preparation)

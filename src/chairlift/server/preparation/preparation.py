@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from chairlift.server.preparation.worker_process import (
     PreparedRequest,
     WorkerSetup,
 )
-from chairlift.system.cpu_account import charge_cpu_time_to
 
 Result = TypeVar("Result")
 Turn: TypeAlias = "asyncio.Future[PreparationProcess]"
@@ -87,7 +85,6 @@ class PreparationWorkers:
         self._threads = ThreadPoolExecutor(count, "preparation-worker")
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stop_error: Exception | None = None
-        self.on_cpu_seconds: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
     async def run(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
         """Prepare a body in a worker. Cancelling this call kills the worker.
@@ -107,12 +104,9 @@ class PreparationWorkers:
         try:
             await asyncio.wait({work})
         finally:
-            if work.done():
-                self.on_cpu_seconds(tenant, work.result()[1])
-            else:  # This call has been cancelled.
-                self.on_cpu_seconds(tenant, process.cpu_seconds())
+            if not work.done():  # This call has been cancelled.
                 process.cancel()
-        outcome, _ = work.result()
+        outcome = work.result()
         if isinstance(outcome, PreparedRequest):
             return outcome
         raise self._stop_error or outcome
@@ -163,36 +157,28 @@ class PreparationWorkers:
 
 
 class Preparation:
-    """Prepares requests off the event loop, and reports the CPU time of this work.
+    """Prepares requests off the event loop.
 
     Args:
-        on_cpu_seconds: Called on the event loop with a tenant and the seconds of CPU time used for it.
         workers: The worker processes for large bodies. Without them all bodies are prepared on threads.
     """
 
-    def __init__(
-        self,
-        on_cpu_seconds: Callable[[str, float], None],
-        workers: PreparationWorkers | None = None,
-    ) -> None:
+    def __init__(self, workers: PreparationWorkers | None = None) -> None:
         self._workers = workers
-        self._on_cpu_seconds = on_cpu_seconds
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
         self._waiting_threads = ThreadPoolExecutor(NUM_THREADS, "preparation-wait")
         self._template_threads = ThreadPoolExecutor(1, "preparation-template")
-        if workers is not None:
-            workers.on_cpu_seconds = on_cpu_seconds
 
     def should_use_worker(self, body: bytes) -> bool:
         """Whether a body is large enough for a worker, and there are workers."""
         return self._workers is not None and len(body) >= LARGE_BODY
 
-    async def run(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function on a thread, and charge its CPU time to a tenant. A cancelled call that waits is not run."""
-        return await self._run_on(self._threads, tenant, function, *arguments)
+    async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function on a thread. A cancelled call that waits is not run."""
+        return await asyncio.wrap_future(self._threads.submit(function, *arguments))
 
-    async def plan(self, tenant: str, planner: RequestPlanner[Fields, Result], body: Fields) -> Result:
-        """Plan a body on a thread, and charge the CPU time to a tenant.
+    async def plan(self, planner: RequestPlanner[Fields, Result], body: Fields) -> Result:
+        """Plan a body on a thread.
 
         Bodies with a chat template use another thread than other bodies. They wait for the one process that renders
         such templates, which must not delay other requests.
@@ -202,37 +188,21 @@ class Preparation:
         """
         has_template = getattr(body, "chat_template", None) is not None
         threads = self._template_threads if has_template else self._threads
-        return await self._run_on(threads, tenant, planner.plan, body)
+        return await asyncio.wrap_future(threads.submit(planner.plan, body))
 
-    async def run_and_wait(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def run_and_wait(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function that mostly waits for another process, such as the grammar compiler, as `run` does.
 
         It runs on separate threads, so that it does not delay functions that compute.
         """
-        return await self._run_on(self._waiting_threads, tenant, function, *arguments)
-
-    async def _run_on(
-        self, threads: ThreadPoolExecutor, tenant: str, function: Callable[..., Result], *arguments: Any
-    ) -> Result:
-        loop = asyncio.get_running_loop()
-
-        def charge(seconds: float) -> None:
-            # The time is charged even if the call has been cancelled.
-            with contextlib.suppress(RuntimeError):  # The event loop has been closed.
-                loop.call_soon_threadsafe(self._on_cpu_seconds, tenant, seconds)
-
-        def timed() -> Result:
-            with charge_cpu_time_to(charge):
-                return function(*arguments)
-
-        return await asyncio.wrap_future(threads.submit(timed))
+        return await asyncio.wrap_future(self._waiting_threads.submit(function, *arguments))
 
     def start(self, function: Callable[[], None]) -> None:
         """Start to call a function on a thread, without waiting for it."""
         self._threads.submit(function)
 
     async def prepare(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
-        """Prepare a large body in a worker, and charge the CPU time to a tenant; see `PreparationWorkers.run`."""
+        """Prepare a large body in a worker; see `PreparationWorkers.run`."""
         assert self._workers is not None, "the caller must check `should_use_worker`"
         return await self._workers.run(tenant, endpoint, body)
 

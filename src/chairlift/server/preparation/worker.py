@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any, Final, cast
@@ -34,7 +33,6 @@ from chairlift.server.preparation.worker_process import (
     tokenizer_fingerprint,
 )
 from chairlift.system.child_process import limit_memory, read_frame, write_frame
-from chairlift.system.cpu_account import charge_cpu_time_to
 
 MEMORY_BYTES: Final = 4 << 30
 """The maximum address space of a worker."""
@@ -86,10 +84,8 @@ def main() -> None:
     gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
-        cpu_seconds: list[float] = []
-        with charge_cpu_time_to(cpu_seconds.append, time.process_time):
-            outcome = _prepare_safely(planners, endpoint, raw, setup.max_json_depth)
-        reply = WorkerReply(outcome, sum(cpu_seconds), _resident_memory())
+        outcome = _prepare_safely(planners, endpoint, raw, setup.max_json_depth)
+        reply = WorkerReply(outcome, _resident_memory())
         write_frame(replies, pickle.dumps(reply))
         del frame, raw, outcome, reply
         gc.collect()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import pickle
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-
-import psutil
 
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError, OverloadedError, RequestError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.system.child_process import START_SECONDS, ChildProcess
-from chairlift.system.cpu_account import process_cpu_seconds
 
 MAX_MEMORY: Final = 512 << 20
 """A worker that uses more bytes of memory after a body is ended, which frees its memory."""
@@ -59,12 +53,10 @@ class WorkerReply:
     Attributes:
         outcome: The prepared request; the error if the body is invalid; a string if the worker failed for a reason that
             is not in the body, with this reason.
-        cpu_seconds: CPU time of the worker and its template process for the body.
         memory: Resident memory of the worker after the body, in bytes.
     """
 
     outcome: PreparedRequest | RequestError | str
-    cpu_seconds: float
     memory: int
 
 
@@ -106,11 +98,9 @@ class PreparationProcess(ChildProcess):
             is_cancelled: Whether `run` must not process the body.
         """
         self._is_cancelled = is_cancelled
-        self._cpu_seconds_before = math.inf
-        self._cpu_seconds = 0.0
 
-    def run(self, endpoint: str, body: bytes, seconds: float) -> tuple[PreparedRequest | ChairliftError, float]:
-        """Prepare a body. Return the prepared request or the error of the call, and the seconds of CPU time.
+    def run(self, endpoint: str, body: bytes, seconds: float) -> PreparedRequest | ChairliftError:
+        """Prepare a body. Return the prepared request or the error of the call.
 
         Args:
             endpoint: The path of the endpoint.
@@ -119,17 +109,15 @@ class PreparationProcess(ChildProcess):
         try:
             reply = self._exchange_body(endpoint, body, seconds)
         except Exception as error:
-            cpu_seconds = self.cpu_seconds()
             self.close()
             if isinstance(error, TimeoutError):
                 problem = f"parsing and tokenizing the request took more than {seconds:g} s"
-                return RequestError(f"{problem}: shorten it"), cpu_seconds
+                return RequestError(f"{problem}: shorten it")
             reason = "ended" if isinstance(error, EOFError) else f"failed ({error})"
-            return preparation_error(f"the worker process {reason}"), cpu_seconds
+            return preparation_error(f"the worker process {reason}")
         if isinstance(reply.outcome, str) or reply.memory > MAX_MEMORY:
             self.close()
-        outcome = preparation_error(reply.outcome) if isinstance(reply.outcome, str) else reply.outcome
-        return outcome, reply.cpu_seconds
+        return preparation_error(reply.outcome) if isinstance(reply.outcome, str) else reply.outcome
 
     def _exchange_body(self, endpoint: str, body: bytes, seconds: float) -> WorkerReply:
         requests = [pickle.dumps((endpoint, body))]
@@ -139,7 +127,6 @@ class PreparationProcess(ChildProcess):
             seconds += START_SECONDS
         if self._is_cancelled:  # Perhaps before the process was started, so that `kill` had no effect.
             raise EOFError
-        self._cpu_seconds_before = self._total_cpu_seconds()
         reply = pickle.loads(self.exchange(*requests, seconds=seconds))
         assert isinstance(reply, WorkerReply)
         return reply
@@ -148,29 +135,3 @@ class PreparationProcess(ChildProcess):
         """End the call that uses the process, also before it has started the process."""
         self._is_cancelled = True
         self.kill()
-
-    def kill(self) -> None:
-        """Kill the worker and its template process."""
-        self.cpu_seconds()  # That of the template process cannot be read after its end.
-        super().kill()
-
-    def cpu_seconds(self) -> float:
-        """Seconds of CPU time of the worker and its template process for the body of this call, until `kill`."""
-        self._cpu_seconds = max(self._cpu_seconds, self._total_cpu_seconds() - self._cpu_seconds_before)
-        return self._cpu_seconds
-
-    def _total_cpu_seconds(self) -> float:
-        if (pid := self.pid) is None:
-            return 0.0
-        with contextlib.suppress(psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            ended_children = times.children_user + times.children_system
-            return float(times.user + times.system + ended_children) + sum(map(process_cpu_seconds, _children(pid)))
-        return 0.0
-
-
-def _children(pid: int) -> list[int]:
-    """The child processes that the main thread of a process has started; empty on systems without /proc."""
-    with contextlib.suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
