@@ -11,7 +11,7 @@ import pytest
 
 from chairlift import sampling_params, structured_outputs
 from chairlift.grammar import checker, compiler
-from chairlift.loading.text import template_process, template_worker
+from chairlift.loading.text import template_sandbox
 from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api import tokenization
 from chairlift.server.api.protocol import base, item_limits
@@ -32,8 +32,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     parse_queue: ("SLICE_BYTES", "MAX_PIPELINED"),
     worker: ("MEMORY_BYTES",),
     checker: ("MEMORY_BYTES",),
-    template_worker: ("CPU_SECONDS", "MEMORY_BYTES", "MAX_OUTPUT_CHARACTERS"),
-    template_process: ("TIMEOUT_SECONDS",),
+    template_sandbox: ("CPU_SECONDS", "MAX_OUTPUT_CHARACTERS"),
     batch_lines: ("MAX_LINE_BYTES",),
     batch_index: ("MAX_LINES",),
     batch_runner: ("MAX_BYTES_IN_FLIGHT",),

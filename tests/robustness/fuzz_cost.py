@@ -57,7 +57,6 @@ STREAM_TOKENS: Final = 2000
 OPTIONS: Final[dict[str, Any]] = {
     "num_kv_blocks": 2048,
     "max_num_batched_tokens": 64,
-    "trust_request_chat_template": True,
     "max_queued_tokens": 16_000_000,
 }
 """Small steps: the time of the engine's own steps is no part of the delay that is measured."""

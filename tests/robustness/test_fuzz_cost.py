@@ -50,8 +50,7 @@ def planners(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempP
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1 << 16)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("cost"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=5000, num_threads=1)
-    options = ApiOptions(trust_request_chat_template=True)
-    yield make_planners(llm.engine, ConversationPlanner(llm.engine, options))
+    yield make_planners(llm.engine, ConversationPlanner(llm.engine, ApiOptions()))
     llm.close()
 
 

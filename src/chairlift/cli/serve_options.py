@@ -89,7 +89,6 @@ API = option_group(
     ),
     reasoning_parser=(str, f"Format of the model's reasoning: {', '.join(REASONING_FORMATS)}, none or auto.", "auto"),
     chat_template=(Path | None, "Jinja2 file with the chat template. Default: that of the model."),
-    trust_request_chat_template=(bool, "Allow chat templates in requests.", False),
     allow_special_tokens_in_content=(
         bool,
         "Convert special tokens in message content, so that a message can contain turns of other roles.",

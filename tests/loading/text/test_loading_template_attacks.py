@@ -1,4 +1,4 @@
-"""Hostile chat templates, which requests can contain under `--trust-request-chat-template`, and the limits on them.
+"""Hostile chat templates: what the sandbox forbids, and the limits on time and output.
 
 docs/robustness.md refers to these cases.
 """
@@ -6,23 +6,21 @@ docs/robustness.md refers to these cases.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import time
 from typing import Any
 
-import psutil
 import pytest
 
 from chairlift.errors import RequestError
-from chairlift.loading.text import template_process
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import is_template_text, unmarked
-from chairlift.loading.text.template_process import TemplateProcess
+from chairlift.loading.text.template_sandbox import CPU_SECONDS
 
 USER = [{"role": "user", "content": "hi"}]
 
 
 def render(text: str, **extra: Any) -> str:
-    return unmarked(ChatTemplate(text, {}, from_request=True).render(USER, **extra))
+    return unmarked(ChatTemplate(text, {}).render(USER, **extra))
 
 
 INACCESSIBLE = {
@@ -74,37 +72,34 @@ FORBIDDEN = {
     "dict is extended": ("{{ messages[0].setdefault('z', 1) }}", "unsafe"),
     "global is changed": ("{% set lipsum.x = 1 %}", "non-namespace"),
     "class is changed": ("{% set namespace.x = 1 %}", "non-namespace"),
-    "codec is loaded": ("{{ 'a'.encode('zlib') }}", "not available to templates"),
+    "codec of bytes": ("{{ 'a'.encode('zlib') }}", "not a text encoding"),
 }
 """Template and a part of the reason."""
 
 BEYOND_LIMITS = {
-    "long string": "{{ 'x' * 10**11 }}",
-    "long list": "{{ ([0] * 10**10) | length }}",
-    "printf width": "{{ '%10000000000d' % 1 }}",
-    "printf width from a value": "{{ '%*d' % (10**10, 1) }}",
-    "format width": "{{ '{:>10000000000}'.format(1) }}",
-    "format width from a value": "{{ '{:>{}}'.format(1, 10**10) }}",
-    "center": "{{ 'x' | center(10**11) }}",
-    "ljust": "{{ 'x'.ljust(10**11) }}",
-    "zfill": "{{ 'x'.zfill(10**11) }}",
-    "expandtabs": "{{ ('\t' * 1000).expandtabs(10**8) }}",
-    "replace": "{{ ('a' * 10**5).replace('a', 'b' * 10**6) }}",
-    "join": "{{ ('x' * 10**5).join(['y'] * 10**5) }}",
-    "translate": "{{ 'a'.translate({97: 'b' * 10**10}) }}",
-    "doubling": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    "batch": "{{ [1] | batch(10**10, 0) | list | length }}",
-    "range": "{{ range(10**12) | list }}",
-    "digits": "{{ (16 ** (10**6)) | string | length }}",
-    "digits of text": "{{ ('f' * 10**7) | int(base=16) }}",
-    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "nested brackets": "{{ " + "[" * 3000 + "]" * 3000 + " }}",
-    "nested blocks": "{% if 1 %}" * 200 + "{% endif %}" * 200,
-    "long expression": "{{ 1" + " and 1" * 20_000 + " }}",
-    "long output": "{% set part = 'x' * 1000000 %}{% for i in range(20) %}{{ part }}{% endfor %}",
-    "loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "one long operation": "{{ 7 ** (3 * 10**8) > 1 }}",
+    "range": ("{{ range(10**12) | list }}", "Range too big"),
+    "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+    "recursion in two branches": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(90) }}",
+        "stopped after",
+    ),
+    "doubling": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+        "characters",
+    ),
+    "nested brackets": ("{{ " + "[" * 3000 + "]" * 3000 + " }}", "recursion"),
+    "nested parentheses": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion"),
+    "nested blocks": ("{% if 1 %}" * 200 + "{% endif %}" * 200, "indentation"),
+    "long expression": ("{{ 1" + " and 1" * 20_000 + " }}", "recursion"),
+    "long output": ("{% set part = 'x' * 1000000 %}{% for i in range(20) %}{{ part }}{% endfor %}", "characters"),
+    "one long string": ("{{ 'x' | center(10**8) }}", "characters"),
+    "loop": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "stopped after"),
+    "loop over a variable": (
+        "{% set r = range(99999) | list %}{% for a in r %}{% for b in r if b == 'x' %}{% endfor %}{% endfor %}",
+        "stopped after",
+    ),
 }
+"""Template and a part of the reason."""
 
 HARMLESS = {
     "powers": ("{{ (9 ** (9 ** 2)) | string | length }}", "78"),
@@ -134,8 +129,11 @@ def test_forbidden_operations_are_rejected(name: str) -> None:
 
 @pytest.mark.parametrize("name", BEYOND_LIMITS)
 def test_templates_are_stopped_at_the_limits(name: str) -> None:
-    with pytest.raises(RequestError, match="messages: the model's chat template"):
-        render(BEYOND_LIMITS[name])
+    text, reason = BEYOND_LIMITS[name]
+    started = time.thread_time()
+    with pytest.raises(RequestError, match=f"messages: the model's chat template rejects them: .*{reason}"):
+        render(text)
+    assert time.thread_time() - started < 2 * CPU_SECONDS
     assert render("{{ messages[0].content }}") == "hi"
 
 
@@ -163,46 +161,23 @@ def test_no_state_is_kept_between_renders() -> None:
     assert [render(turns), render(turns)] == ["a", "a"]
 
 
-def test_large_constants_are_not_cached() -> None:
-    """Constant expressions are not evaluated at compile time, so no cache contains their values."""
-    render("")
-    worker = template_process._REQUEST_TEMPLATES._process
-    assert worker is not None
-    before = psutil.Process(worker.pid).memory_info().rss
-    for number in range(6):
-        constant = f"'{number}-' * 30000000"
-        text = "{% if messages[1] %}{{ " + constant + " }}{% set a = " + constant + " %}{% endif %}"
-        assert render(text) == ""
-    assert template_process._REQUEST_TEMPLATES._process is worker
-    assert psutil.Process(worker.pid).memory_info().rss < before + 200_000_000
+def test_constants_are_not_evaluated_to_find_variables() -> None:
+    assert ChatTemplate("{% if messages[1] %}{{ 'x' * 10**12 }}{% endif %}{{ tools }}", {}).variables == {
+        "messages",
+        "tools",
+    }
+    assert render("{% if messages[1] %}{{ 'x' * 10**12 }}{% endif %}") == ""
 
 
-def test_request_templates_run_in_their_own_process() -> None:
-    own = ChatTemplate("{{ messages[0].content }}", {})
-    assert own.render(USER) == "hi"
-    server_process = template_process._OWN_TEMPLATES._process
-    assert server_process is not None
-    render("{{ 1 }}")
-    request_process = template_process._REQUEST_TEMPLATES._process
-    assert request_process is not None
-    assert request_process.pid != server_process.pid
-    request_process.kill()
-    request_process.wait()
-    assert own.render(USER) == "hi"
-    assert template_process._OWN_TEMPLATES._process is server_process
-    assert render("{{ 1 }}") == "1"
+def test_only_json_values_are_given_to_a_template() -> None:
+    with pytest.raises(RequestError, match="must contain only JSON values: got an object of type module"):
+        render("{{ thing }}", thing=[time])
 
 
-def test_process_cannot_open_files_or_start_processes() -> None:
-    """These limits apply to a template that escapes from the sandbox."""
-    process = TemplateProcess()
-    process.run({"operation": "render", "template": "", "variables": {}})
-    assert process._process is not None
-    limits = Path(f"/proc/{process._process.pid}/limits").read_text()
-    for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):
-        assert re.search(rf"{name} +0 +0", limits), name
-    assert re.search(r"Max cpu time +\d", limits)
-    process.close()
+def test_a_template_gets_copies() -> None:
+    given = [{"role": "user", "content": "hi"}]
+    assert ChatTemplate("{{ messages[0].content }}", {}).render(given) == "hi"
+    assert [type(value) for value in given[0].values()] == [str, str]
 
 
 def test_template_cannot_mark_content_as_template_text() -> None:
@@ -224,6 +199,6 @@ def test_template_cannot_mark_content_as_template_text() -> None:
         "{{ messages[0] | tojson }}",
         "{{ messages }}",
     ):
-        written = ChatTemplate(text, {}, from_request=True).render([{"role": "user", "content": content}])
+        written = ChatTemplate(text, {}).render([{"role": "user", "content": content}])
         assert "<" in written
         assert not any(is_template_text(letter) for letter in written)

@@ -82,13 +82,6 @@ def test_prompts_of_completions_may_contain_special_tokens(api_server: RunningSe
     assert special(tokens) == [SPECIAL.index("<eos>"), SPECIAL.index("<|tool|>")]
 
 
-def test_a_template_in_a_request_may_write_special_tokens(api_server: RunningServer) -> None:
-    template = "<bos>{{ messages[0].content }}{{ '<e' ~ 'os>' }}"
-    messages = [{"role": "user", "content": FORGED}]
-    tokens = tokens_of(api_server, messages=messages, chat_template=template)
-    assert special(tokens) == [SPECIAL.index("<bos>"), SPECIAL.index("<eos>")]
-
-
 def test_a_continued_message_is_plain_text(api_server: RunningServer) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Well<eos>"}]
     fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from api_model import with_api_tokenizer
 from hypothesis import given
@@ -27,11 +26,9 @@ from chairlift.errors import EngineDeadError, OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from chairlift.server.api.protocol.tokenization import DetokenizeRequest
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.preparation import (
-    NUM_THREADS,
-    Preparation,
     PreparationWorkers,
     TenantQueues,
 )
@@ -405,66 +402,6 @@ def test_a_worker_fails_if_the_files_of_the_model_have_changed(setup: Any) -> No
         assert failure.value.code == "preparation_failed"
 
     run_alone(replace(setup[1], fingerprint="other"), scenario)
-
-
-TEMPLATE_LOOP = "{% for a in range(40) %}{% for b in range(99999) %}{% endfor %}{% endfor %}prompt"
-ENDLESS_TEMPLATE = TEMPLATE_LOOP.replace("40", "99999")
-
-
-def with_template(template: str) -> bytes:
-    return json.dumps({"messages": MESSAGES, "max_tokens": 1, "chat_template": template}).encode()
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Also a zombie has ended: the system's first process may collect orphans late."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def test_cancelling_a_call_ends_its_template(setup: Any) -> None:
-    async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "/v1/chat/completions", with_template("prompt"))
-        call = asyncio.ensure_future(workers.run("b", "/v1/chat/completions", with_template(ENDLESS_TEMPLATE)))
-        pid = workers.processes[0].pid
-        assert pid is not None
-        (template_process,) = psutil.Process(pid).children()
-        before = template_process.cpu_times().user
-        while template_process.cpu_times().user < before + 0.1:
-            await asyncio.sleep(0.01)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        deadline = time.monotonic() + 1.5  # less than the template may compute
-        while not has_ended(template_process):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-
-    run_alone(replace(setup[1], api=ApiOptions(trust_request_chat_template=True)), scenario)
-
-
-def test_templates_of_requests_do_not_block_the_threads_of_other_requests(setup: Any) -> None:
-    may_end = threading.Event()
-
-    def plan(body: TokenizeRequest) -> bytes:
-        if body.chat_template is not None:
-            assert may_end.wait(20), "other requests were blocked by this one"
-        return b"planned"
-
-    async def scenario() -> None:
-        preparation = Preparation()
-        planner = RequestPlanner(TokenizeRequest, plan)
-        with_templates = TokenizeRequest(messages=MESSAGES, chat_template="{{ messages }}")
-        plans = [asyncio.ensure_future(preparation.plan(planner, with_templates)) for _ in range(NUM_THREADS + 1)]
-        await asyncio.sleep(0)
-        assert await preparation.plan(planner, TokenizeRequest(prompt="x")) == b"planned"
-        assert await preparation.run_and_wait(lambda: b"compiled") == b"compiled"
-        may_end.set()
-        assert await asyncio.gather(*plans) == [b"planned"] * len(plans)
-        preparation.close()
-
-    asyncio.run(scenario())
 
 
 def test_a_worker_that_does_not_read_is_killed_after_the_timeout(setup: Any) -> None:

@@ -1,17 +1,24 @@
 """ChatTemplate: the Jinja2 program of a model that renders messages to a prompt.
 
-Templates are untrusted code. They run in a sandbox, in a separate process, for a bounded time (`template_process`).
+Templates run in a sandbox without access to files, the environment or other objects of the process; see
+`template_sandbox` for its limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
+
+import jinja2
+from jinja2 import meta
 
 from chairlift.errors import RequestError
-from chairlift.loading.text.marked_text import MarkedText, from_spans, template_spans
-from chairlift.loading.text.template_process import run_template
+from chairlift.loading.text.marked_text import MarkedText, template_text
+from chairlift.loading.text.template_sandbox import TemplateEnvironment
+
+ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""Roles that are template text, because some templates build special tokens from them, such as `<|user|>`."""
 
 
 class ChatTemplate:
@@ -20,27 +27,30 @@ class ChatTemplate:
     Args:
         text: the source of the template.
         special_tokens: the special tokens by their variable names (`bos_token`, `eos_token`, ...).
-        from_request: whether the template is part of an API request. Such templates run in a process of their own.
     """
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str], *, from_request: bool = False) -> None:
+    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
         self.text = text
-        self._special_tokens = dict(special_tokens)
-        self._from_request = from_request
+        self._special_tokens = {name: template_text(token) for name, token in special_tokens.items()}
 
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names of the variables that the template reads; empty if it cannot be compiled."""
-        request = {"operation": "variables", "template": self.text}
-        answer = run_template(request, from_request=self._from_request)
-        return frozenset(answer.get("variables", ()))
+        try:
+            return frozenset(meta.find_undeclared_variables(TemplateEnvironment().parse(self.text)))
+        except (jinja2.TemplateError, RecursionError):
+            return frozenset()
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return TemplateEnvironment().from_string(self.text)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
     ) -> MarkedText:
         """Render the prompt, with each character marked as template text or content.
 
-        Every string of the arguments is content, except the roles of messages and template text in a message field.
+        Every string of the arguments is content, except the roles of messages and marked template text.
 
         Args:
             messages: messages in OpenAI's format, of plain JSON values.
@@ -48,31 +58,55 @@ class ChatTemplate:
             extra: further variables (`tools`, `documents`, ...).
 
         Raises:
-            RequestError: The template cannot be compiled, or rejects the messages or fails on them.
+            RequestError: The template cannot be compiled, or rejects the messages or fails on them, or a value is not
+                one of JSON.
         """
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
-        variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        request: dict[str, Any] = {"operation": "render", "template": self.text, "variables": variables}
-        request["template_variables"] = [name for name in self._special_tokens if name not in extra]
-        request["marks"] = _marks(messages)
-        answer = run_template(request, from_request=self._from_request)
-        if "text" in answer:
-            return from_spans(answer["text"], answer["spans"])
-        if answer["error"] == "syntax":
-            problem = f"the model's chat template cannot be compiled ({answer['message']})"
-            raise RequestError(f"messages: {problem}; send the rendered prompt to the completions API", "messages")
-        raise RequestError(f"messages: the model's chat template rejects them: {answer['message']}", "messages")
+        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        try:
+            marked = _marked_copy(variables)
+        except (TypeError, RecursionError) as error:
+            raise RequestError(f"messages: must contain only JSON values: {error}", "messages") from None
+        for message in marked["messages"]:
+            if isinstance(message, dict) and (role := message.get("role")) in ROLES:
+                message["role"] = template_text(role)
+        try:
+            text = self._compiled.render(marked)
+        except jinja2.TemplateSyntaxError as error:
+            raise RequestError(
+                f"messages: the model's chat template cannot be compiled (line {error.lineno}: {error.message}); send "
+                "the rendered prompt to the completions API",
+                "messages",
+            ) from None
+        except Exception as error:  # A template can raise any exception.
+            raise RequestError(
+                f"messages: the model's chat template rejects them: {_reason(error)}", "messages"
+            ) from None
+        assert isinstance(text, MarkedText)
+        return text
 
 
-def _marks(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, list[tuple[int, int]]]]:
-    """Return index, field and spans of the message fields that contain template text, since JSON loses the marks."""
-    return [
-        (index, field, spans)
-        for index, message in enumerate(messages)
-        if isinstance(message, Mapping)
-        for field, value in message.items()
-        if isinstance(value, MarkedText) and (spans := template_spans(value))
-    ]
+def _marked_copy(value: Any) -> Any:
+    """Return a copy of a JSON value whose strings are MarkedText: content, unless they have marks already.
+
+    Raises:
+        TypeError: A value is not one of JSON.
+    """
+    if isinstance(value, str):
+        return MarkedText(value)
+    if isinstance(value, Mapping):
+        return {str(key): _marked_copy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_marked_copy(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise TypeError(f"got an object of type {type(value).__name__}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    return str(error)[:1000] or type(error).__name__
 
 
 def select_template(value: Any) -> str | None:

@@ -198,14 +198,5 @@ def template_spans(text: str) -> list[tuple[int, int]]:
     return [found.span() for found in _TEMPLATE_RUN.finditer(mask_of(text))]
 
 
-def from_spans(text: str, spans: Iterable[Sequence[int]]) -> MarkedText:
-    """Return the text with the given spans (start, end) marked as template text; they are sorted and do not overlap."""
-    pieces, end = [], 0
-    for start, stop in spans:
-        pieces += [bytes(start - end), TEMPLATE * (stop - start)]
-        end = stop
-    return MarkedText(text, b"".join([*pieces, bytes(len(text) - end)]))
-
-
 _EMPTY: Final = MarkedText()
 _TEMPLATE_RUN: Final = re.compile(TEMPLATE + b"+")

@@ -1,29 +1,36 @@
-"""TemplateEnvironment: a Jinja2 sandbox whose output is marked as template text or content.
+"""TemplateEnvironment: a Jinja2 sandbox with bounded loops and output, which is marked as template text or content.
 
 String constants and the text between tags of a template are template text. Everything else is content, and so is the
 result of an operation that `MarkedText` does not handle.
+
+Loops, calls and the output of a template are bounded. A single operation, such as `"x" * 10**10`, is not: a template
+can use up the memory of the process, so it must come from the operator.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 import jinja2
-from jinja2 import meta, nodes, pass_eval_context
+from jinja2 import nodes, pass_context, pass_eval_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, join_marked, template_text
 
-MAX_CACHED_CHARACTERS: Final = 1 << 17
-"""Longer templates are compiled for each render, so that the cache holds a bounded amount of memory."""
+CPU_SECONDS: Final = 2.0
+"""CPU time of the thread after which a render begins no further iteration of a loop and no further call."""
+
+MAX_OUTPUT_CHARACTERS: Final = 16 << 20
+"""Characters of a prompt, and of each text that a template joins from several."""
 
 
 class GenerationTag(Extension):
@@ -45,8 +52,33 @@ class _Literals(dict[str, MarkedText]):
         return marked
 
 
+class _TimedContext(Context):
+    """The variables of one render, and the CPU time of the thread at which it is stopped."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._deadline = time.thread_time() + CPU_SECONDS
+
+    def check_deadline(self) -> None:
+        if time.thread_time() > self._deadline:
+            raise jinja2.TemplateError(f"it was stopped after {CPU_SECONDS:g} s of CPU time")
+
+
+@pass_context
+def until_deadline(context: _TimedContext, values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values of a loop until the render has used up its CPU time."""
+    for value in values:
+        context.check_deadline()
+        yield value
+
+
 class _MarkingGenerator(CodeGenerator):
-    """Generates code in which string constants are marked, and evaluates no expression at compile time."""
+    """Generates code that marks string constants and bounds loops, and evaluates no expression at compile time."""
+
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
+        for loop in list(node.find_all(nodes.For)):
+            loop.iter = nodes.Filter(loop.iter, "until_deadline", [], [], None, None, lineno=loop.lineno)
+        super().visit_Template(node, frame)
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
@@ -110,21 +142,32 @@ class _MarkedFormatter(SandboxedFormatter):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox with the helper functions of chat templates, which renders MarkedText.
-
-    It does not evaluate constant expressions while it compiles: a compiled template is about as large as its source.
-    """
+    """Jinja2's sandbox with the helper functions of chat templates, which renders MarkedText."""
 
     code_generator_class = _MarkingGenerator
-    concat = staticmethod(join_marked)
+    context_class = _TimedContext
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> MarkedText:
+        """Join the pieces of an output.
+
+        Raises:
+            jinja2.TemplateError: They have more than `MAX_OUTPUT_CHARACTERS` characters.
+        """
+        return join_marked(_limited(pieces))
 
     def __init__(self) -> None:
         extensions = [GenerationTag, "jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
         self.literals = _Literals()
-        self.filters |= {"tojson": to_json, "join": join_values}
+        self.filters |= {"tojson": to_json, "join": join_values, "until_deadline": until_deadline}
         helpers: dict[str, Callable[..., Any]] = {"raise_exception": raise_exception, "strftime_now": strftime_now}
         self.globals |= helpers
+
+    def call(self, context: Context, function: Any, /, *arguments: Any, **options: Any) -> Any:
+        assert isinstance(context, _TimedContext)
+        context.check_deadline()
+        return super().call(context, function, *arguments, **options)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -133,6 +176,15 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return wrapped
         formatter = _MarkedFormatter(self)
         return lambda *values, **named: formatter.marked(layout, values, named)
+
+
+def _limited(pieces: Iterable[str]) -> Iterator[str]:
+    num_characters = 0
+    for piece in pieces:
+        num_characters += len(piece)
+        if num_characters > MAX_OUTPUT_CHARACTERS:
+            raise jinja2.TemplateError(f"its text has more than {MAX_OUTPUT_CHARACTERS} characters")
+        yield piece
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -165,26 +217,3 @@ def join_values(
 def strftime_now(layout: str) -> str:
     """Return the local time in a format of `strftime`."""
     return datetime.now().strftime(layout)
-
-
-def compile_template(text: str) -> jinja2.Template:
-    """Compile a template. Short templates are cached.
-
-    Raises:
-        jinja2.TemplateSyntaxError: The text is not a valid template.
-    """
-    return _compiled(text) if len(text) <= MAX_CACHED_CHARACTERS else TemplateEnvironment().from_string(text)
-
-
-@lru_cache(maxsize=16)
-def _compiled(text: str) -> jinja2.Template:
-    return TemplateEnvironment().from_string(text)
-
-
-def undeclared_variables(text: str) -> list[str]:
-    """Return the names of the variables that a template reads from its context.
-
-    Raises:
-        jinja2.TemplateSyntaxError: The text is not a valid template.
-    """
-    return sorted(meta.find_undeclared_variables(TemplateEnvironment().parse(text)))

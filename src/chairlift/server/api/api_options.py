@@ -17,7 +17,6 @@ class ApiOptions:
         reasoning_parser: the format of reasoning; `auto` derives it from the chat template, and `none` keeps reasoning
             in the content.
         chat_template: a Jinja2 template that replaces that of the model.
-        trust_request_chat_template: requests may contain a chat template.
         allow_special_tokens_in_content: encode special tokens in the content of messages as such, not as plain text.
 
     Raises:
@@ -27,7 +26,6 @@ class ApiOptions:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     chat_template: str | None = None
-    trust_request_chat_template: bool = False
     allow_special_tokens_in_content: bool = False
 
     def __post_init__(self) -> None:

@@ -272,13 +272,11 @@ class ConversationPlanner:
 
     def _template_for(self, body: ChatCompletionRequest) -> ChatTemplate:
         if body.chat_template is not None:
-            if not self._options.trust_request_chat_template:
-                raise RequestError(
-                    "chat_template: this server accepts a template in a request only if it was started with "
-                    "--trust-request-chat-template: leave it out",
-                    "chat_template",
-                )
-            return ChatTemplate(body.chat_template, self._engine.tokenizer.special_tokens, from_request=True)
+            raise RequestError(
+                "chat_template: a request must not contain a template: leave it out, or start the server with "
+                "--chat-template FILE",
+                "chat_template",
+            )
         if self._template is None:
             self._engine.tokenizer.render_chat([])  # Raises the error for the missing template.
             raise AssertionError("unreachable")

@@ -167,7 +167,6 @@ class Preparation:
         self._workers = workers
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
         self._waiting_threads = ThreadPoolExecutor(NUM_THREADS, "preparation-wait")
-        self._template_threads = ThreadPoolExecutor(1, "preparation-template")
 
     def should_use_worker(self, body: bytes) -> bool:
         """Whether a body is large enough for a worker, and there are workers."""
@@ -180,15 +179,10 @@ class Preparation:
     async def plan(self, planner: RequestPlanner[Fields, Result], body: Fields) -> Result:
         """Plan a body on a thread.
 
-        Bodies with a chat template use another thread than other bodies. They wait for the one process that renders
-        such templates, which must not delay other requests.
-
         Raises:
             RequestError: The request is invalid or exceeds a limit.
         """
-        has_template = getattr(body, "chat_template", None) is not None
-        threads = self._template_threads if has_template else self._threads
-        return await asyncio.wrap_future(threads.submit(planner.plan, body))
+        return await self.run(planner.plan, body)
 
     async def run_and_wait(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function that mostly waits for another process, such as the grammar compiler, as `run` does.
@@ -213,7 +207,7 @@ class Preparation:
 
     def close(self) -> None:
         """End all worker processes. Threads end after their current calls."""
-        for threads in (self._threads, self._waiting_threads, self._template_threads):
+        for threads in (self._threads, self._waiting_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._workers is not None:
             self._workers.close()

@@ -139,7 +139,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     )
     # -- fields of vLLM --
     include_reasoning: bool | None = Field(None, description="false: omit `reasoning_content` from the answer.")
-    chat_template: str | None = None
+    chat_template: str | None = Field(None, description="Rejected: the server is started with a template.")
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
     add_generation_prompt: bool = True

@@ -27,7 +27,7 @@ class TokenizeRequest(RequestBody):
     # -- only with messages --
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: str | None = None
+    chat_template: str | None = Field(None, description="Rejected: the server is started with a template.")
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
 
