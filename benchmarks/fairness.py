@@ -1,6 +1,6 @@
 """Measures the TTFT of one API key while another key sends 20 times as many requests to the same server.
 
-    python benchmarks/fairness.py [--rate 5] [--seconds 7] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
+    python -m benchmarks.fairness [--rate 5] [--seconds 7] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
 
 Each scheduling policy has its own server (`chairlift serve` with two API keys) and two runs with the same arrivals of
 the key `light`. In the first run the key `heavy` sends as many requests as `light`. In the second one, the flood, it
@@ -20,23 +20,20 @@ import argparse
 import asyncio
 import json
 import random
-import re
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
+from benchmarks.common import StreamedAnswer, bearer_client, serve, stream_completion
 from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.machine import host_facts
-from chairlift.lab.bench.serving.http_client import ApiClient, RequestRecord, open_client
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.server.access.keys import key_record, new_secret, to_toml
 
@@ -85,7 +82,6 @@ class TwoKeyWorkload:
             "max_tokens": rng.randint(max(1, self.output_len // 2), self.output_len * 3 // 2),
             "ignore_eos": True,
             "temperature": 0,
-            "stream": True,
         }
 
 
@@ -96,47 +92,24 @@ class FairnessRun:
     policy: str
     times_as_much: int
     num_sent: dict[str, int] = field(default_factory=dict)
-    calls: dict[str, list[RequestRecord]] = field(default_factory=dict)
+    calls: dict[str, list[StreamedAnswer]] = field(default_factory=dict)
 
     def ttft(self, name: str, quantile: float) -> float:
         return percentile([call.ttft for call in self.calls[name] if call.ttft is not None], quantile)
 
 
-@contextmanager
-def serve(policy: str, key_file: Path, options: Sequence[str]) -> Iterator[str]:
-    """Run a server, and yield its URL."""
-    command = [sys.executable, "-m", "chairlift", "serve", "--port", "0", "--scheduling-policy", policy]
-    command += ["--api-key-file", str(key_file), "--drain-timeout", "0", *SERVE, *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    log_lines = []
-    try:
-        for line in process.stderr:
-            log_lines.append(line)
-            if found := re.search(r"ready in \S+ s: (\S+)/v1", line):
-                # A full pipe would block the server.
-                threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield found[1]
-                break
-        else:
-            raise SystemExit("".join(log_lines))
-    finally:
-        process.terminate()
-        process.wait()
-
-
 async def send_all(
-    client: ApiClient, name: str, workload: TwoKeyWorkload, times_as_much: int, calls: list[RequestRecord]
+    client: httpx.AsyncClient, name: str, workload: TwoKeyWorkload, times_as_much: int, calls: list[StreamedAnswer]
 ) -> None:
     """Send the requests of one key when they are due, and wait for all answers."""
     rng = random.Random(f"{workload.seed} {name} tokens")
-    started = client.now()
+    started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for index, due in enumerate(workload.arrivals(name, times_as_much)):
-            await asyncio.sleep(max(0.0, started + due - client.now()))
-            call = RequestRecord(f"{name}{index}", workload.input_len, workload.output_len, started + due)
+        for due in workload.arrivals(name, times_as_much):
+            await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
+            call = StreamedAnswer()
             calls.append(call)
-            group.create_task(client.stream(workload.body(rng, "m"), call))
+            group.create_task(stream_completion(client, workload.body(rng, "m"), call))
 
 
 async def run_policy(
@@ -144,11 +117,10 @@ async def run_policy(
 ) -> FairnessRun:
     """Run the workload. The run ends when all requests of `light` have been answered."""
     result = FairnessRun(policy, times_as_much, calls={HEAVY: [], LIGHT: []})
-    clients = {name: open_client(url, secret, 120.0) for name, secret in secrets.items()}
-    api = {name: ApiClient(http, "/v1/completions", time.perf_counter) for name, http in clients.items()}
+    clients = {name: bearer_client(url, secret) for name, secret in secrets.items()}
     try:
-        heavy = asyncio.create_task(send_all(api[HEAVY], HEAVY, workload, times_as_much, result.calls[HEAVY]))
-        light = asyncio.create_task(send_all(api[LIGHT], LIGHT, workload, 1, result.calls[LIGHT]))
+        heavy = asyncio.create_task(send_all(clients[HEAVY], HEAVY, workload, times_as_much, result.calls[HEAVY]))
+        light = asyncio.create_task(send_all(clients[LIGHT], LIGHT, workload, 1, result.calls[LIGHT]))
         await asyncio.sleep(workload.seconds)
         await asyncio.wait({heavy}, timeout=0.5)
         heavy.cancel()
@@ -166,11 +138,9 @@ async def run_policy(
 
 
 async def warm_up(url: str, secrets: dict[str, str], workload: TwoKeyWorkload) -> None:
-    async with open_client(url, secrets[LIGHT], 60.0) as http:
-        client = ApiClient(http, "/v1/completions", time.perf_counter)
+    async with bearer_client(url, secrets[LIGHT]) as client:
         rng = random.Random("warm up")
-        calls = [RequestRecord(str(index), workload.input_len, workload.output_len, 0.0) for index in range(16)]
-        await asyncio.gather(*(client.stream(workload.body(rng, "m"), call) for call in calls))
+        await asyncio.gather(*(stream_completion(client, workload.body(rng, "m"), StreamedAnswer()) for _ in range(16)))
 
 
 def run_policies(workload: TwoKeyWorkload, options: Sequence[str]) -> list[FairnessRun]:
@@ -181,7 +151,8 @@ def run_policies(workload: TwoKeyWorkload, options: Sequence[str]) -> list[Fairn
         entries = [to_toml(key_record(secret, name=name)) for name, secret in secrets.items()]
         key_file.write_text("\n\n".join(entries))
         for policy in POLICIES:
-            with serve(policy, key_file, ["--served-model-name", "m", *options]) as url:
+            chosen = ["--scheduling-policy", policy, "--api-key-file", str(key_file), "--drain-timeout", "0"]
+            with serve(*chosen, *SERVE, "--served-model-name", "m", *options) as url:
                 asyncio.run(warm_up(url, secrets, workload))
                 runs += [asyncio.run(run_policy(url, policy, secrets, workload, times)) for times in (1, TIMES_AS_MUCH)]
     return runs

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--target", help="run only this target")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        targets = [*model_targets(Path(folder)), *wire_targets(Path(folder))]
+        targets = [*model_targets(Path(folder)), *wire_targets()]
         chosen = [target for target in targets if options.target in (None, target.name)]
         if not chosen:
             parser.error(f"--target must be one of {', '.join(target.name for target in targets)}")

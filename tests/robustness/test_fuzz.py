@@ -13,7 +13,7 @@ SEED = 20260701
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     folder = tmp_path_factory.mktemp("fuzz")
-    return {target.name: target for target in (*model_targets(folder), *wire_targets(folder))}
+    return {target.name: target for target in (*model_targets(folder), *wire_targets())}
 
 
 NAMES = (
@@ -23,8 +23,6 @@ NAMES = (
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
-    "SSE lines",
-    "SSE chunks",
     "batch lines",
 )
 

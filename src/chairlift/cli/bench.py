@@ -1,4 +1,4 @@
-"""`chairlift bench`: benchmarks of engines, servers, policies and kernels."""
+"""`chairlift bench`: benchmarks of engines, policies and kernels."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from chairlift.cli.commands import Commands
 from chairlift.cli.engine_options import ENGINE_OPTIONS, ModelOption, add_engine_options, add_options, log_to_stderr
-from chairlift.cli.option_groups import JSON, OptionValues, add_group, option, option_group
+from chairlift.cli.option_groups import JSON, OptionValues, add_group
 from chairlift.cli.workload_options import WORKLOAD, add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
-bench = Commands(help="Measure engines, servers, policies and kernels.", no_args_is_help=True)
+bench = Commands(help="Measure engines, policies and kernels.", no_args_is_help=True)
 
 
 @bench.command()
@@ -186,59 +186,7 @@ def kernels(model: ModelOption = None, *, options: OptionValues, config: EngineC
     print_kernels(run_kernels(config, KernelOptions(**options)), as_json=as_json)
 
 
-@bench.command()
-@add_workload_options(seed="seed")
-@add_group(
-    *option_group(
-        base_url=(str, "URL of an OpenAI-compatible server.", "http://127.0.0.1:8000"),
-        backend=(str, "API: openai (completions) or openai-chat.", "openai"),
-        model=(str | None, "Name of the model. Default: the only model of the server."),
-    ),
-    option("api_key", str | None, envvar="OPENAI_API_KEY", help="API key of the server."),
-    *option_group(
-        WORKLOAD,
-        vocab_size=(int, "Vocabulary size: token ids in prompts are below this number.", 32000),
-        tokenizer=(str | None, "Model whose tokenizer measures the texts of a trace."),
-        ignore_eos=(bool, "Force the output lengths (an extension of the API that vLLM has too).", True),
-    ),
-    num_warmups=(int, "Number of unmeasured requests before the workload.", 0),
-    goodput=(list[str] | None, "Latency objectives in milliseconds: --goodput ttft:500 tpot:50 e2el:5000."),
-    percentile_metrics=(str, "Latencies to report.", "ttft,tpot,itl,e2el"),
-    metric_percentiles=(str, "Percentiles to report of each latency.", "90,99"),
-    timeout=(float, "Seconds without data after which a request fails.", 600.0),
-    save_result=(Path | None, "JSON file to write the result and the record of every request to."),
-    json=JSON,
-)
-def serve(
-    more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="MORE_OBJECTIVES")] = None,
-    *,
-    options: OptionValues,
-    load: OptionValues,
-) -> None:
-    """Measure latency, throughput and goodput of a server under a workload, over HTTP."""
-    log_to_stderr()
-    from chairlift.lab.bench.serving.benchmark import ServeOptions, run_serve
-    from chairlift.lab.bench.serving.tables import print_serve
-    from chairlift.lab.bench.serving.tables import save_result as write_result
-
-    api_key, save_result, goodput = (options.pop(name) for name in ("api_key", "save_result", "goodput"))
-    as_json = options.pop("json")
-    if more_goodput and not goodput:
-        raise ConfigError(f"unexpected argument {more_goodput[0]!r}: only --goodput takes several values")
-    _split_values(options, str, "percentile_metrics")
-    _split_values(options, float, "metric_percentiles")
-    serve_options = ServeOptions(**load, **options, goodput=(*(goodput or ()), *(more_goodput or ())))
-    if save_result is not None and not save_result.parent.is_dir():
-        raise ConfigError(f"save_result={save_result}: the folder {save_result.parent} does not exist")
-    result = run_serve(serve_options, api_key)
-    print_serve(result, as_json=as_json)
-    if save_result is not None:
-        write_result(result, save_result)
-    if not result.metrics.completed:
-        raise typer.Exit(1)
-
-
-def _split_values(options: OptionValues, kind: type[int | float | str], *names: str) -> None:
+def _split_values(options: OptionValues, kind: type[int | str], *names: str) -> None:
     """Replace the text of these options by a tuple of the values that it has, separated by commas.
 
     Raises:
@@ -248,5 +196,4 @@ def _split_values(options: OptionValues, kind: type[int | float | str], *names: 
         try:
             options[name] = tuple(kind(part.strip()) for part in options[name].split(",") if part.strip())
         except ValueError:
-            numbers = "integers" if kind is int else "numbers"
-            raise ConfigError(f"{name} must be {numbers} separated by commas, got {options[name]!r}") from None
+            raise ConfigError(f"{name} must be integers separated by commas, got {options[name]!r}") from None

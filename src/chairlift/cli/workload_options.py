@@ -19,8 +19,6 @@ SEED = (int, "Seed of lengths, tokens and arrivals.", 0)
 
 
 def add_workload_options(
-    *,
-    seed: str = "workload_seed",
     max_tokens: str = "max_tokens of every request. Default: its true output length.",
 ) -> Callable[[Command], Command]:
     """Add the options of a workload to a command.
@@ -28,12 +26,11 @@ def add_workload_options(
     The command receives them as one `load`: the arguments of `chairlift.lab.bench.workload_options.WorkloadOptions`.
 
     Args:
-        seed: name of the seed option; `--seed` is that of the engine in most commands.
         max_tokens: help text of the option.
     """
     rows: dict[str, OptionRow] = {
         "num_prompts": (int | None, "Number of requests. Default: 64, or all requests of the trace."),
-        seed: SEED,
+        "workload_seed": SEED,
         "input_len": INPUT_LEN,
         "output_len": OUTPUT_LEN,
         "max_tokens": (int | None, max_tokens),
@@ -49,7 +46,7 @@ def add_workload_options(
 
     def make(given: OptionValues) -> OptionValues:
         load = pop_options(given, options)
-        load["seed"] = load.pop(seed)
+        load["seed"] = load.pop("workload_seed")
         return {"load": load}
 
     return lambda command: with_options(command, options, make, "load")

@@ -10,14 +10,10 @@ from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def fairness() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        return importlib.import_module("fairness")
+    return importlib.import_module("benchmarks.fairness")
 
 
 def test_a_flood_has_twenty_times_as_many_requests_of_one_key(fairness: ModuleType) -> None:
