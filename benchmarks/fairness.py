@@ -121,7 +121,8 @@ async def run_policy(
     try:
         heavy = asyncio.create_task(send_all(clients[HEAVY], HEAVY, workload, times_as_much, result.calls[HEAVY]))
         light = asyncio.create_task(send_all(clients[LIGHT], LIGHT, workload, 1, result.calls[LIGHT]))
-        await asyncio.sleep(workload.seconds)
+        while len(result.calls[HEAVY]) < len(workload.arrivals(HEAVY, times_as_much)):
+            await asyncio.sleep(0.05)
         await asyncio.wait({heavy}, timeout=0.5)
         heavy.cancel()
         await asyncio.gather(heavy, return_exceptions=True)
