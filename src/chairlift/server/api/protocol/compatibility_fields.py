@@ -1,7 +1,7 @@
 """Fields that are accepted but not read.
 
 Most of their permitted values describe what the server does anyway. Advisory fields, which popular clients send by
-default and whose answers are valid without them, are accepted with every value (ADR 42): `ignored_fields` names those
+default and whose answers are valid without them, are accepted with every value (ADR 21): `ignored_fields` names those
 that had no effect, and the response does so in the header `x-chairlift-ignored`.
 
 This module is the complete table: name, permitted values, reason. Other values of these fields are rejected, and so are
