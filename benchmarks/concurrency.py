@@ -46,8 +46,8 @@ from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.run import summarize
-from chairlift.lab.report.build import DOTS_PER_INCH
-from chairlift.lab.report.figures.drawing import STYLE, WIDTH, point_style, start_at_zero
+from chairlift.lab.report.drawing import STYLE, WIDTH, line_style
+from chairlift.lab.report.pictures import DOTS_PER_INCH
 from chairlift.lab.tables import number
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import UniformLengths
@@ -249,6 +249,11 @@ def draw(loops: Sequence[ClosedLoopFigures], decodes: Sequence[DecodeFigures]) -
     return figure
 
 
+def point_style(index: int) -> dict[str, Any]:
+    """The colour, dashes and marker of the line at `index`."""
+    return {**line_style(index), "marker": "os^DvPX"[index % 7], "markersize": 5}
+
+
 def _scale(axes: Axes, values: Sequence[int]) -> None:
     """Scale the horizontal axis by powers of two, label every second one if there are many, and
     start the vertical axis at 0."""
@@ -258,7 +263,7 @@ def _scale(axes: Axes, values: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticklabels([f"{value // 1024}k" if value % 1024 == 0 else str(value) for value in shown])
     axes.grid(True, color="#DDDDDD", linewidth=0.5)
-    start_at_zero(axes)
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1 or 1)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
+import memory_map
+import waste_picture
+from matplotlib.figure import Figure
 
 from chairlift.clock import VirtualClock
 from chairlift.config import EngineConfig
@@ -28,11 +31,11 @@ from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ChairliftError
 from chairlift.events import EventList
 from chairlift.lab.bench.driver import drive_all_at_once
-from chairlift.lab.report.build import DOTS_PER_INCH
-from chairlift.lab.report.compare import waste_shares
-from chairlift.lab.report.figures import batch, kinds, memory_map, waste
-from chairlift.lab.report.figures.drawing import STYLE, Drawing, OmittedFigure
+from chairlift.lab.report import batch_picture, memory_picture
+from chairlift.lab.report.drawing import STYLE, NothingToDraw
+from chairlift.lab.report.pictures import save_picture
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
+from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -72,7 +75,7 @@ class PolicyFigure:
     """A figure of the runs with these labels, which is written to NAME.png."""
 
     name: str
-    draw: Callable[[Sequence[RecordedRun]], Drawing | OmittedFigure]
+    draw: Callable[[Sequence[RecordedRun]], Figure | NothingToDraw]
     labels: tuple[str, ...]
 
 
@@ -86,14 +89,16 @@ KV_RUNS: Final[dict[str, tuple[str, ...]]] = {
 """The runs on the page of each KV policy."""
 
 FIGURES: Final = (
-    PolicyFigure("waste", waste.draw, tuple(label for labels in KV_RUNS.values() for label in labels)),
-    PolicyFigure("continuous-batch", batch.draw, ("continuous/paged, 4 seats", "continuous/paged")),
+    PolicyFigure("waste", waste_picture.draw, tuple(label for labels in KV_RUNS.values() for label in labels)),
+    PolicyFigure("continuous-batch", batch_picture.draw, ("continuous/paged, 4 seats", "continuous/paged")),
     PolicyFigure(
-        "static-batch", batch.draw, ("continuous/paged, 4 seats", "static(4)/paged", "static(4)/paged, to global")
+        "static-batch",
+        batch_picture.draw,
+        ("continuous/paged, 4 seats", "static(4)/paged", "static(4)/paged, to global"),
     ),
-    PolicyFigure("static-kinds", kinds.draw, ("continuous/paged, 4 seats", "static(4)/paged")),
+    PolicyFigure("static-kinds", memory_picture.draw, ("continuous/paged, 4 seats", "static(4)/paged")),
     *(PolicyFigure(f"{kv}-map", memory_map.draw, labels) for kv, labels in KV_RUNS.items()),
-    *(PolicyFigure(f"{kv}-kinds", kinds.draw, labels) for kv, labels in KV_RUNS.items()),
+    *(PolicyFigure(f"{kv}-kinds", memory_picture.draw, labels) for kv, labels in KV_RUNS.items()),
 )
 
 
@@ -202,9 +207,9 @@ def draw_figure(figure: PolicyFigure, runs: dict[str, RecordedRun], folder: Path
     """Write one figure."""
     path = folder / f"{figure.name}.png"
     with mpl.rc_context(STYLE):
-        drawing = figure.draw([runs[label] for label in figure.labels])
-        assert isinstance(drawing, Drawing), "the runs have the events that the figure needs"
-        drawing.figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
+        picture = figure.draw([runs[label] for label in figure.labels])
+    assert isinstance(picture, Figure), "the runs have the events that the figure needs"
+    save_picture(picture, path)
     return path
 
 

@@ -1,4 +1,4 @@
-"""Checks time bins, and the points of figures that compare runs."""
+"""Checks time bins, distributions and mean shares of memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from recorded_runs import engine_started
 
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.presets.vllm_fig2 import PUBLISHED
-from chairlift.lab.report.compare import batch_size_point, cdf, variation, waste_shares
+from chairlift.lab.report.latency_picture import cdf
+from chairlift.lab.report.memory_picture import means, stairs, time_edges
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
-from chairlift.lab.report.timeline import amounts_in_bins, means, stairs, time_edges
 from chairlift.lab.report.trace import Floats
+from chairlift.lab.report.waste import waste_shares
 
 
 @st.composite
@@ -28,17 +29,17 @@ def intervals(draw: st.DrawFn) -> tuple[Floats, Floats, Floats]:
 
 
 @given(intervals(), st.integers(1, 40))
-def test_amounts_are_split_over_the_bins_in_proportion_to_time(
+def test_values_are_split_over_the_bins_in_proportion_to_time(
     steps: tuple[Floats, Floats, Floats], num_bins: int
 ) -> None:
-    starts, ends, amounts = steps
+    starts, ends, values = steps
     edges = np.linspace(0, ends[-1], num_bins + 1)
     expected = np.zeros(num_bins)
-    for start, end, amount in zip(starts, ends, amounts, strict=True):
-        expected += amount * (np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1])).clip(0) / (end - start)
-    found = amounts_in_bins(starts, ends, amounts, edges)
+    for start, end, value in zip(starts, ends, values, strict=True):
+        expected += value * (np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1])).clip(0)
+    found = means(starts, ends, values, edges) * np.diff(edges)
     assert found == pytest.approx(expected, abs=1e-6)
-    assert found.sum() == pytest.approx(amounts.sum())
+    assert found.sum() == pytest.approx((values * (ends - starts)).sum())
 
 
 def test_means_are_weighted_by_time_and_zero_between_steps() -> None:
@@ -53,7 +54,7 @@ def test_stairs_are_level_over_each_bin() -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=500), st.integers(2, 50))
 def test_cdf_rises_from_zero_to_one(values: list[float], num_points: int) -> None:
-    found, shares = cdf(values, num_points)
+    found, shares = (points.tolist() for points in cdf(values, num_points))
     assert len(found) == len(shares) <= max(num_points, len(values)) + 1
     assert found == sorted(found)
     assert shares == sorted(shares)
@@ -65,12 +66,6 @@ def test_cdf_rises_from_zero_to_one(values: list[float], num_points: int) -> Non
 
 def _last_of_each(found: list[float], shares: list[float]) -> list[tuple[float, float]]:
     return list(dict(zip(found, shares, strict=True)).items())
-
-
-def test_coefficient_of_variation() -> None:
-    assert variation([4, 4, 4]) == 0
-    assert variation([2, 6]) == 0.5
-    assert variation([]) is None
 
 
 def test_published_shares_add_up() -> None:
@@ -116,17 +111,6 @@ def test_waste_is_the_mean_of_all_steps_if_no_request_waits() -> None:
     waste = waste_shares(recorded_run(events))
     assert not waste.is_saturated
     assert waste.shares["token_states"] == (1 * 3 + 3 * 4) / 4 / 64
-
-
-def test_batch_size_point(run: RecordedRun) -> None:
-    point = batch_size_point(run)
-    assert (point.batch_size, point.peak, point.mean) == (4, 1, 1.0)
-    assert point.output_tokens_per_s == 0.5
-    assert point.decode_step_time == 3.0
-    assert point.weight_bytes_per_token == 2 * 1000 / 2
-    mean_held = (1 * 8 + 3 * 16) / 4
-    assert point.kv_use == mean_held / 64
-    assert point.memory_limit == 64 / mean_held
 
 
 def test_time_edges_are_as_wide_as_in_the_longest_run(run: RecordedRun) -> None:

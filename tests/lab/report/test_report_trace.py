@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recorded_runs import RecordedRun, engine_started, recorded_runs
 
 from chairlift.events import Step
-from chairlift.lab.report.figures.batch import LaneCell, assign_lanes, lane_cells, lane_shares
+from chairlift.lab.report.batch_picture import LaneCell, assign_lanes, lane_cells, lane_shares
 from chairlift.lab.report.trace import RowKind, trace_events
 from fakes import make_engine, make_request
 

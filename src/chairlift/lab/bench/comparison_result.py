@@ -15,10 +15,10 @@ from typing import Any, Final
 from chairlift.events import Event
 from chairlift.lab.bench.distribution import MeasuredRange
 from chairlift.lab.metrics.run import REPORTED_METRICS, ReportedMetric, RunMetrics
-from chairlift.lab.report.compare import WasteShares, waste_shares
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.run_log import recorded_run
 from chairlift.lab.report.trace import RunTrace
+from chairlift.lab.report.waste import WasteShares, waste_shares
 
 MIN_STEPS: Final = 10
 """Minimum number of decode steps of one size for the median speed of a policy."""

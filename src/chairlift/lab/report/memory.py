@@ -1,10 +1,10 @@
-"""KV memory over time: the kinds of slots with the true output lengths, and the blocks of each request."""
+"""The kinds of KV slots over time, with the true output lengths."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import groupby, repeat
+from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -107,96 +107,3 @@ def kind_shares(kinds: Sequence[MemoryKinds]) -> Floats:
     slots = np.array(kinds, dtype=np.float64)
     shares: Floats = slots / slots.sum(axis=1, keepdims=True)
     return shares
-
-
-class BlockSpan(NamedTuple):
-    """Consecutive blocks that one request holds in consecutive steps (positions in `RunTrace.steps`, both included)."""
-
-    block: int
-    num_blocks: int
-    first: int
-    last: int
-    request: int
-
-
-def block_spans(trace: RunTrace) -> list[BlockSpan]:
-    """The blocks that each request holds, ordered by the step of their allocation, including shared blocks."""
-    spans = [
-        BlockSpan(block, count, position, last, residency.request.number)
-        for residency in trace.residencies
-        for position, block_ids in residency.blocks
-        for last, held in _by_last_step(residency, position, block_ids).items()
-        for block, count in _runs(held)
-    ]
-    return sorted(spans, key=lambda span: span.first)
-
-
-def _by_last_step(residency: Residency, position: int, block_ids: Sequence[int]) -> dict[int, list[int]]:
-    """The blocks that a request received in a step, by the last step in which it held them."""
-    ends: dict[int, int] = {}
-    for released_at, released in residency.released:
-        if released_at > position:
-            for block_id in released:
-                ends.setdefault(block_id, released_at - 1)
-    held: dict[int, list[int]] = defaultdict(list)
-    for block_id in block_ids:
-        held[ends.get(block_id, residency.last)].append(block_id)
-    return held
-
-
-def _runs(block_ids: Iterable[int]) -> list[tuple[int, int]]:
-    """(first id, count) of each range of consecutive ids."""
-    runs = []
-    for _, group in groupby(enumerate(sorted(block_ids)), key=lambda item: item[1] - item[0]):
-        members = [block for _, block in group]
-        runs.append((members[0], len(members)))
-    return runs
-
-
-def shared_spans(spans: Iterable[BlockSpan]) -> list[BlockSpan]:
-    """The spans in which several requests hold a block, one block each; `request` is the last one to share it."""
-    held: dict[int, list[BlockSpan]] = defaultdict(list)
-    for span in spans:
-        for block in range(span.block, span.block + span.num_blocks):
-            held[block].append(span)
-    shared = []
-    for block, holders in held.items():
-        until = -1
-        for span in holders:
-            if span.first <= until:
-                shared.append(BlockSpan(block, 1, span.first, min(span.last, until), span.request))
-            until = max(until, span.last)
-    return shared
-
-
-def rounding_spans(trace: RunTrace) -> list[BlockSpan]:
-    """The blocks that the buddy allocator adds to round up a reservation."""
-    if trace.started.kv_arena != "buddy":
-        return []
-    spans = []
-    for span in block_spans(trace):
-        lost = (1 << (span.num_blocks - 1).bit_length()) - span.num_blocks
-        if lost:
-            spans.append(span._replace(block=span.block + span.num_blocks, num_blocks=lost))
-    return spans
-
-
-def owner_colours(spans: Iterable[BlockSpan], num_blocks: int, num_colours: int) -> dict[int, int]:
-    """A colour for each request: the one that is rarest among the neighbours and previous owners of its first blocks.
-    Of several such colours it is the least recently used one.
-
-    Args:
-        spans: the blocks of requests, ordered by `first`.
-    """
-    colour_of_block = np.full(num_blocks + 2, num_colours)
-    colours: dict[int, int] = {}
-    last_used = list(range(num_colours))
-    for turn, span in enumerate(spans, start=num_colours):
-        around = colour_of_block[span.block : span.block + span.num_blocks + 2]
-        if span.request not in colours:
-            seen = np.bincount(around, minlength=num_colours)
-            colour = min(range(num_colours), key=lambda c: (seen[c], last_used[c]))
-            colours[span.request] = colour
-            last_used[colour] = turn
-        around[1:-1] = colours[span.request]
-    return colours

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.errors import ConfigError
@@ -18,11 +18,8 @@ from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.report.memory import MemoryKinds, live_kinds, true_kinds
 from chairlift.lab.report.trace import RunTrace, trace_events
 
-BURST_SHARE = 0.01
-"""Arrivals within this share of the duration of a run are a burst."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecordedRun:
     """A run with its trace and metrics, from one event log.
 
@@ -32,7 +29,6 @@ class RecordedRun:
     """
 
     label: str
-    source: str
     trace: RunTrace
     requests: list[RequestMetrics]
     metrics: RunMetrics
@@ -43,43 +39,14 @@ class RecordedRun:
     def started(self) -> EngineStarted:
         return self.trace.started
 
-    @property
-    def policy(self) -> str:
-        """The compared policy as `batching`/`kv`."""
-        return f"{self.started.batching}/{self.started.kv}"
 
-    @property
-    def is_static(self) -> bool:
-        return self.started.batching == "static"
-
-    @property
-    def num_seats(self) -> int:
-        """The maximum number of requests in the batch."""
-        static_batch_size = self.started.static_batch_size
-        return self.started.max_num_seqs if static_batch_size is None else static_batch_size
-
-    @property
-    def output_lengths(self) -> list[int]:
-        """The output tokens of each answered request."""
-        return [r.num_output_tokens for r in self.requests if r.is_answered]
-
-    @property
-    def arrivals(self) -> str:
-        """The observed rate of arrivals, as text."""
-        times = [r.arrival for r in self.requests]
-        if len(times) < 2 or times[-1] - times[0] <= BURST_SHARE * self.trace.duration:
-            return "all at once"
-        return f"{(len(times) - 1) / (times[-1] - times[0]):.3g} requests/s"
-
-
-def recorded_run(events: Iterable[Event], label: str | None = None, source: str = "") -> RecordedRun:
+def recorded_run(events: Iterable[Event], label: str | None = None) -> RecordedRun:
     """The run of a list of events, which must be valid, in the order in which they were emitted."""
     events = list(events)
     trace = trace_events(events)
     live = live_kinds(trace)
     return RecordedRun(
         label=label or default_label(trace.started),
-        source=source,
         trace=trace,
         requests=request_metrics(events),
         metrics=summarize(events),
@@ -96,24 +63,22 @@ def default_label(started: EngineStarted) -> str:
 
 
 def load_runs(arguments: Sequence[str]) -> list[RecordedRun]:
-    """The runs of event logs, each given as PATH or LABEL=PATH. For a folder, the .jsonl files in it are read.
+    """The runs of event logs, each given as PATH or LABEL=PATH. Runs of equal policies get the names of their files.
 
     Raises:
-        ConfigError: a file cannot be read or is not an event log, or a label is used twice.
+        ConfigError: a file cannot be read or is not an event log, or two runs have the same label.
     """
-    given = [entry for argument in arguments for entry in _logs_in(*_split(argument))]
-    labels = [label for label, _ in given if label is not None]
-    if repeated := [label for label, count in Counter(labels).items() if count > 1]:
-        raise ConfigError(f"label {repeated[0]!r} is used for several event logs: use a different LABEL=PATH for each")
+    given = [_split(argument) for argument in arguments]
     with _without_garbage_collection():
-        runs = [recorded_run(read_log(path), label, path.name) for label, path in given]
-    return _with_distinct_labels(runs, set(labels))
-
-
-def _logs_in(label: str | None, path: Path) -> list[tuple[str | None, Path]]:
-    if label is not None or not os.path.isdir(path):
-        return [(label, path)]
-    return [(None, log) for log in sorted(path.glob("*.jsonl"))] or [(None, path)]
+        runs = [recorded_run(read_log(path), label) for label, path in given]
+    alike = Counter(run.label for run in runs)
+    for run, (label, path) in zip(runs, given, strict=True):
+        if label is None and alike[run.label] > 1:
+            run.label = f"{run.label} ({path.stem})"
+    label, count = Counter(run.label for run in runs).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"label {label!r} is used for several event logs: use a different LABEL=PATH for each")
+    return runs
 
 
 @contextmanager
@@ -135,23 +100,6 @@ def _split(argument: str) -> tuple[str | None, Path]:
     if not label or not path:
         raise ConfigError(f"{argument!r} must be PATH or LABEL=PATH")
     return label, Path(path)
-
-
-def _with_distinct_labels(runs: Sequence[RecordedRun], fixed: set[str]) -> list[RecordedRun]:
-    """The runs with distinct labels: equal labels get the name of the file, and then a number."""
-    alike = Counter(run.label for run in runs)
-    named = [
-        run
-        if run.label in fixed or alike[run.label] == 1
-        else replace(run, label=f"{run.label} ({Path(run.source).stem})")
-        for run in runs
-    ]
-    seen: Counter[str] = Counter()
-    result = []
-    for run in named:
-        seen[run.label] += 1
-        result.append(run if seen[run.label] == 1 else replace(run, label=f"{run.label} #{seen[run.label]}"))
-    return result
 
 
 def read_log(path: Path) -> list[Event]:

@@ -1,4 +1,4 @@
-"""The figure of the batch over time, with one lane for each seat."""
+"""The picture of the batch over time, with one lane for each seat."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
-from chairlift.lab.report.figures import drawing
-from chairlift.lab.report.figures.drawing import Drawing
+from chairlift.lab.report.drawing import EMPTY_SEAT, ROW_FILLS, WIDTH, draw_legend, panels_over_time
 from chairlift.lab.report.run_log import RecordedRun
-from chairlift.lab.report.tables import number
 from chairlift.lab.report.trace import Floats, Residency, RowKind, RunTrace
 
 MAX_CELLS = 2000
@@ -84,29 +83,26 @@ def lane_shares(cells: Iterable[LaneCell], num_lanes: int, duration: float, num_
     return np.minimum(shares, 1.0)
 
 
-def draw(runs: Sequence[RecordedRun]) -> Drawing:
-    shown, duration, note = drawing.over_time(runs)
-    cells = [lane_cells(run.trace) for run in shown]
+def draw(runs: Sequence[RecordedRun]) -> Figure:
+    """Draw the seats of each run over one time axis.
+
+    A request occupies the lowest free seat from its admission until it leaves the batch, and its number counts the
+    requests in the order of arrival. In a run with many steps, a column shows the mean colour of its time.
+    """
+    cells = [lane_cells(run.trace) for run in runs]
     lanes = [1 + max(cell.lane for cell in of_run) for of_run in cells]
     heights = [min(max(0.13 * num_lanes, 0.6), 2.4) for num_lanes in lanes]
-    figure, panels = drawing.figure_of(len(shown), sum(heights) + 0.48 * len(shown) + 0.5, height_ratios=heights)
-    for axes, run, of_run, num_lanes in zip(panels, shown, cells, lanes, strict=True):
+    figure, panels, duration = panels_over_time(runs, heights, 0.48 * len(runs) + 0.5)
+    for axes, run, of_run, num_lanes in zip(panels, runs, cells, lanes, strict=True):
         _draw_run(axes, run, of_run, num_lanes, duration)
-    panels[-1].set_xlabel(f"{drawing.time_label(shown)} since the run began")
     figure.align_ylabels(panels)
-    drawing.legend_above(figure, [*drawing.ROW_FILLS.values(), drawing.EMPTY_SEAT])
-    caption = (
-        "Each lane is a seat of the batch. A request occupies the lowest free seat from its admission until it leaves "
-        "the batch. The runs share one time axis. Numbers count the requests in the order of arrival. Black rows are "
-        "wasted: in a static batch a finished member keeps its row until the longest one ends, and short prompts are "
-        f"padded to the longest one. In runs with many steps a column shows the mean colour of its time.{note}"
-    )
-    return Drawing("batch", "The batch over time", caption, figure)
+    draw_legend(figure, [*ROW_FILLS.values(), EMPTY_SEAT])
+    return figure
 
 
 def _draw_run(axes: Axes, run: RecordedRun, cells: Sequence[LaneCell], num_lanes: int, duration: float) -> None:
     end = run.trace.duration
-    axes.fill_between([0, end], 0, num_lanes, color=drawing.EMPTY_SEAT.colour, linewidth=0, zorder=-1)
+    axes.fill_between([0, end], 0, num_lanes, color=EMPTY_SEAT.colour, linewidth=0, zorder=-1)
     if len(cells) > MAX_CELLS:
         _draw_image(axes, cells, num_lanes, end)
     else:
@@ -122,7 +118,7 @@ def _draw_run(axes: Axes, run: RecordedRun, cells: Sequence[LaneCell], num_lanes
 def _end(run: RecordedRun) -> str:
     if not run.trace.is_timed:
         return f"{len(run.trace.steps):,} steps"
-    return f"{number(run.trace.duration)} s, {number(run.metrics.output_tokens_per_s)} output tokens/s"
+    return f"{run.trace.duration:.3g} s, {run.metrics.output_tokens_per_s:.3g} output tokens/s"
 
 
 def _lane_ticks(num_lanes: int) -> Floats:
@@ -142,7 +138,7 @@ def _draw_cells(axes: Axes, cells: Sequence[LaneCell], duration: float) -> None:
             for c in of_kind
         ]
         edge = {"edgecolors": "white", "linewidths": 0.3} if len(cells) <= MAX_EDGED else {"linewidths": 0}
-        axes.add_collection(PolyCollection(corners, facecolors=drawing.ROW_FILLS[kind].colour, **edge))
+        axes.add_collection(PolyCollection(corners, facecolors=ROW_FILLS[kind].colour, **edge))
     if len({cell.request for cell in cells}) <= MAX_NUMBERS:
         _write_numbers(axes, cells, duration)
 
@@ -155,7 +151,7 @@ def _write_numbers(axes: Axes, cells: Sequence[LaneCell], duration: float) -> No
         if cell.kind is RowKind.DECODE and (key not in longest or length(cell) > length(longest[key])):
             longest[key] = cell
     for cell in longest.values():
-        if length(cell) / duration * drawing.WIDTH > 0.07 * len(str(cell.request + 1)) + 0.05:
+        if length(cell) / duration * WIDTH > 0.07 * len(str(cell.request + 1)) + 0.05:
             middle = (cell.start + cell.end) / 2
             axes.text(
                 middle, cell.lane + 0.54, str(cell.request + 1), size=8, ha="center", va="center", color="#08304B"
@@ -168,9 +164,9 @@ def length(cell: LaneCell) -> float:
 
 def _draw_image(axes: Axes, cells: Sequence[LaneCell], num_lanes: int, end: float) -> None:
     shares = lane_shares(cells, num_lanes, end, COLUMNS)
-    colours = np.array([to_rgb(drawing.ROW_FILLS[kind].colour) for kind in RowKind])
+    colours = np.array([to_rgb(ROW_FILLS[kind].colour) for kind in RowKind])
     empty = 1 - shares.sum(axis=0, keepdims=True).clip(0, 1)
-    empty_colour = np.array(to_rgb(drawing.EMPTY_SEAT.colour))
+    empty_colour = np.array(to_rgb(EMPTY_SEAT.colour))
     image = np.einsum("klc,kr->lcr", shares, colours) + empty[0, :, :, None] * empty_colour
     lanes = np.repeat((image.clip(0, 1) * 255).astype(np.uint8), 6, axis=0)
     lanes[5::6] = 255

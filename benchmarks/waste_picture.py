@@ -1,45 +1,40 @@
-"""The figure of the use of KV memory under each policy, next to published numbers."""
+"""The picture of the use of KV memory under each policy, next to published numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from chairlift.lab.presets.vllm_experiments import POLICIES
 from chairlift.lab.presets.vllm_fig2 import PUBLISHED
-from chairlift.lab.report.compare import waste_shares
-from chairlift.lab.report.figures import drawing
-from chairlift.lab.report.figures.drawing import Drawing, Fill, OmittedFigure
+from chairlift.lab.report import drawing
+from chairlift.lab.report.drawing import Fill
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.waste import waste_shares
 
-TITLE = "Waste of KV memory by policy"
 UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")
 MIN_WRITTEN = 0.035
 
 
-def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
-    usable, others_note = drawing.with_kinds(runs)
-    if not usable:
-        return OmittedFigure("waste", TITLE, drawing.NO_KINDS)
-    heights = [len(usable), len(PUBLISHED)]
-    figure, (ours, published) = drawing.figure_of(2, 0.33 * sum(heights) + 1.7, height_ratios=heights)
-    _draw_ours(ours, usable)
+def draw(runs: Sequence[RecordedRun]) -> Figure:
+    """Draw the mean shares of each run while requests waited, and below them, hatched, the published ones.
+
+    The published shares are of another model and workload (Kwon et al., SOSP'23, Figure 2: OPT-13B on one A100,
+    ShareGPT requests), and their external fragmentation includes all other waste.
+    """
+    heights = [len(runs), len(PUBLISHED)]
+    figure = Figure(figsize=(drawing.WIDTH, 0.33 * sum(heights) + 1.7))
+    ours, published = figure.subplots(2, 1, sharex=True, height_ratios=heights)
+    _draw_ours(ours, runs)
     _draw_published(published)
     published.xaxis.set_major_formatter(PercentFormatter(1))
     published.set_xlabel("share of KV memory")
-    drawing.legend_above(figure, [*drawing.KIND_FILLS.values(), UNDIVIDED])
-    caption = (
-        "Above: means over the time in which requests waited, with true output lengths; slots that are free then could "
-        "not be used because there were no seats or the batch was closed. Runs without waiting requests show the mean "
-        "over the whole run. Below, hatched: published shares (Kwon et al., SOSP'23, Figure 2: OPT-13B on one A100, "
-        "ShareGPT requests) of another model and workload: compare the order and the pattern, not the numbers. There, "
-        "external fragmentation includes all other waste."
-        f"{others_note}"
-    )
-    return Drawing("waste", TITLE, caption, figure)
+    drawing.draw_legend(figure, [*drawing.KIND_FILLS.values(), UNDIVIDED])
+    return figure
 
 
 def _draw_ours(axes: Axes, runs: Sequence[RecordedRun]) -> None:
