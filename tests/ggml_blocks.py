@@ -7,7 +7,7 @@ from typing import Any, Final
 import gguf
 import numpy as np
 
-from chairlift.kernels.cpu.formats import FLOAT_GROUP, ZERO_POINTS
+from chairlift.kernels.weight_formats import FLOAT_GROUP, ZERO_POINTS
 from chairlift.kernels.weights import ByteArray
 from chairlift.loading.block_rows import BLOCK_LAYOUTS
 

@@ -6,7 +6,8 @@ from typing import Final
 
 import pytest
 
-from chairlift.kernels.cpu import NativeUnavailableError, load
+from chairlift.kernels.cpu import load
+from chairlift.kernels.kernel_set import KernelsUnavailableError
 
 ROUNDING_TO_BF16: Final = ("amx", "amx-emulated", "avx512-bf16")
 """Instruction sets that round activations to bfloat16 for products with bfloat16 weights, keys and values."""
@@ -16,7 +17,7 @@ def unavailable_reason() -> str | None:
     """The reason why the native kernels cannot be loaded, or None."""
     try:
         load()
-    except NativeUnavailableError as error:
+    except KernelsUnavailableError as error:
         return str(error)
     return None
 

@@ -19,6 +19,7 @@ from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel
 from chairlift.events import EventList, Step
 from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.native_set import NativeKernelSet
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.sampling import IntArray, SamplingParameters, TokenSampler
 from chairlift.outputs import EngineCoreOutput, TokenLogprobs
@@ -187,7 +188,7 @@ class RequestRunner:
         config = replace(self.loaded.engine_config, **options)
         proposals = self._proposals(requests) if config.speculative else None
         with (
-            patch.object(factory, "NativeSampling", lambda: sampling),
+            patch.object(NativeKernelSet, "make_sampling", lambda _set: sampling),
             patch.object(factory, "_row_time", lambda *_: None),
         ):
             engine = build_engine(config, loaded=self.loaded, clock=VirtualClock(), events=events)

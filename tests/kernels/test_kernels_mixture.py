@@ -12,7 +12,8 @@ from chairlift.kernels import reference
 from chairlift.kernels.activations import activation_kernel
 from chairlift.kernels.cpu import load
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LoadedMatrix, Mixture, Prologue, RowKernel
-from chairlift.kernels.registry import REFERENCE, get_kernels
+from chairlift.kernels.portable import REFERENCE
+from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from native import needs_native

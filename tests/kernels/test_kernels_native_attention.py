@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
-from chairlift.kernels.cpu import NativeUnavailableError, load
+from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.tape import record_calls
+from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.models.declaration import RopeConfig
 from chairlift.models.rotary import RotaryTable
 from native import ROUNDING_TO_BF16
@@ -25,7 +26,7 @@ from packed_steps import Tables, pack
 
 try:
     NATIVE = load()
-except NativeUnavailableError as error:
+except KernelsUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("isa", "same_threads")

@@ -20,24 +20,18 @@ from hypothesis import strategies as st
 
 from chairlift.kernels import reference
 from chairlift.kernels.activations import GATED_SUFFIX, NativePrologueKind
-from chairlift.kernels.cpu import NativeUnavailableError, load
-from chairlift.kernels.cpu.formats import (
-    BLOCKS,
-    BYTES_PER_INPUT,
-    FLOATS,
-    GROUPED,
-    ROUNDED,
-    SUPER_BLOCK,
-    ZERO_POINTS,
-)
+from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.formats import ROUNDED
 from chairlift.kernels.interface import Prologue
+from chairlift.kernels.kernel_set import KernelsUnavailableError
+from chairlift.kernels.weight_formats import BLOCKS, BYTES_PER_INPUT, FLOATS, GROUPED, SUPER_BLOCK, ZERO_POINTS
 from chairlift.loading.block_rows import decode_rows
 from ggml_blocks import HALVES, random_blocks, random_rows
 from native import ROUNDING_TO_BF16
 
 try:
     NATIVE = load()
-except NativeUnavailableError as error:
+except KernelsUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 FORMATS = sorted(BYTES_PER_INPUT)

@@ -9,15 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.kernels.cpu import NativeUnavailableError, load
+from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.sampling import NativeSampling
+from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.worker.random_stream import stream_key, uniform
 from chairlift.worker.torch_sampling import TorchSampling, filter_, weights_
 
 try:
     NATIVE = load()
-except NativeUnavailableError as error:
+except KernelsUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("isa", "same_threads")

@@ -17,11 +17,15 @@ from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.kernels import choice
 from chairlift.kernels.choice import choose_kernels
-from chairlift.kernels.cpu import NativeUnavailableError, load
-from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, ROUNDED, matrix_bytes, native_format, packed_parts
+from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.formats import ROUNDED, matrix_bytes, native_format, packed_parts
+from chairlift.kernels.cpu.native_set import NativeKernelSet
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
-from chairlift.kernels.registry import REFERENCE, get_kernels
+from chairlift.kernels.kernel_set import KernelsUnavailableError
+from chairlift.kernels.portable import REFERENCE
+from chairlift.kernels.registry import get_kernels
+from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, Weights, packed_tensor
 from ggml_blocks import random_blocks
 from native import needs_native
@@ -272,7 +276,7 @@ def test_parts_in_several_formats_keep_their_formats(native: Kernels) -> None:
 
 
 def test_options_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "load", lambda: object())
+    monkeypatch.setattr(NativeKernelSet, "check_available", lambda _set: None)
 
     def chosen(**options: object) -> tuple[str, str, str, str | None]:
         settled = choose_kernels(EngineConfig(**options), "bfloat16")  # type: ignore[arg-type]
@@ -290,10 +294,10 @@ def test_options_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extension_torch_is_used_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> None:
-        raise NativeUnavailableError("the native kernels are not compiled: install a C++ compiler")
+    def fail(_set: NativeKernelSet) -> None:
+        raise KernelsUnavailableError("the native kernels are not compiled: install a C++ compiler")
 
-    monkeypatch.setattr(choice, "load", fail)
+    monkeypatch.setattr(NativeKernelSet, "check_available", fail)
     choice._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="chairlift"):
         assert choose_kernels(EngineConfig(), "float32").kernels == "torch"
@@ -301,7 +305,7 @@ def test_without_the_extension_torch_is_used_with_one_warning(
     (message,) = caplog.messages
     assert "not compiled: install a C++ compiler" in message
     for options in ({"quantization": "q8_0"}, {"kv_cache_dtype": "int8"}):
-        with pytest.raises(NativeUnavailableError, match="not compiled"):
+        with pytest.raises(KernelsUnavailableError, match="not compiled"):
             choose_kernels(EngineConfig(**options), "float32")  # type: ignore[arg-type]
 
 
@@ -339,6 +343,6 @@ def test_the_error_names_why_the_extension_cannot_be_loaded(error: ImportError, 
     load.cache_clear()
     with (
         patch.object(importlib, "import_module", side_effect=error),
-        pytest.raises(NativeUnavailableError, match=message),
+        pytest.raises(KernelsUnavailableError, match=message),
     ):
         load()

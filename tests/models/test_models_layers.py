@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
-from chairlift.kernels.registry import PORTABLE_KERNELS
+from chairlift.kernels.portable import PORTABLE_KERNELS
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration import ATTENTION, MLP, MatrixSpec, ModelConfig, NormSpec, RopeConfig
 from chairlift.models.decoder import build_model

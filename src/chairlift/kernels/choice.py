@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from chairlift.config import EngineConfig
-from chairlift.kernels.cpu import NativeUnavailableError, load
+from chairlift.kernels.kernel_set import KernelsUnavailableError
+from chairlift.kernels.registry import find_kernel_set
 
 logger = logging.getLogger("chairlift")
 
@@ -31,7 +32,7 @@ class KernelChoice:
     @property
     def description(self) -> str:
         """The kernel set, with the instruction set of native kernels: "native (avx512-vnni)"."""
-        return f"native ({load().isa()})" if self.kernels == "native" else self.kernels
+        return find_kernel_set(self.kernels).description
 
 
 def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
@@ -60,8 +61,8 @@ def _kernel_set(config: EngineConfig) -> str:
         return "torch"
     needs_native = config.quantization is not None or config.kv_cache_dtype == "int8"
     try:
-        load()
-    except NativeUnavailableError as error:
+        find_kernel_set("native").check_available()
+    except KernelsUnavailableError as error:
         if needs_native:
             raise
         _warn_once(str(error))

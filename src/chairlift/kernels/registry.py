@@ -1,92 +1,38 @@
-"""Kernel sets by name."""
+"""Kernel sets by name. A set is imported when it is first needed, so that no other module depends on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
-import torch.nn.functional as F
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING, Final, cast
 
 from chairlift.errors import ConfigError
-from chairlift.kernels import reference, torch_ops
-from chairlift.kernels.grouped_mixture import group_mixture
-from chairlift.kernels.interface import (
-    ComposedLinear,
-    Kernels,
-    LinearKernel,
-    Prologue,
-    RowKernel,
-    compose_residual_sum,
-)
-from chairlift.kernels.lora import AdaptedLinear, LoraLayer
-from chairlift.kernels.torch_attention import TorchAttention
-from chairlift.kernels.weights import load_tensor
+from chairlift.kernels.kernel_set import KernelSet
+
+if TYPE_CHECKING:
+    from chairlift.kernels.interface import Kernels
+
+KERNEL_SETS: Final = {
+    "native": "chairlift.kernels.cpu.native_set:NativeKernelSet",
+    "reference": "chairlift.kernels.portable_set:ReferenceKernelSet",
+    "torch": "chairlift.kernels.portable_set:TorchKernelSet",
+}
+"""Name of a kernel set -> the module and name of its `KernelSet`."""
 
 
-def _reference_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
-    return ComposedLinear(_reference_prologue(prologue), partial(reference.linear, weight=weight, bias=bias))
+@cache
+def find_kernel_set(name: str) -> KernelSet:
+    """The kernel set with this name.
 
-
-def _reference_prologue(prologue: Prologue) -> RowKernel:
-    return partial(reference.apply_prologue, prologue=prologue)
-
-
-def _torch_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
-    packs = torch_ops.PackedLinear.supports(weight)
-    product = torch_ops.PackedLinear(weight, bias) if packs else partial(F.linear, weight=weight, bias=bias)
-    return ComposedLinear(None if prologue.kind == "none" else torch_ops.make_prologue(prologue), product)
-
-
-def _add_lora(
-    base: LinearKernel, prologue: Prologue, layer: LoraLayer, make_prologue: Callable[[Prologue], RowKernel]
-) -> LinearKernel:
-    return AdaptedLinear(base, None if prologue.kind == "none" else make_prologue(prologue), layer)
-
-
-REFERENCE = Kernels(
-    name="reference",
-    load_matrix=load_tensor,
-    load_router=load_tensor,
-    make_embedding=lambda table: partial(reference.embedding, table=table),
-    make_linear=_reference_linear,
-    add_lora=partial(_add_lora, make_prologue=_reference_prologue),
-    make_residual_sum=partial(compose_residual_sum, make_prologue=_reference_prologue),
-    make_mixture=reference.ReferenceMixture,
-    attention=reference.ReferenceAttention,
-)
-
-TORCH = Kernels(
-    name="torch",
-    load_matrix=load_tensor,
-    load_router=load_tensor,
-    make_embedding=lambda table: partial(F.embedding, weight=table),
-    make_linear=_torch_linear,
-    add_lora=partial(_add_lora, make_prologue=torch_ops.make_prologue),
-    make_residual_sum=partial(compose_residual_sum, make_prologue=torch_ops.make_prologue),
-    make_mixture=partial(group_mixture, make_linear=_torch_linear, make_prologue=torch_ops.make_prologue),
-    attention=TorchAttention,
-)
-
-PORTABLE_KERNELS = {kernels.name: kernels for kernels in (REFERENCE, TORCH)}
-"""The kernel sets that need no extension module."""
+    Raises:
+        ConfigError: There is no such set.
+    """
+    if name not in KERNEL_SETS:
+        raise ConfigError(f"kernels must be one of {', '.join(KERNEL_SETS)}, got {name!r}")
+    module, _, kernel_set = KERNEL_SETS[name].partition(":")
+    return cast(KernelSet, getattr(importlib.import_module(module), kernel_set)())
 
 
 def get_kernels(name: str, quantization: str | None = None) -> Kernels:
-    """The kernel set for one model.
-
-    Args:
-        name: "native", "torch" or "reference".
-        quantization: see `native_kernels`; None with the other sets.
-
-    Raises:
-        ConfigError: The name is unknown, or the set cannot be loaded.
-    """
-    if name == "native":
-        from chairlift.kernels.cpu.kernel_set import native_kernels
-
-        return native_kernels(quantization)
-    if name not in PORTABLE_KERNELS:
-        raise ConfigError(f"kernels must be one of native, {', '.join(PORTABLE_KERNELS)}, got {name!r}")
-    assert quantization is None, "only native kernels quantize"
-    return PORTABLE_KERNELS[name]
+    """The kernels of a set for one model; arguments and errors as for `find_kernel_set` and `make_kernels`."""
+    return find_kernel_set(name).make_kernels(quantization)

@@ -21,12 +21,12 @@ class PackedRows:
 
     Attributes:
         format: the format of the rows: "f32", "f16", "bf16", the name of a block type of ggml in lower case ("q4_1",
-            "q6_k"), or another format of `kernels.cpu.formats` to which a loader converts exactly.
+            "q6_k"), or another one of `kernels.weight_formats` to which a loader converts exactly.
         rows: uint8 [out, bytes per row], in the order of Hugging Face; read-only.
         in_features: the number of values per row.
         to_floats: rows of this format, uint8 [n, bytes per row] -> float32 [n, in], in the order of the inputs.
         input_order: int32 [in], the input of each value of a row, or None if they are in order. The format of rows with
-            an order ends in `formats.ORDERED`.
+            an order ends in `weight_formats.ORDERED`.
     """
 
     format: str

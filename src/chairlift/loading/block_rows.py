@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chairlift.kernels.cpu.formats import FLOAT_GROUP, ORDERED
+from chairlift.kernels.weight_formats import FLOAT_GROUP, ORDERED
 from chairlift.kernels.weights import ByteArray, FloatArray, IntArray, PackedRows
 
 HALF_GROUP: Final = 16

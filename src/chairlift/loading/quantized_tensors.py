@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chairlift.kernels.weight_formats import GROUP
 from chairlift.kernels.weights import ByteArray, FloatArray, IntArray
 from chairlift.loading.block_rows import QuantizedMatrix
-from chairlift.models.quantization import GROUP, MARKERS, WeightScheme
+from chairlift.models.quantization import MARKERS, WeightScheme
 
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """The position of each of eight outputs in an int32 of AWQ, in steps of four bits."""

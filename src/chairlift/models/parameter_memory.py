@@ -9,16 +9,15 @@ from typing import Any
 import torch
 
 from chairlift.kernels.attention import KVCache
-from chairlift.kernels.cpu.row_buffers import RowBuffers
-from chairlift.kernels.cpu.tape import RecordedLayers
+from chairlift.kernels.row_buffers import StepMemory
 
 
 def parameter_bytes(model: object) -> int:
     """Return the bytes of all float tensors that are reachable from an object of this package, each storage once.
 
     The objects are traversed, so copies that a kernel packed are counted, and a table that two layers share is counted
-    once. A matrix that oneDNN packed counts its values without padding. Native kernels report their memory as
-    `num_bytes`. KV memory and the buffers of a step are left out.
+    once. A matrix that oneDNN packed counts its values without padding. Kernels report the
+    memory of copies outside tensors as `num_bytes`. KV memory and the buffers of a step are left out.
     """
     storages: dict[int, int] = {}
     native_bytes = 0
@@ -31,7 +30,7 @@ def parameter_bytes(model: object) -> int:
 
 
 def native_matrix_bytes(model: object) -> int:
-    """Return the bytes of the matrices that the native linear layers of a model read in every step."""
+    """Return the bytes of the matrices that the compiled linear layers of a model read in every step."""
     return sum(_reported_bytes(item, "matrix_bytes") for item in _objects(model))
 
 
@@ -41,7 +40,7 @@ def _objects(model: object) -> Iterator[Any]:
     to_visit = [model]
     while to_visit:
         item = to_visit.pop()
-        if id(item) in seen or isinstance(item, KVCache | RowBuffers | RecordedLayers):
+        if id(item) in seen or isinstance(item, KVCache | StepMemory):
             continue
         seen.add(id(item))
         yield item
@@ -50,7 +49,7 @@ def _objects(model: object) -> Iterator[Any]:
 
 
 def _reported_bytes(item: Any, attribute: str) -> int:
-    num_bytes = getattr(item, attribute, 0) if type(item).__module__.startswith("chairlift.kernels.cpu.") else 0
+    num_bytes = getattr(item, attribute, 0) if type(item).__module__.startswith("chairlift.kernels.") else 0
     assert isinstance(num_bytes, int)
     return num_bytes
 

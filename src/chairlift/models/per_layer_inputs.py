@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from chairlift.kernels.cpu.row_buffers import RowBuffers
+from chairlift.kernels.row_buffers import RowBuffers
 from chairlift.models.declaration import PerLayerInputsSpec
 from chairlift.models.layers import LayerBuilder
 

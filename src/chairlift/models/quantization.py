@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.kernels.cpu.formats import ORDERED
+from chairlift.kernels.weight_formats import ORDERED
 
 LINEAR: Final = "Linear"
 """The target that stands for all linear layers."""
@@ -23,9 +23,6 @@ MARKERS: Final = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv"
 
 MXFP4_ENDS: Final = ("_blocks", "_scales")
 """The ends of names of the two tensors that hold matrices in MXFP4."""
-
-GROUP: Final = 32
-"""Groups with a scale are multiples of this number of inputs in the formats of the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class WeightScheme:
         return 1 << (self.bits - 1)
 
     def packed_format(self, in_features: int) -> str:
-        """The format of the kernels for a matrix with this number of inputs, see `kernels.cpu.formats`."""
+        """The format of the kernels for a matrix with this number of inputs, see `kernels.weight_formats`."""
         name = self._packed_format(self.group_size or in_features)
         return name + ORDERED if self.act_order else name
 

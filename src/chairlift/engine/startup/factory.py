@@ -44,7 +44,7 @@ from chairlift.engine.startup.token_budget import (
     measure_steps,
 )
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
-from chairlift.kernels.cpu.sampling import NativeSampling
+from chairlift.kernels.registry import find_kernel_set
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.kv_layout import KVLayout
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
@@ -303,7 +303,7 @@ def _runner(
         max_model_len=max_model_len,
         block_size=plan.block_size,
         device=loaded.device,
-        sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
+        sampling=find_kernel_set(loaded.choice.kernels).make_sampling(),
         pooler=_make_pooler(loaded),
         grammars=loaded.grammars,
         num_groups=len(plan.windows),

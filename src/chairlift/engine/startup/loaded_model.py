@@ -17,7 +17,8 @@ from chairlift.engine.startup.startup_plan import planned_weights
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
-from chairlift.kernels.cpu import load
+from chairlift.kernels.kernel_set import MAX_THREADS
+from chairlift.kernels.registry import find_kernel_set
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.pooling_config import PoolingConfig, load_pooling_config
@@ -64,9 +65,6 @@ LOADING_OPTIONS: Final = (
 
 MAX_NAMES_SHOWN: Final = 5
 """Maximum number of tensor names in a message."""
-
-MAX_THREADS: Final = 256
-"""Maximum number of threads: kMaxThreads in kernels/cpu/csrc/pool.h."""
 
 
 @dataclass(slots=True)
@@ -322,24 +320,15 @@ def _log_numa_nodes() -> None:
 
 
 def set_threads(num_threads: int | None, choice: KernelChoice) -> int:
-    """Set the number of threads of the native kernels, and give torch one thread so that they do not compete for CPUs;
-    without native kernels set the number of threads of torch.
-
-    Returns:
-        The number of threads that may call torch at the same time: all of them if torch has one thread, otherwise 1.
-    """
+    """Set the number of threads of the kernels; returns as `KernelSet.set_num_threads`."""
     if num_threads is None:
         num_threads = default_num_threads()
     if num_threads > MAX_THREADS:
         raise ConfigError(f"num_threads={num_threads} exceeds the limit of {MAX_THREADS} threads")
-    if choice.kernels != "native":
-        torch.set_num_threads(num_threads)
-        return 1
-    load().set_num_threads(num_threads)
-    if num_threads > 1:
+    num_callers = find_kernel_set(choice.kernels).set_num_threads(num_threads)
+    if num_callers > 1:
         _log_numa_nodes()
-    torch.set_num_threads(1)
-    return num_threads
+    return num_callers
 
 
 def _torch_dtype(name: str) -> torch.dtype:

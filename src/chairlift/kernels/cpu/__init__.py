@@ -9,12 +9,9 @@ from typing import Final, cast
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu.native_extension import NativeExtension
+from chairlift.kernels.kernel_set import KernelsUnavailableError
 
 EXTENSION: Final = f"{__name__}._native"
-
-
-class NativeUnavailableError(ConfigError):
-    """The extension cannot be imported; the message gives the reason and the remedy."""
 
 
 @cache
@@ -22,7 +19,7 @@ def load() -> NativeExtension:
     """Import the extension module, once per process.
 
     Raises:
-        NativeUnavailableError: The extension was not compiled, or this machine cannot load it.
+        KernelsUnavailableError: The extension was not compiled, or this machine cannot load it.
         ConfigError: CHAIRLIFT_CPU_ISA names no instruction set of this CPU.
     """
     native = _import()
@@ -37,12 +34,12 @@ def _import() -> NativeExtension:
     try:
         return cast(NativeExtension, importlib.import_module(EXTENSION))
     except ModuleNotFoundError:
-        raise NativeUnavailableError(
+        raise KernelsUnavailableError(
             "the native kernels are not compiled: install a C++ compiler and install chairlift again, or run "
             "`make native` in its source tree"
         ) from None
     except ImportError as error:
-        raise NativeUnavailableError(f"the native kernels cannot be loaded: {error}") from error
+        raise KernelsUnavailableError(f"the native kernels cannot be loaded: {error}") from error
 
 
 def loaded() -> NativeExtension | None:

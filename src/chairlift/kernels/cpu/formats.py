@@ -1,15 +1,4 @@
-"""The storage formats of native matrices, the choice of them for the matrices of a file, and their sizes in bytes.
-
-| format | values | scales |
-|---|---|---|
-| int8 | 8 bits | a float32 scale per output |
-| u4_g32, u4_g128, u8_g32 | 4 or 8 bits | a float16 scale and a zero point of 8 bits per 32 or 128 inputs |
-| f8_e4m3 | floats of 8 bits | a float32 scale per 128 inputs |
-| block types of ggml ("q4_1", "q6_k") | those of the file | those of the file |
-| bf16, f16, f32 | floats of 16 or 32 bits | |
-
-The suffix ORDERED means that the matrix has its own order of inputs.
-"""
+"""The native format for each matrix of a file, and its size in bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-FLOATS: Final = ("bf16", "f16", "f32")
-
-ORDERED: Final = "+order"
-"""The suffix of formats whose inputs have another order than those of the layer. It takes 4 bytes per input."""
+from chairlift.kernels.weight_formats import BLOCKS, BYTES_PER_INPUT, FLOAT_GROUP, FLOATS, GROUP, ORDERED
 
 STRIPE: Final = 16
 """The number of outputs whose values are interleaved in memory; the last stripe is padded."""
@@ -28,42 +14,8 @@ STRIPE: Final = 16
 STRIPE_MULTIPLE: Final = 3
 """Block types have a multiple of this number of stripes, which AVX-512 kernels multiply at once."""
 
-GROUP: Final = 32
-"""The number of inputs is padded to a multiple of this number."""
-
-SUPER_BLOCK: Final = 256
-"""The number of inputs in a block of the K formats and of IQ4_XS."""
-
-FLOAT_GROUP: Final = 128
-"""The number of inputs with one scale in f8_e4m3."""
-
 ALIGNMENT: Final = 64
 """The alignment of stripes, in bytes."""
-
-GROUPED: Final = {
-    "q2_k": 2 / 8 + 1 / 16 + 4 / SUPER_BLOCK,
-    "q3_k": 3 / 8 + 1 / 16 + 2 / SUPER_BLOCK,
-    "q4_0": 4 / 8 + 2 / GROUP,
-    "q4_1": 4 / 8 + 4 / GROUP,
-    "q4_k": 4 / 8 + 2 / GROUP + 4 / SUPER_BLOCK,
-    "q5_0": 5 / 8 + 2 / GROUP,
-    "q5_1": 5 / 8 + 4 / GROUP,
-    "q5_k": 5 / 8 + 2 / GROUP + 4 / SUPER_BLOCK,
-    "q6_k": 6 / 8 + 1 / 16 + 2 / SUPER_BLOCK,
-    "q8_0": 1 + 2 / GROUP,
-    "iq4_nl": 4 / 8 + 2 / GROUP,
-    "iq4_xs": 4 / 8 + 1 / GROUP + 2 / SUPER_BLOCK,
-    "mxfp4": 4 / 8 + 1 / GROUP,
-}
-"""The block types of ggml that products read, with the bytes per input: values, scales and super-scales."""
-
-ZERO_POINTS: Final = {"u4_g32": 4 / 8 + 3 / GROUP, "u4_g128": 4 / 8 + 3 / 128, "u8_g32": 1 + 3 / GROUP}
-"""The block types with integer zero points, with the bytes per input."""
-
-BLOCKS: Final = {**GROUPED, **ZERO_POINTS}
-"""All block types, which can be multiplied as one layer."""
-
-BYTES_PER_INPUT: Final = {**BLOCKS, "int8": 1.0, "f8_e4m3": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
 
 EIGHT_BIT: Final = ("q8_0", "iq4_nl", "iq4_xs", "u8_g32", "int8")
 """The formats whose products multiply bytes of eight bits; those of the others are below 128."""

@@ -20,11 +20,10 @@ from chairlift.kernels import torch_ops
 from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
-from chairlift.kernels.cpu.formats import ORDERED, packed_parts
+from chairlift.kernels.cpu.formats import packed_parts
 from chairlift.kernels.cpu.lora import NativeAdaptedLinear, observe_batch
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
-from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.grouped_mixture import group_mixture
 from chairlift.kernels.interface import (
@@ -37,6 +36,8 @@ from chairlift.kernels.interface import (
     RowKernel,
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraBatch, LoraLayer
+from chairlift.kernels.row_buffers import RowBuffers
+from chairlift.kernels.weight_formats import ORDERED
 from chairlift.kernels.weights import FloatArray, IntArray, MatrixParts, PackedRows, Weights
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
             q8_0 if it has no native form.
 
     Raises:
-        NativeUnavailableError: The extension cannot be loaded.
+        KernelsUnavailableError: The extension cannot be loaded.
     """
     native = load()
     loader, buffers = MatrixLoader(native), RowBuffers()

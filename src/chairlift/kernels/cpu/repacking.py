@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chairlift.kernels.cpu.formats import ORDERED
+from chairlift.kernels.weight_formats import ORDERED
 from chairlift.kernels.weights import PackedRows
 
 if TYPE_CHECKING:

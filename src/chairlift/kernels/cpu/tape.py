@@ -16,8 +16,8 @@ import torch
 from chairlift.kernels.attention import StepContext
 from chairlift.kernels.cpu.attention import NativePlan
 from chairlift.kernels.cpu.native_extension import NativeExtension
-from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.interface import Layer, run_in_order
+from chairlift.kernels.row_buffers import RowBuffers, StepMemory
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -40,7 +40,7 @@ def record_calls(tape: _native.Tape, steps: Sequence[_native.AttentionStep] = ()
         tape.stop()
 
 
-class RecordedLayers:
+class RecordedLayers(StepMemory):
     """Runs layers one after the other, and repeats recordings where possible.
 
     Layers may call only `NativeLinear`, `NativeMixture`, `NativeResidualSum` and `NativeAttention`. A tape contains

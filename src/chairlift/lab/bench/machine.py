@@ -13,7 +13,7 @@ from typing import Any, Final
 import psutil
 
 import chairlift
-from chairlift.kernels.cpu import loaded
+from chairlift.kernels.registry import find_kernel_set
 
 VECTOR_FLAGS: Final = (
     "avx2",
@@ -87,11 +87,11 @@ def machine_facts() -> MachineFacts:
     """Read the facts about this process, with torch and kernels."""
     import torch
 
-    native = loaded()
+    native = find_kernel_set("native")
     return MachineFacts(
         **host_facts().to_dict(),
-        num_threads=max(torch.get_num_threads(), 0 if native is None else native.num_threads()),
-        isa=None if native is None else native.isa(),
+        num_threads=max(torch.get_num_threads(), native.num_threads),
+        isa=native.instruction_set,
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         torch=torch.__version__,
     )

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.quantization import GROUP, REGEX, SHARED_SCALE, Quantization, WeightScheme
+from chairlift.kernels.weight_formats import GROUP
+from chairlift.models.quantization import REGEX, SHARED_SCALE, Quantization, WeightScheme
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.neutral_fields import NEUTRAL_QUANTIZATION
 

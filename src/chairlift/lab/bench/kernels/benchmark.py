@@ -19,8 +19,8 @@ from chairlift.engine.startup.native_memory_plan import MatrixFormats, native_pa
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
-from chairlift.kernels.cpu.formats import BYTES_PER_INPUT
 from chairlift.kernels.cpu.native_extension import NativeExtension
+from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.lab.bench.distribution import MeasuredRange
 from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds

@@ -21,13 +21,14 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
 from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
-from chairlift.kernels.cpu.formats import EIGHT_BIT, FLOATS, ORDERED, ROUNDED
+from chairlift.kernels.cpu.formats import EIGHT_BIT, ROUNDED
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
+from chairlift.kernels.weight_formats import FLOATS, ORDERED
 from chairlift.lab.bench.kernels.ceilings import KernelWork
 from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ModelConfig, ProductSpec
 from chairlift.models.layers import attention_shape

@@ -1,11 +1,15 @@
-"""Buffers for the results of native kernels, which all steps share."""
+"""Memory for the results of a step, which all steps share."""
 
 from __future__ import annotations
 
 import torch
 
 
-class RowBuffers:
+class StepMemory:
+    """The base class of what holds memory of steps, and no weights."""
+
+
+class RowBuffers(StepMemory):
     """One buffer of rows for each purpose, shared by all layers and steps.
 
     Attributes:

@@ -1,0 +1,79 @@
+"""KernelSet: a kernel set before a model is loaded: whether this machine can load it, and what it makes.
+
+This module and the sets that it describes load without torch, so that planning does not need it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final
+
+from chairlift.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chairlift.kernels.interface import Kernels
+    from chairlift.kernels.sampling import SamplingKernels
+
+MAX_THREADS: Final = 256
+"""The maximum number of threads of a kernel set."""
+
+
+class KernelsUnavailableError(ConfigError):
+    """A kernel set cannot be loaded; the message gives the reason and the remedy."""
+
+
+class KernelSet(ABC):
+    """A named set of kernels.
+
+    Attributes:
+        name: a value of `EngineConfig.kernels`.
+    """
+
+    name: str
+
+    @property
+    def description(self) -> str:
+        """The name, with the instruction set if the set was compiled for several: "native (avx512-vnni)"."""
+        return self.name
+
+    @property
+    def instruction_set(self) -> str | None:
+        """The instruction set that this process uses; None if it has not loaded the set, or the set has only one."""
+        return None
+
+    def check_available(self) -> None:
+        """Load what the set needs beside Python packages.
+
+        Raises:
+            KernelsUnavailableError: this machine cannot load it.
+        """
+        return
+
+    @abstractmethod
+    def make_kernels(self, quantization: str | None) -> Kernels:
+        """The kernels for one model.
+
+        Args:
+            quantization: the format of all matrices; None for the formats of the file.
+
+        Raises:
+            KernelsUnavailableError: this machine cannot load the set.
+        """
+
+    def make_sampling(self) -> SamplingKernels | None:
+        """The kernels that choose tokens; None if the set has none, and those of torch are used."""
+        return None
+
+    @property
+    @abstractmethod
+    def num_threads(self) -> int:
+        """The number of threads of the set in this process; 0 if it is not loaded."""
+
+    @abstractmethod
+    def set_num_threads(self, num_threads: int) -> int:
+        """Set the number of threads that compute.
+
+        Returns:
+            The number of threads that may call torch at the same time, because torch itself computes with one thread;
+            otherwise 1.
+        """
