@@ -21,13 +21,13 @@ from chairlift import AsyncLLM
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing
-from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.application import create_app
 from chairlift.server.http.allowed_hosts import AllowedHosts
-from chairlift.server.http.application import create_app
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.drain import DrainingServer
 from chairlift.server.http.protocol import uvicorn_config
+from chairlift.server.http.server_limits import ServerLimits
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions

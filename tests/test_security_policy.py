@@ -12,12 +12,12 @@ import pytest
 from chairlift import sampling_params, structured_outputs
 from chairlift.grammar import checker, compiler
 from chairlift.loading.text import template_sandbox
-from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api import tokenization
-from chairlift.server.api.protocol import base, item_limits
 from chairlift.server.batch import batch_index, batch_lines, batch_runner
 from chairlift.server.http import parse_queue
+from chairlift.server.http.server_limits import HELP, ServerLimits
 from chairlift.server.preparation import preparation, request_plan, worker
+from chairlift.server.protocol import base, item_limits
 from chairlift.worker.memory import format_memory
 
 POLICY = Path(__file__).parent.parent / "SECURITY.md"

@@ -18,8 +18,8 @@ from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions

@@ -24,7 +24,7 @@ from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import RequestArrived
-from chairlift.server.http.application import create_app
+from chairlift.server.application import create_app
 from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ModelReplica, ServedModel
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS

@@ -20,7 +20,7 @@ from chairlift.events import EngineStarted
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.authentication import PUBLIC_PATHS
-from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.telemetry.engine_observer import ENGINE_GAUGES
 from chairlift.server.telemetry.observability_options import ACCESS_LOG_FORMATS
 

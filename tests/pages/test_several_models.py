@@ -10,10 +10,10 @@ from playwright.sync_api import Page, expect
 
 from chairlift import AsyncLLM
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.http.application import create_models_app
+from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.web.page_options import PageOptions
 from running_server import run_app, wait_for
 

@@ -18,8 +18,8 @@ from operations import count_operations
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.errors import RequestError
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.conversation import ConversationPlanner
 from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.worker import prepare
 from chairlift.server.preparation.worker_process import PreparedRequest

@@ -10,7 +10,7 @@ import typer
 from chairlift.cli.engine_options import ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.serve_options import add_api_options, add_sampling_options
 from chairlift.config import EngineConfig
-from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.preparation.api_options import ApiOptions
 
 
 @add_engine_options

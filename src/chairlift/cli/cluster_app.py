@@ -19,9 +19,9 @@ from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import model_name, resolve_model
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.worker.memory import parse_memory
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from chairlift.cli.serve_options import read_template
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import model_name
-from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.worker.memory import available_host_memory, parse_memory
 
 MEMORY_SHARE: Final = 0.8

@@ -17,8 +17,8 @@ from chairlift.cli.serve_options import add_sampling_options, add_serve_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.http.server_limits import ServerLimits
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 

@@ -23,10 +23,10 @@ from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import load_keys
-from chairlift.server.access.server_limits import HELP, ServerLimits
-from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.allowed_hosts import AllowedHosts, parse_hosts
 from chairlift.server.http.cors import CorsOptions, parse_list
+from chairlift.server.http.server_limits import HELP, ServerLimits
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import HELP as OBSERVABILITY_HELP
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS

@@ -18,8 +18,8 @@ from chairlift.engine.served_engine import EngineFacts
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.http.application import create_models_app
+from chairlift.server.application import create_models_app
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel

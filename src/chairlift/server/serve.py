@@ -17,11 +17,11 @@ from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.init_process import fork_if_process_1
 from chairlift.server.http.process_exit import EXIT_SECONDS, ProcessExit
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 from chairlift.worker.memory import format_memory
@@ -103,7 +103,7 @@ def run(
     # These modules are imported while the engine process loads the model, because they take long to import.
     from chairlift.engine.memory_trimming import trim_memory
     from chairlift.server.access.admission import AdmissionController
-    from chairlift.server.http.application import create_models_app
+    from chairlift.server.application import create_models_app
     from chairlift.server.http.drain import DrainingServer
     from chairlift.server.http.protocol import uvicorn_config
 
@@ -150,7 +150,7 @@ def _manage_one_model(
 ) -> ModelManager:
     """Wait until the model is loaded; returns the manager of this model, which is never unloaded."""
     from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.server.http.application import make_single_manager
+    from chairlift.server.application import make_single_manager
     from chairlift.server.preparation.preparation import PreparationWorkers
     from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
@@ -168,7 +168,7 @@ def _manage_models_on_demand(
     admission: AdmissionController,
 ) -> ModelManager:
     """The manager of models of which none is loaded yet."""
-    from chairlift.server.http.application import make_model_manager
+    from chairlift.server.application import make_model_manager
     from chairlift.server.models.engine_loader import ProcessLoader
 
     loader = ProcessLoader(watchdog_timeout, admission.limits.max_json_depth)

@@ -345,7 +345,7 @@ time.sleep(60)
 def test_the_front_end_does_not_import_torch() -> None:
     modules = (
         "chairlift.engine.async_llm, chairlift.engine.process.process_client, "
-        "chairlift.server.http.application, chairlift.server.serve"
+        "chairlift.server.application, chairlift.server.serve"
     )
     code = f"import sys, {modules}; print({{'torch', 'numpy', 'gguf', 'safetensors'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

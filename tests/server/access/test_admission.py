@@ -13,7 +13,7 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.access.keys import ANONYMOUS, Key, KeyInfo, KeyLimits, KeyRing
 from chairlift.server.access.rate_limits import TokenBucket
-from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.server_limits import ServerLimits
 
 PARAMS = SamplingParams(max_tokens=10)
 

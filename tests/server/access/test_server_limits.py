@@ -18,7 +18,7 @@ import pytest
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
-from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.server_limits import ServerLimits
 from running_server import RunningServer, completion_body, run_server, wait_for
 
 KEYS = KeyRing(

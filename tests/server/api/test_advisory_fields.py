@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import Response
 
 from chairlift import AsyncLLM
-from chairlift.server.api.protocol.responses import ResponseObject
+from chairlift.server.protocol.responses import ResponseObject
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from running_server import RunningServer, run_server, wait_for
 

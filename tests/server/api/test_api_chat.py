@@ -10,7 +10,7 @@ import pytest
 from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, WEATHER
 from api_model import NO_THOUGHTS
 
-from chairlift.server.api.protocol.tools import FunctionTool
+from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.tool_constraints import calls_constraint, lazy_calls_constraint
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages

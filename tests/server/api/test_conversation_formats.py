@@ -14,10 +14,10 @@ from chairlift.events import EngineStarted
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.registry import read_hf_config
 from chairlift.sampling_params import SamplingDefaults
-from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.chat import parse_answer
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.conversation import ChatPlan, ConversationPlanner
+from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chat_templates import TEMPLATES
 from chat_tokenizers import BACKENDS

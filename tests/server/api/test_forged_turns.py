@@ -16,9 +16,9 @@ from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, unmarked
 from chairlift.loading.text.template_check import log_template_problems
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.conversation import ConversationPlanner, _cut_after
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.conversation import ConversationPlanner, _cut_after
+from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from chat_templates import CHATML
 from chat_tokenizers import BACKENDS

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_BAD_WORD_CHARACTERS, MAX_STOP_CHARACTERS, SamplingParams
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
-from chairlift.server.api.protocol.completions import CompletionRequest
-from chairlift.server.api.protocol.item_limits import (
+from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.completions import CompletionRequest
+from chairlift.server.protocol.item_limits import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
     MAX_MESSAGES,
@@ -21,11 +21,11 @@ from chairlift.server.api.protocol.item_limits import (
     MAX_TOOLS,
     MAX_TOOLS_BYTES,
 )
-from chairlift.server.api.protocol.messages import MessagesRequest
-from chairlift.server.api.protocol.responses import ResponsesRequest
-from chairlift.server.api.protocol.tokenization import TokenizeRequest
-from chairlift.server.api.protocol.tools import FunctionTool, select_tools
-from chairlift.server.api.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.messages import MessagesRequest
+from chairlift.server.protocol.responses import ResponsesRequest
+from chairlift.server.protocol.tokenization import TokenizeRequest
+from chairlift.server.protocol.tools import FunctionTool, select_tools
+from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 USER = {"role": "user", "content": "x"}
 TEXT = {"type": "text", "text": "x"}

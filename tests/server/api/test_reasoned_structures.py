@@ -11,7 +11,7 @@ import tokenizers
 
 from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import AsyncLLM
-from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.preparation.api_options import ApiOptions
 from running_server import RunningServer, run_server
 
 TEMPLATE = """\

@@ -13,8 +13,8 @@ from api_model import raw
 from chairlift import LLM, AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.conversation import ConversationPlanner
 from chairlift.server.preparation.planners import Planners, make_planners
 from running_server import run_server
 from tiny_engine import tiny_options

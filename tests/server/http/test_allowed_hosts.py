@@ -164,8 +164,8 @@ def test_the_command_passes_the_hosts_to_the_server(monkeypatch: pytest.MonkeyPa
 
 def test_calls_of_the_application_without_a_socket_are_allowed(server: RunningServer) -> None:
     """The command `batch` calls an application that allows every host."""
+    from chairlift.server.application import create_app
     from chairlift.server.batch.line_processor import post
-    from chairlift.server.http.application import create_app
 
     answer = asyncio.run(post(create_app(server.llm), "/detokenize", b'{"tokens": [1]}'))
     assert answer.status == 200

@@ -17,8 +17,8 @@ from chairlift import AsyncLLM
 from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
-from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.http.cors import CorsOptions
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server

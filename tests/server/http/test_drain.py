@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.server_limits import ServerLimits
 from plain_http import NO_TLS
 from running_server import RunningServer, completion_body, run_server, wait_for
 

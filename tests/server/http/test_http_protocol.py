@@ -16,7 +16,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
-from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.server_limits import ServerLimits
 from running_server import RunningServer, run_server
 
 LIMITS = ServerLimits(

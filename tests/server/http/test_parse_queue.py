@@ -9,9 +9,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.http.parse_queue import MAX_PIPELINED, SLICE_BYTES
 from chairlift.server.http.protocol import LimitedHttpProtocol, uvicorn_config
+from chairlift.server.http.server_limits import ServerLimits
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED_POST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

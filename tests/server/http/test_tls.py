@@ -20,7 +20,7 @@ from certificates import self_signed
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.http.tls import load_tls_context
 from running_server import RunningServer, run_server
 

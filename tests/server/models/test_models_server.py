@@ -24,7 +24,7 @@ from chairlift import LLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
-from chairlift.server.http.application import create_models_app, make_model_manager
+from chairlift.server.application import create_models_app, make_model_manager
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models.engine_loader import ProcessLoader
 from chairlift.server.models.model_manager import ModelManager

@@ -25,9 +25,8 @@ from chairlift import AsyncLLM
 from chairlift.errors import EngineDeadError, OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.protocol.tokenization import DetokenizeRequest
 from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.preparation import (
     PreparationWorkers,
     TenantQueues,
@@ -39,6 +38,7 @@ from chairlift.server.preparation.worker_process import (
     WorkerSetup,
     tokenizer_fingerprint,
 )
+from chairlift.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 

@@ -15,8 +15,8 @@ from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.keys import KeyInfo, KeyLimits, KeyRing
 from chairlift.server.access.rate_limits import KeyMeter
-from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.access.service_rate import ServiceRate
+from chairlift.server.http.server_limits import ServerLimits
 
 DEADLINE_GRACE_SECONDS = 1.0
 """Seconds that the engine has after a deadline to finish its step and report the expired request."""

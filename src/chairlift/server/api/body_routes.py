@@ -12,17 +12,22 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from chairlift.errors import RequestError
-from chairlift.server.api.protocol.base import ErrorBody
-from chairlift.server.api.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
-from chairlift.server.api.protocol.completions import CompletionRequest, CompletionResponse
-from chairlift.server.api.protocol.messages import (
+from chairlift.server.http.body_limits import LARGE_BODY, check_depth
+from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
+from chairlift.server.http.streaming import cancel_on_disconnect
+from chairlift.server.models.model_calls import CallFields, ModelCalls, read_call_fields
+from chairlift.server.preparation.preparation import Preparation
+from chairlift.server.protocol.base import ErrorBody
+from chairlift.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from chairlift.server.protocol.completions import CompletionRequest, CompletionResponse
+from chairlift.server.protocol.messages import (
     CountTokensRequest,
     MessagesError,
     MessagesRequest,
     MessagesResponse,
     TokenCount,
 )
-from chairlift.server.api.protocol.pooling import (
+from chairlift.server.protocol.pooling import (
     EmbeddingRequest,
     EmbeddingResponse,
     RerankRequest,
@@ -30,18 +35,13 @@ from chairlift.server.api.protocol.pooling import (
     ScoreRequest,
     ScoreResponse,
 )
-from chairlift.server.api.protocol.responses import ResponseObject, ResponsesRequest
-from chairlift.server.api.protocol.tokenization import (
+from chairlift.server.protocol.responses import ResponseObject, ResponsesRequest
+from chairlift.server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
-from chairlift.server.http.body_limits import LARGE_BODY, check_depth
-from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
-from chairlift.server.http.streaming import cancel_on_disconnect
-from chairlift.server.models.model_calls import CallFields, ModelCalls, read_call_fields
-from chairlift.server.preparation.preparation import Preparation
 
 GENERATION_ERRORS: Final = (400, 401, 404, 408, 413, 429, 503)
 """The statuses of the errors of endpoints that generate."""

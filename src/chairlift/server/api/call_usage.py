@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.outputs import RequestOutput, RequestTimes
-from chairlift.server.api.protocol.base import PromptTokensDetails, Timings, UsageInfo
+from chairlift.server.protocol.base import PromptTokensDetails, Timings, UsageInfo
 
 
 @dataclass(slots=True)

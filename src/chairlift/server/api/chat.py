@@ -10,18 +10,18 @@ from msgspec import Raw
 
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.conversation import ChatPlan
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.api.protocol.base import CompletionTokensDetails, UsageInfo
-from chairlift.server.api.protocol.chat import (
+from chairlift.server.api.serving import ApiCall, ChunkStreamWriter, Serving, StreamWriter
+from chairlift.server.api.stream_chunks import NULL, encode
+from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.protocol.base import CompletionTokensDetails, UsageInfo
+from chairlift.server.protocol.chat import (
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
     ChatResponseMessage,
 )
-from chairlift.server.api.protocol.tools import FunctionCall, ToolCall
-from chairlift.server.api.serving import ApiCall, ChunkStreamWriter, Serving, StreamWriter
-from chairlift.server.api.stream_chunks import NULL, encode
+from chairlift.server.protocol.tools import FunctionCall, ToolCall
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall
 
 ChatCall = ApiCall[ChatCompletionRequest, ChatPlan]

@@ -13,7 +13,6 @@ from msgspec import Raw
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.logprobs import LogprobWriter, TextOffsets
-from chairlift.server.api.protocol.completions import CompletionRequest, CompletionResponse, CompletionResponseChoice
 from chairlift.server.api.serving import (
     ENTRIES_PER_POSITION,
     ApiCall,
@@ -24,6 +23,7 @@ from chairlift.server.api.serving import (
 )
 from chairlift.server.api.stream_chunks import NULL, encode
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
+from chairlift.server.protocol.completions import CompletionRequest, CompletionResponse, CompletionResponseChoice
 
 CompletionCall = ApiCall[CompletionRequest, RequestPlan]
 

@@ -20,11 +20,11 @@ from chairlift.engine.event_hub import Subscription
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import to_json
 from chairlift.observability.step_cost import CostLine
-from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
+from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver
 from chairlift.server.telemetry.merged_metrics import MergedMetrics, ReplicaMetrics
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.api.protocol.base import Health
 from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.protocol.base import Health
 
 STALL_SECONDS: Final = 10.0
 """An engine with unfinished requests is not ready after this time without a step."""

@@ -13,17 +13,17 @@ from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.api.call_usage import CallUsage
 from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer
-from chairlift.server.api.conversation import ChatPlan
-from chairlift.server.api.protocol.messages import (
+from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
+from chairlift.server.api.stream_chunks import encode, to_named_event
+from chairlift.server.http.error_responses import error_body
+from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.protocol.messages import (
     MessagesError,
     MessagesErrorInfo,
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
 )
-from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
-from chairlift.server.api.stream_chunks import encode, to_named_event
-from chairlift.server.http.error_responses import error_body
 from chairlift.server.tools.answer_parser import DeltaToolCall
 
 MessagesCall = ApiCall[MessagesRequest, ChatPlan]

@@ -7,7 +7,9 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
-from chairlift.server.api.protocol.base import (
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.served_model import ServedModel
+from chairlift.server.protocol.base import (
     AdapterDeleted,
     AdapterLoad,
     AdapterUnload,
@@ -19,8 +21,6 @@ from chairlift.server.api.protocol.base import (
     ModelSwitch,
     ModelSwitchList,
 )
-from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.served_model import ServedModel
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {"model": ErrorBody} for status in (403, 404)}
 SWITCH_ERRORS: Final = {**ERRORS, 400: {"model": ErrorBody}, 409: {"model": ErrorBody}, 503: {"model": ErrorBody}}

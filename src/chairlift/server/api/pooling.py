@@ -19,7 +19,10 @@ from chairlift.engine.pooling import POOLING_PARAMS, TASKS, check_task, pooled_v
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
-from chairlift.server.api.protocol.pooling import (
+from chairlift.server.api.serving import ApiCall, CallServing
+from chairlift.server.api.stream_chunks import encode
+from chairlift.server.preparation.request_plan import RequestPlan
+from chairlift.server.protocol.pooling import (
     EmbeddingData,
     EmbeddingRequest,
     EmbeddingResponse,
@@ -32,10 +35,7 @@ from chairlift.server.api.protocol.pooling import (
     ScoreRequest,
     ScoreResponse,
 )
-from chairlift.server.api.protocol.sampling import CallFields
-from chairlift.server.api.serving import ApiCall, CallServing
-from chairlift.server.api.stream_chunks import encode
-from chairlift.server.preparation.request_plan import RequestPlan
+from chairlift.server.protocol.sampling import CallFields
 
 PoolingBody = TypeVar("PoolingBody", bound=CallFields)
 

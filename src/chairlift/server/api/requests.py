@@ -15,9 +15,9 @@ from starlette.exceptions import HTTPException
 from chairlift.observability.explain import Explanation
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.what_if import what_ifs
-from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.models.model_calls import ModelCalls, ModelWait
 from chairlift.server.models.model_observers import ModelObservers
+from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 
 NOT_FOUND_ERRORS: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody}}

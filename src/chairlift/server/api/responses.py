@@ -11,8 +11,11 @@ from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer
-from chairlift.server.api.conversation import ChatPlan
-from chairlift.server.api.protocol.responses import (
+from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
+from chairlift.server.api.stream_chunks import encode, to_named_event
+from chairlift.server.http.error_responses import error_body
+from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.protocol.responses import (
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -21,9 +24,6 @@ from chairlift.server.api.protocol.responses import (
     ResponsesRequest,
     ResponsesUsage,
 )
-from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
-from chairlift.server.api.stream_chunks import encode, to_named_event
-from chairlift.server.http.error_responses import error_body
 from chairlift.server.tools.answer_parser import DeltaToolCall
 
 ResponsesCall = ApiCall[ResponsesRequest, ChatPlan]

@@ -21,8 +21,6 @@ from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.api.call_usage import CallUsage, timing_headers
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.api.protocol.base import RequestBody, UsageInfo
-from chairlift.server.api.protocol.sampling import CallFields, EngineFields, SamplingFields
 from chairlift.server.api.stream_chunks import DONE, NULL, encode
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.http.streaming import EventStream
@@ -34,6 +32,8 @@ from chairlift.server.preparation.request_plan import (
     check_logprobs,
     rename_fields_in_errors,
 )
+from chairlift.server.protocol.base import RequestBody, UsageInfo
+from chairlift.server.protocol.sampling import CallFields, EngineFields, SamplingFields
 
 MAX_ANSWERS_PER_CALL: Final = 2048
 """The maximum number of prompts times answers of one call."""

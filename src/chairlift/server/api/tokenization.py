@@ -6,10 +6,10 @@ from typing import Final
 
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
-from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.logprobs import token_text
-from chairlift.server.api.protocol.messages import CountTokensRequest, TokenCount
-from chairlift.server.api.protocol.tokenization import (
+from chairlift.server.preparation.conversation import ConversationPlanner
+from chairlift.server.protocol.messages import CountTokensRequest, TokenCount
+from chairlift.server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,

@@ -15,11 +15,11 @@ from typing import Final
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.progress import progress_bar
-from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.application import create_app
 from chairlift.server.batch.batch_index import BatchIndex
 from chairlift.server.batch.batch_output import BatchOutput
 from chairlift.server.batch.line_processor import AnsweredLine, LineProcessor
-from chairlift.server.http.application import create_app
+from chairlift.server.preparation.api_options import ApiOptions
 
 logger = logging.getLogger("chairlift")
 

@@ -11,8 +11,8 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.errors import RequestError
-from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.http.error_responses import RejectedHttpRequestError
+from chairlift.server.http.server_limits import ServerLimits
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
-from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
-from chairlift.server.api.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.base import ErrorBody, ErrorInfo
+from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 NOT_JSON_MESSAGE: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
 

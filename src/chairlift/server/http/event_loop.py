@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.server_limits import ServerLimits
 
 try:
     from uvloop import Loop as _Loop

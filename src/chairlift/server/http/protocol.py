@@ -25,8 +25,6 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.http.event_loop import BoundedTlsConfig
 from chairlift.server.http.message_framing import (
     EMPTY_LINE,
@@ -37,6 +35,8 @@ from chairlift.server.http.message_framing import (
     body_part,
 )
 from chairlift.server.http.parse_queue import MAX_PIPELINED, SLICE_BYTES, ParseQueue, PausableFlowControl
+from chairlift.server.http.server_limits import ServerLimits
+from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 
 logger = logging.getLogger("chairlift")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from chairlift.config import EngineConfig
-from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.preparation.api_options import ApiOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.engine.served_engine import EngineFacts
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.endpoints import make_endpoints
 from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.conversation import ConversationPlanner
 from chairlift.server.preparation.planners import make_planners
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
 from chairlift.server.telemetry.engine_observer import EngineObserver, measure_engine
-from chairlift.server.web.live_feed import LiveFeed
+from chairlift.server.telemetry.live_feed import LiveFeed
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 

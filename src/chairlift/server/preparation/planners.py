@@ -7,16 +7,16 @@ from typing import Any
 
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.server.api.completions import plan_completion
-from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.pooling import plan_embeddings, plan_rerank, plan_score
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
-from chairlift.server.api.protocol.completions import CompletionRequest
-from chairlift.server.api.protocol.messages import CountTokensRequest, MessagesRequest
-from chairlift.server.api.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
-from chairlift.server.api.protocol.responses import ResponsesRequest
-from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from chairlift.server.api.tokenization import count_tokens, detokenize, tokenize
+from chairlift.server.preparation.conversation import ConversationPlanner
 from chairlift.server.preparation.request_plan import RequestPlanner
+from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.completions import CompletionRequest
+from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
+from chairlift.server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
+from chairlift.server.protocol.responses import ResponsesRequest
+from chairlift.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 Planners = dict[str, RequestPlanner[Any, Any]]
 """Path of an endpoint -> its planner."""

@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.api.protocol.base import RequestBody
+from chairlift.server.protocol.base import RequestBody
 
 
 @dataclass(frozen=True, slots=True)

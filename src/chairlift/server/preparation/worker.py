@@ -20,10 +20,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from chairlift.errors import ModelLoadError, RequestError
-from chairlift.server.api.conversation import ConversationPlanner
-from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 from chairlift.server.http.body_limits import check_depth
 from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
+from chairlift.server.preparation.conversation import ConversationPlanner
 from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker_process import (
@@ -32,6 +31,7 @@ from chairlift.server.preparation.worker_process import (
     WorkerSetup,
     tokenizer_fingerprint,
 )
+from chairlift.server.protocol.validation_errors import describe_validation_errors
 from chairlift.system.child_process import limit_memory, read_frame, write_frame
 
 MEMORY_BYTES: Final = 4 << 30

@@ -9,7 +9,7 @@ from typing import Any, Final
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError, OverloadedError, RequestError
 from chairlift.loading.resolve import ModelFiles
-from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.system.child_process import START_SECONDS, ChildProcess
 
 MAX_MEMORY: Final = 512 << 20

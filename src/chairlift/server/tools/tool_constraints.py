@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from chairlift.server.api.protocol.tools import FunctionTool
+from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.call_formats import CallFormat
 from chairlift.structured_outputs import StructuredOutputs
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.exceptions import HTTPException
 
 from chairlift.errors import RequestError
-from chairlift.server.api.protocol.base import RequestBody
 from chairlift.server.http.body_limits import check_depth
+from chairlift.server.protocol.base import RequestBody
 
 MAX_BURST_REQUESTS: Final = 1000
 MAX_SIMULATED_REQUESTS: Final = 1000

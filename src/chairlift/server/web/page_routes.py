@@ -20,11 +20,11 @@ from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
+from chairlift.server.telemetry.live_feed import HISTORY_SECONDS, encode_event
+from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import BurstSender
-from chairlift.server.web.live_feed import HISTORY_SECONDS, encode_event
 from chairlift.server.web.page_bodies import BurstBody, BurstView, PageView, SimulationBody, SimulationView, read_body
 from chairlift.server.web.page_options import NO_SIMULATION, PageOptions
-from chairlift.server.web.redaction import Redactor
 
 STATIC: Final = Path(__file__).parent / "static"
 FRAME_SECONDS: Final = 0.2

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
-from chairlift.server.api.protocol.base import RequestBody
-from chairlift.server.api.protocol.item_limits import MAX_TOOLS, MAX_TOOLS_BYTES
+from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.item_limits import MAX_TOOLS, MAX_TOOLS_BYTES
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 

@@ -8,10 +8,10 @@ from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_N, SamplingDefaults, SamplingParams
-from chairlift.server.api.protocol.base import Timings, UsageInfo, omitted_if_null
-from chairlift.server.api.protocol.compatibility_fields import CompletionsCompatibilityFields
-from chairlift.server.api.protocol.item_limits import MAX_PROMPTS
-from chairlift.server.api.protocol.sampling import SamplingFields
+from chairlift.server.protocol.base import Timings, UsageInfo, omitted_if_null
+from chairlift.server.protocol.compatibility_fields import CompletionsCompatibilityFields
+from chairlift.server.protocol.item_limits import MAX_PROMPTS
+from chairlift.server.protocol.sampling import SamplingFields
 
 
 class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):

@@ -10,18 +10,18 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_LOGPROBS
-from chairlift.server.api.protocol.base import RequestBody, Timings, UsageInfo, omitted_if_null
-from chairlift.server.api.protocol.compatibility_fields import ChatCompatibilityFields
-from chairlift.server.api.protocol.item_limits import (
+from chairlift.server.protocol.base import RequestBody, Timings, UsageInfo, omitted_if_null
+from chairlift.server.protocol.compatibility_fields import ChatCompatibilityFields
+from chairlift.server.protocol.item_limits import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
     MAX_MESSAGES,
     MAX_TOOL_CALLS,
     MAX_TOOLS,
 )
-from chairlift.server.api.protocol.sampling import SamplingFields, StructuredOutputsField
-from chairlift.server.api.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
-from chairlift.server.api.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.sampling import SamplingFields, StructuredOutputsField
+from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
+from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 RESERVED_VARIABLES = ("messages", "self", "add_generation_prompt", "tools", "documents", "reasoning_effort")
 """Variables of a chat template that `chat_template_kwargs` must not set."""

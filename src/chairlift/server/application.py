@@ -22,15 +22,14 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing
-from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api import engine, health, messages, models, requests
-from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.body_routes import body_routers, prepared_route_class
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.http.host_check import HostMiddleware
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.http.unicode_check import check_unicode
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_calls import ModelCalls
@@ -38,6 +37,7 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.observability_options import ObservabilityOptions

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from chairlift.server.api.protocol.base import RequestBody
-from chairlift.server.api.protocol.item_limits import MAX_METADATA, Metadata, MetadataKey, MetadataValue, limit_entries
+from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.item_limits import MAX_METADATA, Metadata, MetadataKey, MetadataValue, limit_entries
 
 EmptyValue = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any], Field(max_length=0)] | None
 """null, or an empty list or object."""

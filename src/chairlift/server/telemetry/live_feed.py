@@ -15,7 +15,7 @@ from chairlift.events import Event
 from chairlift.observability.explain import Viewer
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
-from chairlift.server.web.redaction import Redactor
+from chairlift.server.telemetry.redaction import Redactor
 
 HISTORY_SECONDS: Final = 600.0
 PART_SECONDS: Final = 15.0

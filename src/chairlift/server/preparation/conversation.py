@@ -13,10 +13,10 @@ from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, join_marked, mask_of, template_text, unmarked
 from chairlift.loading.text.template_check import log_template_problems
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
-from chairlift.server.api.protocol.tools import FunctionTool, select_tools
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
+from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.tools import FunctionTool, select_tools
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_formats import FORCED_CALLS, CallFormat, tool_call_format
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser

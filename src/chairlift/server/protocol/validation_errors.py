@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
-from chairlift.server.api.protocol.base import KNOWN_FIELDS
+from chairlift.server.protocol.base import KNOWN_FIELDS
 
 Path = tuple[str | int, ...]
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from chairlift.server.api.protocol.base import RequestBody, omitted_if_null
-from chairlift.server.api.protocol.item_limits import MAX_PROMPTS
-from chairlift.server.api.protocol.sampling import CallFields
+from chairlift.server.protocol.base import RequestBody, omitted_if_null
+from chairlift.server.protocol.item_limits import MAX_PROMPTS
+from chairlift.server.protocol.sampling import CallFields
 
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
 Tokens = Annotated[list[int], Field(min_length=1)]

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
-from chairlift.server.api.protocol.base import RequestBody, Timings, omitted_if_null
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
-from chairlift.server.api.protocol.compatibility_fields import ResponsesCompatibilityFields
-from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS, Metadata
-from chairlift.server.api.protocol.sampling import EngineFields, JsonObjectFormat, StopStrings, TextFormat
-from chairlift.server.api.protocol.tools import ToolName
+from chairlift.server.protocol.base import RequestBody, Timings, omitted_if_null
+from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.compatibility_fields import ResponsesCompatibilityFields
+from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS, Metadata
+from chairlift.server.protocol.sampling import EngineFields, JsonObjectFormat, StopStrings, TextFormat
+from chairlift.server.protocol.tools import ToolName
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from chairlift.server.api.protocol.base import RequestBody, Timings, omitted_if_null
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
-from chairlift.server.api.protocol.compatibility_fields import CacheControl, MessagesCompatibilityFields
-from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
-from chairlift.server.api.protocol.sampling import EngineFields, StopStrings
-from chairlift.server.api.protocol.tools import ToolName
+from chairlift.server.protocol.base import RequestBody, Timings, omitted_if_null
+from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.compatibility_fields import CacheControl, MessagesCompatibilityFields
+from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
+from chairlift.server.protocol.sampling import EngineFields, StopStrings
+from chairlift.server.protocol.tools import ToolName
 
 MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
 """Name of a field of chats -> its name at this endpoint."""
