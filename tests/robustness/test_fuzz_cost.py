@@ -18,11 +18,10 @@ from operations import count_operations
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.errors import RequestError
+from chairlift.server.api.endpoints import make_planners
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.conversation import ConversationPlanner
-from chairlift.server.preparation.planners import Planners, make_planners
+from chairlift.server.preparation.planners import PlanningModel, PreparedRequest
 from chairlift.server.preparation.worker import prepare
-from chairlift.server.preparation.worker_process import PreparedRequest
 from server.api_model import with_api_tokenizer
 
 MAX_RATIO = 2.6
@@ -43,19 +42,20 @@ READ_LATER = {
 """Fields with limits of their own, which are read after a request was prepared: by the engine, or for the response."""
 
 CASES = all_cases()
+PLANNERS = make_planners()
 
 
 @pytest.fixture(scope="module")
-def planners(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planners]:
+def model(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanningModel]:
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1 << 16)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("cost"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=5000, num_threads=1)
-    yield make_planners(llm.engine, ConversationPlanner(llm.engine, ApiOptions()))
+    yield PlanningModel(llm.engine, ApiOptions())
     llm.close()
 
 
-def outcome_of(planners: Planners, case: Case, size: int) -> PreparedRequest | RequestError:
-    return prepare(planners[PATHS[case.endpoint]], case.body(size), max_depth=64)
+def outcome_of(model: PlanningModel, case: Case, size: int) -> PreparedRequest | RequestError:
+    return prepare(PLANNERS[PATHS[case.endpoint]], model, case.body(size), max_depth=64)
 
 
 def ratios(counts: list[int]) -> list[float]:
@@ -63,20 +63,20 @@ def ratios(counts: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("endpoint", sorted(BASES))
-def test_cost_grows_at_most_linearly(planners: Planners, endpoint: str) -> None:
-    planner = planners[PATHS[endpoint]]
+def test_cost_grows_at_most_linearly(model: PlanningModel, endpoint: str) -> None:
+    planner = PLANNERS[PATHS[endpoint]]
     worst: dict[str, list[int]] = {}
     for case in (case for case in CASES if case.endpoint == endpoint):
         bodies = [case.body(SMALLEST << doubling) for doubling in range(3)]
-        prepare(planner, bodies[0], 64)  # what is imported and cached at first use is not part of the growth
-        counts = [count_operations(lambda body=body: prepare(planner, body, 64)) for body in bodies]
+        prepare(planner, model, bodies[0], 64)  # what is imported and cached at first use is not part of the growth
+        counts = [count_operations(lambda body=body: prepare(planner, model, body, 64)) for body in bodies]
         if max(ratios(counts), default=0.0) > MAX_RATIO:
             worst[case.field] = counts
     assert not worst
 
 
-def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: Planners) -> None:
-    outcomes = [outcome_of(planners, case, SMALLEST) for case in CASES]
+def test_cases_cover_every_endpoint_and_most_are_valid_requests(model: PlanningModel) -> None:
+    outcomes = [outcome_of(model, case, SMALLEST) for case in CASES]
     assert {case.endpoint for case in CASES} == set(BASES)
     valid = sum(isinstance(outcome, PreparedRequest) for outcome in outcomes)
     assert valid > len(CASES) / 3, [
@@ -125,11 +125,11 @@ def count_objects(value: Any) -> int:
     return 1 + sum(map(count_objects, children))
 
 
-def test_a_prepared_request_returns_few_objects(planners: Planners) -> None:
+def test_a_prepared_request_returns_few_objects(model: PlanningModel) -> None:
     """The event loop's process unpickles what a preparation worker returns."""
     returned = {}
     for case in CASES:
-        outcome = outcome_of(planners, case, 8 * SMALLEST)
+        outcome = outcome_of(model, case, 8 * SMALLEST)
         exclude = READ_LATER if case.endpoint in GENERATING else None
         if isinstance(outcome, PreparedRequest):
             num_objects = count_objects(outcome.body.model_dump(exclude=exclude))

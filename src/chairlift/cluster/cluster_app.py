@@ -18,6 +18,7 @@ from chairlift.engine.served_engine import EngineFacts
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
+from chairlift.server.api.endpoints import make_planners
 from chairlift.server.application import create_models_app
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_manager import ModelManager
@@ -70,7 +71,7 @@ def build_cluster_app(
         model = ReplicatedModel(spec, client)
         llm = AsyncLLM(client=client)
         workers = _make_workers(spec, client.engine.facts, setup.limits)
-        model.set_service(ModelService(llm, spec.name, spec.api, workers))
+        model.set_service(ModelService(llm, spec.name, spec.api, make_planners(), workers))
         models.append(model)
     return create_models_app(
         ModelManager(models),
@@ -90,5 +91,6 @@ def _make_workers(spec: ModelSpec, facts: EngineFacts, limits: ServerLimits) -> 
     """Create the preparation workers of a model, which use its tokenizer files on this machine."""
     config = spec.config
     fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
-    setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, spec.api, limits.max_json_depth, fingerprint)
+    depth, planners = limits.max_json_depth, make_planners()
+    setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, spec.api, depth, fingerprint, planners)
     return PreparationWorkers(setup)

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 import chairlift
@@ -22,12 +22,14 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing
-from chairlift.server.api import engine, health, messages, models, requests
-from chairlift.server.api.body_routes import body_routers, prepared_route_class
+from chairlift.server.api import engine, health, models, requests
+from chairlift.server.api.endpoint import OPENAI_ERRORS
+from chairlift.server.api.endpoints import ENDPOINTS, make_planners
+from chairlift.server.api.routes import EndpointCaller, make_router
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
-from chairlift.server.http.error_responses import describe_error, error_response
+from chairlift.server.http.error_responses import describe_error
 from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.http.unicode_check import check_unicode
@@ -38,7 +40,7 @@ from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
+from chairlift.server.preparation.preparation import PreparationThreads, PreparationWorkers
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
@@ -91,7 +93,7 @@ def make_single_manager(
     """Create the manager of one model that is always loaded; for the arguments see `create_app`."""
     name = served_model_name or llm.engine.facts.model_name
     model = ServedModel(name, None, llm.events)
-    model.set_service(ModelService(llm, name, api or ApiOptions(), workers))
+    model.set_service(ModelService(llm, name, api or ApiOptions(), make_planners(), workers))
     return ModelManager([model])
 
 
@@ -144,7 +146,7 @@ def create_models_app(
     limits, keys = limits or ServerLimits(), keys or KeyRing()
     observers, calls = ModelObservers(manager.models), ModelCalls(manager)
     listeners = [] if observability is None else observability.listeners()
-    preparation = Preparation()
+    threads = PreparationThreads()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -161,7 +163,7 @@ def create_models_app(
         for task in tasks:
             task.cancel()
         await manager.aclose()
-        preparation.close()
+        threads.close()
         for model in manager.models:
             model.feed.close()
         for listener in listeners:
@@ -184,8 +186,9 @@ def create_models_app(
         app.add_middleware(CallLogMiddleware, observer=observers, listeners=listeners, has_body=has_body)
     for kind in (RequestValidationError, ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
-    routers = body_routers(calls, prepared_route_class(calls, preparation, limits.max_json_depth))
-    routers += [models.router(manager), engine.router(manager), requests.router(observers, calls)]
+    caller = EndpointCaller(calls, admission, threads, limits.max_json_depth)
+    routers = [make_router(ENDPOINTS, caller)]
+    routers += [models.router(manager), engine.router(manager), requests.router(observers, calls, admission)]
     routers += [health.router(manager, admission), file_router()]
     routers.append(data_router(manager, admission, pages or PageOptions()))
     for router in routers:
@@ -208,8 +211,7 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
         app.add_middleware(CORSMiddleware, **cors.middleware_options())
 
 
-async def _respond_to_error(request: Request, error: Exception) -> JSONResponse:
-    status, info, headers = describe_error(request, error)
-    if request.method == "POST" and request.url.path in messages.PATHS:
-        return messages.messages_error_response(status, info.message, headers)
-    return error_response(status, info, headers)
+async def _respond_to_error(request: Request, error: Exception) -> Response:
+    called = (each for each in ENDPOINTS if request.method == "POST" and each.path == request.url.path)
+    form = next((endpoint.errors for endpoint in called), OPENAI_ERRORS)
+    return form.respond(*describe_error(request, error))

@@ -150,6 +150,7 @@ def _manage_one_model(
 ) -> ModelManager:
     """Wait until the model is loaded; returns the manager of this model, which is never unloaded."""
     from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.server.api.endpoints import make_planners
     from chairlift.server.application import make_single_manager
     from chairlift.server.preparation.preparation import PreparationWorkers
     from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
@@ -157,7 +158,8 @@ def _manage_one_model(
     fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
     client = engine.wait_until_ready()
     facts, depth = client.engine.facts, admission.limits.max_json_depth
-    setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
+    planners = make_planners()
+    setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint, planners)
     return make_single_manager(AsyncLLM(client=client), served_model_name, api, PreparationWorkers(setup))
 
 
@@ -168,10 +170,11 @@ def _manage_models_on_demand(
     admission: AdmissionController,
 ) -> ModelManager:
     """The manager of models of which none is loaded yet."""
+    from chairlift.server.api.endpoints import make_planners
     from chairlift.server.application import make_model_manager
     from chairlift.server.models.engine_loader import ProcessLoader
 
-    loader = ProcessLoader(watchdog_timeout, admission.limits.max_json_depth)
+    loader = ProcessLoader(watchdog_timeout, admission.limits.max_json_depth, make_planners())
     return make_model_manager(models, loader, model_limits)
 
 

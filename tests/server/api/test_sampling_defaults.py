@@ -13,9 +13,9 @@ from api_model import raw
 from chairlift import LLM, AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
+from chairlift.server.api.endpoints import make_planners
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.conversation import ConversationPlanner
-from chairlift.server.preparation.planners import Planners, make_planners
+from chairlift.server.preparation.planners import PlanningModel
 from running_server import run_server
 from tiny_engine import tiny_options
 
@@ -44,30 +44,30 @@ def llm(options: dict[str, Any]) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def planners(llm: LLM) -> Planners:
-    return make_planners(llm.engine, ConversationPlanner(llm.engine, ApiOptions()))
+def model(llm: LLM) -> PlanningModel:
+    return PlanningModel(llm.engine, ApiOptions())
 
 
-def params(planners: Planners, endpoint: str, **fields: Any) -> SamplingParams:
-    planner = planners[endpoint]
-    planned = planner.plan(planner.body_type.model_validate({**BODIES[endpoint], **fields})).params
+def params(model: PlanningModel, endpoint: str, **fields: Any) -> SamplingParams:
+    planner = make_planners()[endpoint]
+    planned = planner.plan(model, planner.body_type.model_validate({**BODIES[endpoint], **fields})).params
     assert isinstance(planned, SamplingParams)
     return planned
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
-def test_requests_have_the_defaults_of_the_model(planners: Planners, endpoint: str) -> None:
-    plain = params(planners, endpoint)
+def test_requests_have_the_defaults_of_the_model(model: PlanningModel, endpoint: str) -> None:
+    plain = params(model, endpoint)
     assert (plain.temperature, plain.top_p, plain.top_k) == (0.7, 0.8, 20)
-    given = params(planners, endpoint, temperature=0, top_p=0.5)
+    given = params(model, endpoint, temperature=0, top_p=0.5)
     assert (given.temperature, given.top_p, given.top_k) == (0, 0.5, 20)
 
 
-def test_max_new_tokens_limits_every_request(planners: Planners, llm: LLM) -> None:
-    assert params(planners, "/v1/completions").max_tokens == 6
-    assert params(planners, "/v1/completions", max_tokens=5).max_tokens == 5
-    assert params(planners, "/v1/messages", max_tokens=100).max_tokens == 6
-    assert params(planners, "/v1/chat/completions").max_tokens is None
+def test_max_new_tokens_limits_every_request(model: PlanningModel, llm: LLM) -> None:
+    assert params(model, "/v1/completions").max_tokens == 6
+    assert params(model, "/v1/completions", max_tokens=5).max_tokens == 5
+    assert params(model, "/v1/messages", max_tokens=100).max_tokens == 6
+    assert params(model, "/v1/chat/completions").max_tokens is None
     (request,) = llm.engine.input_processor.make("r", [1], SamplingParams(max_tokens=None), arrival_time=0)
     assert request.max_tokens == 6
     (late,) = llm.engine.input_processor.make("r", [1] * 508, SamplingParams(max_tokens=None), arrival_time=0)

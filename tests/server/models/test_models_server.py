@@ -24,6 +24,7 @@ from chairlift import LLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.api.endpoints import make_planners
 from chairlift.server.application import create_models_app, make_model_manager
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models.engine_loader import ProcessLoader
@@ -66,7 +67,7 @@ def run_models(specs: list[ModelSpec], folders: dict[str, Path], memory: str | N
         ]
     )
     admission = AdmissionController(None, keys)
-    loader = ProcessLoader(120.0, 64)
+    loader = ProcessLoader(120.0, 64, make_planners())
     limits = ModelLimits(None if memory is None else parse_memory(memory))
     manager = make_model_manager(specs, loader, limits)
     app = create_models_app(manager, admission, keys=keys)

@@ -25,20 +25,20 @@ from chairlift import AsyncLLM
 from chairlift.errors import EngineDeadError, OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.api.endpoints import make_planners
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.planners import PlanningModel, PreparedRequest, RequestPlanner
 from chairlift.server.preparation.preparation import (
     PreparationWorkers,
     TenantQueues,
 )
-from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker import prepare
 from chairlift.server.preparation.worker_process import (
-    PreparedRequest,
     WorkerSetup,
     tokenizer_fingerprint,
 )
-from chairlift.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from chairlift.server.protocol.tokenization import DetokenizeRequest
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -60,7 +60,11 @@ def setup(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPath
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("preparation"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, enable_prefix_caching=False)
     fingerprint = tokenizer_fingerprint(resolve_model(str(folder)))
-    return llm, WorkerSetup(str(folder), False, llm.engine.facts, ApiOptions(), 64, fingerprint)
+    return llm, WorkerSetup(str(folder), False, llm.engine.facts, ApiOptions(), 64, fingerprint, make_planners())
+
+
+def planning_model(setup: Any) -> PlanningModel:
+    return PlanningModel(setup[0].engine, ApiOptions())
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +161,10 @@ def test_large_bodies_that_are_not_json_are_reported(server: RunningServer, cont
     assert problem in answer.json()["error"]["message"]
 
 
-def test_the_error_of_a_body_does_not_keep_the_body_in_memory() -> None:
-    outcome = prepare(RequestPlanner(DetokenizeRequest, lambda _body: None), b'{"tokens": ', 64)
+def test_the_error_of_a_body_does_not_keep_the_body_in_memory(setup: Any) -> None:
+    outcome = prepare(
+        RequestPlanner(DetokenizeRequest, lambda _model, _body: None), planning_model(setup), b'{"tokens": ', 64
+    )
     assert isinstance(outcome, RequestError)
     assert "not valid JSON" in str(outcome)
     assert (outcome.__traceback__, outcome.__context__) == (None, None)

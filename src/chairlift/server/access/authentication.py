@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from chairlift.server.access.call import Call
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing
 from chairlift.server.http.error_responses import RejectedHttpRequestError
 
@@ -17,7 +18,7 @@ PUBLIC_FILES = ("/page/", "/docs/")
 
 
 class KeyMiddleware:
-    """Sets `request.state.key`, and answers 401 to requests without a valid key if the server has keys."""
+    """Sets `request.state.call`, and answers 401 to requests without a valid key if the server has keys."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -30,7 +31,7 @@ class KeyMiddleware:
             if key is None:
                 await _rejection(secret).response()(scope, receive, send)
                 return
-            scope.setdefault("state", {})["key"] = key
+            scope.setdefault("state", {})["call"] = Call(key)
         await self._app(scope, receive, send)
 
     def _find_key(self, secret: str | None, path: str) -> KeyInfo | None:

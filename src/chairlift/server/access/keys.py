@@ -32,7 +32,7 @@ _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """The identity of the key of a request, which is in `request.state.key`.
+    """The identity of the key of a request, which is in its `Call`.
 
     Attributes:
         name: The name of the key in messages and logs.

@@ -8,12 +8,14 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from chairlift.engine.pooling import check_task
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
+from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.engine_call import ChunkStreamWriter, GeneratingCall, StreamWriter
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.api.serving import ApiCall, ChunkStreamWriter, Serving, StreamWriter
-from chairlift.server.api.stream_chunks import NULL, encode
-from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.preparation.conversation import ChatPlan, Conversation
+from chairlift.server.preparation.planners import PlanningModel
 from chairlift.server.protocol.base import CompletionTokensDetails, UsageInfo
 from chairlift.server.protocol.chat import (
     ChatCompletionRequest,
@@ -21,11 +23,9 @@ from chairlift.server.protocol.chat import (
     ChatCompletionResponseChoice,
     ChatResponseMessage,
 )
+from chairlift.server.protocol.chunks import ChatDelta, ChunkChoice, FunctionChunk, ToolCallChunk
 from chairlift.server.protocol.tools import FunctionCall, ToolCall
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall
-
-ChatCall = ApiCall[ChatCompletionRequest, ChatPlan]
-
 
 CHARACTERS_PER_FEED: Final = 1024
 """A long answer is parsed in pieces of this size, because a parser may scan the text that it holds repeatedly."""
@@ -59,11 +59,10 @@ def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
     return answer
 
 
-def _chat_usage(call: ChatCall, num_reasoning_tokens: int) -> UsageInfo:
-    usage = call.usage.usage()
-    if num_reasoning_tokens:
-        usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens)
-    return usage
+def plan_conversation(model: PlanningModel, body: Conversation) -> ChatPlan:
+    """Plan a call of an endpoint with messages; raises RequestError."""
+    check_task(model.engine.facts, None)
+    return model.conversations.plan(body)
 
 
 class PartStreamWriter(StreamWriter):
@@ -73,7 +72,7 @@ class PartStreamWriter(StreamWriter):
         last: the last output of the answer; None before the end.
     """
 
-    def __init__(self, call: ApiCall[Any, ChatPlan]) -> None:
+    def __init__(self, call: GeneratingCall[Any, ChatPlan]) -> None:
         self._parser = call.plan.make_parser()
         self.last: CompletionOutput | None = None
 
@@ -109,107 +108,129 @@ def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | 
     return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.finishes_with_tool_calls else reason
 
 
-def chat_logprobs_json(writer: LogprobWriter, positions: list[TokenLogprobs]) -> bytes:
-    """The logprobs of a choice as JSON (see `ChatLogprobs`)."""
-    return b'{"content":%b,"refusal":null}' % writer.chat_json(positions)
+class ChatCall(GeneratingCall[ChatCompletionRequest, ChatPlan]):
+    """One call of /v1/chat/completions."""
 
-
-class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
-    """Answers /v1/chat/completions."""
-
-    id_prefix = "chatcmpl-"
-
-    def response(self, call: ChatCall, outputs: list[RequestOutput]) -> ChatCompletionResponse:
+    def response(self, outputs: list[RequestOutput]) -> ChatCompletionResponse:
         (output,) = outputs
-        body = call.body
-        answers = [parse_answer(call.plan, answer.text) for answer in output.outputs]
+        body = self.body
+        answers = [parse_answer(self.plan, answer.text) for answer in output.outputs]
         writer = self.logprob_writer(body.return_tokens_as_token_ids)
         prompt_logprobs = output.prompt_logprobs
         return ChatCompletionResponse.model_construct(
-            id=call.id,
-            created=call.created,
-            model=call.model,
-            choices=[self._choice(call, *pair, writer) for pair in zip(output.outputs, answers, strict=True)],
-            usage=_chat_usage(call, sum(self.num_tokens(answer.reasoning) for answer in answers)),
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(*pair, writer) for pair in zip(output.outputs, answers, strict=True)],
+            usage=self.usage_with(sum(self.num_tokens(answer.reasoning) for answer in answers)),
             prompt_logprobs=None if prompt_logprobs is None else Raw(writer.prompt_json(prompt_logprobs)),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
-            timings=call.usage.timings() if body.timings else None,
+            timings=self.usage.timings() if body.timings else None,
         )
 
-    def writer(self, call: ChatCall) -> StreamWriter:
-        return _ChatStream(self, call)
+    def writer(self) -> StreamWriter:
+        return _ChatStream(self)
+
+    def usage_with(self, num_reasoning_tokens: int) -> UsageInfo:
+        """The token counts, with the number of tokens of reasoning."""
+        usage = self.usage.usage()
+        if num_reasoning_tokens:
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens)
+        return usage
 
     def _choice(
-        self, call: ChatCall, output: CompletionOutput, answer: ParsedAnswer, writer: LogprobWriter
+        self, output: CompletionOutput, answer: ParsedAnswer, writer: LogprobWriter
     ) -> ChatCompletionResponseChoice:
-        content = call.plan.echo + answer.content
+        content = self.plan.echo + answer.content
+        reasoning = answer.reasoning if self.body.include_reasoning is not False else ""
         message = ChatResponseMessage(
             content=content if content or not answer.tool_calls else None,
             tool_calls=answer.tool_calls or None,
-            reasoning_content=answer.reasoning
-            if answer.reasoning and call.body.include_reasoning is not False
-            else None,
+            reasoning_content=reasoning or None,
         )
-        logprobs = None if output.logprobs is None else Raw(chat_logprobs_json(writer, output.logprobs))
         return ChatCompletionResponseChoice.model_construct(
             index=output.index,
             message=message,
-            logprobs=logprobs,
-            finish_reason=finish_reason(call.plan, output.finish_reason, bool(answer.tool_calls)),
+            logprobs=None if output.logprobs is None else _logprobs(writer, output.logprobs),
+            finish_reason=finish_reason(self.plan, output.finish_reason, bool(answer.tool_calls)),
             stop_reason=output.stop_reason,
-            token_ids=output.token_ids if call.body.return_token_ids else None,
+            token_ids=output.token_ids if self.body.return_token_ids else None,
         )
 
 
 class _ChatStream(ChunkStreamWriter[ChatCompletionRequest, ChatPlan]):
     """Writes the chunks of one chat. The text is not parsed if the request has neither tools nor reasoning."""
 
-    def __init__(self, serving: ChatServing, call: ChatCall) -> None:
-        super().__init__("chat.completion.chunk", call, serving.logprob_writer(call.body.return_tokens_as_token_ids))
-        self._serving = serving
+    call: ChatCall
+
+    def __init__(self, call: ChatCall) -> None:
+        super().__init__("chat.completion.chunk", call)
         new_parser = call.plan.new_parser
         self._parsers = None if new_parser is None else [new_parser() for _ in range(call.body.num_choices())]
         self._choices_with_calls: set[int] = set()
         self._reasoning: list[str] = []
 
     def opening(self) -> bytes:
-        delta = b'"delta":{"role":"assistant","content":%b}' % encode(self.call.plan.echo)
-        return b"".join(self.chunk(index, delta, NULL) for index in range(self.call.body.num_choices()))
+        delta = ChatDelta(role="assistant", content=self.call.plan.echo)
+        return b"".join(self.chunk(ChunkChoice(index, delta=delta)) for index in range(self.call.body.num_choices()))
 
     def usage(self) -> UsageInfo:
-        return _chat_usage(self.call, self._serving.num_tokens("".join(self._reasoning)))
+        return self.call.usage_with(self.call.num_tokens("".join(self._reasoning)))
 
     def answer(self, _index: int, answer: CompletionOutput) -> bytes:
-        logprobs = NULL if answer.logprobs is None else chat_logprobs_json(self.logprobs, answer.logprobs)
         if self._parsers is None:
-            delta = b'{"content":%b}' % encode(answer.text) if answer.text else b"{}"
+            delta = ChatDelta(content=answer.text or None)
         else:
             delta = self._parse(self._parsers[answer.index], answer)
-        is_empty = delta == b"{}" and answer.logprobs is None and not self.call.body.return_token_ids
+        is_empty = delta == ChatDelta() and answer.logprobs is None and not self.call.body.return_token_ids
         if is_empty and answer.finish_reason is None:
             return b""
-        reason = finish_reason(self.call.plan, answer.finish_reason, answer.index in self._choices_with_calls)
-        return self.chunk(answer.index, b'"delta":%b' % delta, logprobs, answer, reason)
+        choice = ChunkChoice(answer.index, delta=delta)
+        choice.finish_reason = finish_reason(
+            self.call.plan, answer.finish_reason, answer.index in self._choices_with_calls
+        )
+        if answer.logprobs is not None:
+            choice.logprobs = _logprobs(self.logprobs, answer.logprobs)
+        return self.chunk(choice, answer)
 
-    def _parse(self, parser: AnswerParser, answer: CompletionOutput) -> bytes:
-        """Parse new text of an answer, and return its `delta`."""
-        deltas = [parser.feed(answer.text)]
+    def _parse(self, parser: AnswerParser, answer: CompletionOutput) -> ChatDelta:
+        """Parse new text of an answer."""
+        parts = [parser.feed(answer.text)]
         if answer.finish_reason is not None:
-            deltas.append(parser.finish())
-        fields: dict[str, Any] = {"content": "".join(delta.content for delta in deltas)}
-        reasoning = "".join(delta.reasoning for delta in deltas)
-        if reasoning:
-            self._reasoning.append(reasoning)
-        if self.call.body.include_reasoning is not False:
-            fields["reasoning_content"] = reasoning
-        if calls := [_call_delta(call) for delta in deltas for call in delta.tool_calls]:
+            parts.append(parser.finish())
+        reasoning = "".join(part.reasoning for part in parts)
+        self._reasoning.append(reasoning)
+        calls = [_call_chunk(call) for part in parts for call in part.tool_calls]
+        if calls:
             self._choices_with_calls.add(answer.index)
-            fields["tool_calls"] = calls
-        return encode({name: value for name, value in fields.items() if value})
+        return ChatDelta(
+            content="".join(part.content for part in parts) or None,
+            reasoning_content=(reasoning or None) if self.call.body.include_reasoning is not False else None,
+            tool_calls=calls or None,
+        )
 
 
-def _call_delta(call: DeltaToolCall) -> dict[str, Any]:
-    function = {"arguments": call.arguments} if call.name is None else {"name": call.name, "arguments": call.arguments}
-    if call.id is None:
-        return {"index": call.index, "function": function}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+def _call_chunk(call: DeltaToolCall) -> ToolCallChunk:
+    chunk = ToolCallChunk(call.index, function=FunctionChunk(arguments=call.arguments))
+    if call.name is not None:
+        chunk.function.name = call.name
+    if call.id is not None:
+        chunk.id, chunk.type = call.id, "function"
+    return chunk
+
+
+def _logprobs(writer: LogprobWriter, positions: list[TokenLogprobs]) -> Raw:
+    """The logprobs of a choice (see `ChatLogprobs`)."""
+    return Raw(b'{"content":%b,"refusal":null}' % writer.chat_json(positions))
+
+
+CHAT_COMPLETIONS: Final = Endpoint(
+    "/v1/chat/completions",
+    "create_chat_completion",
+    "Generate the next message of a conversation (OpenAI).",
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    plan_conversation,
+    ChatCall.serve,
+    id_prefix="chatcmpl-",
+)

@@ -20,6 +20,7 @@ from chairlift.engine.event_hub import Subscription
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import to_json
 from chairlift.observability.step_cost import CostLine
+from chairlift.server.access.call import call_of
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
@@ -104,7 +105,7 @@ def router(manager: ModelManager) -> APIRouter:
     async def get_engine(request: Request, model: str | None = None, replica: str | None = None) -> EngineView:
         """Return the status, configuration, KV pool and batch of the engine of a model, or of one of its replicas."""
         _require_admin(request)
-        served = manager.find(model, request.state.key)
+        served = manager.find(model, call_of(request).key)
         engine = served.engine(replica)
         return _engine_view(engine, list(served.replicas))
 
@@ -113,7 +114,7 @@ def router(manager: ModelManager) -> APIRouter:
         """Stream the events of the engine of a model, or of one of its replicas, from now on, the configuration first.
         A slow reader loses the oldest events and receives their number."""
         _require_admin(request)
-        served = manager.find(model, request.state.key).engine(replica)
+        served = manager.find(model, call_of(request).key).engine(replica)
         if len(readers) >= MAX_READERS:
             raise HTTPException(503, f"/v1/events has {MAX_READERS} readers, which is the maximum: disconnect one")
         subscription = served.events.subscribe(MAX_BUFFERED_EVENTS)
@@ -134,7 +135,7 @@ def router(manager: ModelManager) -> APIRouter:
 
 
 def _require_admin(request: Request) -> None:
-    if not request.state.key.is_admin:
+    if not call_of(request).key.is_admin:
         raise HTTPException(403, f"{request.url.path} shows the requests of all keys and needs an admin key")
 
 

@@ -12,23 +12,24 @@ from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.api.call_usage import CallUsage
-from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer
-from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
+from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer, plan_conversation
+from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
+from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
 from chairlift.server.api.stream_chunks import encode, to_named_event
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.preparation.planners import PlanningModel
+from chairlift.server.protocol.base import ErrorInfo
 from chairlift.server.protocol.messages import (
+    CountTokensRequest,
     MessagesError,
     MessagesErrorInfo,
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
+    TokenCount,
 )
 from chairlift.server.tools.answer_parser import DeltaToolCall
-
-MessagesCall = ApiCall[MessagesRequest, ChatPlan]
-
-PATHS: Final = ("/v1/messages", "/v1/messages/count_tokens")
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -43,27 +44,25 @@ ERROR_TYPES = {
 """HTTP status -> the error type of Anthropic; the type of other statuses is `api_error`."""
 
 
-class MessagesServing(Serving[MessagesRequest, ChatPlan]):
-    """Answers /v1/messages."""
+class MessagesCall(GeneratingCall[MessagesRequest, ChatPlan]):
+    """One call of /v1/messages."""
 
-    id_prefix = "msg_"
-
-    def response(self, call: MessagesCall, outputs: list[RequestOutput]) -> MessagesResponse:
+    def response(self, outputs: list[RequestOutput]) -> MessagesResponse:
         (output,) = outputs[0].outputs
-        answer = parse_answer(call.plan, output.text)
+        answer = parse_answer(self.plan, output.text)
         reason, sequence = stop_reason(output, bool(answer.tool_calls))
         return MessagesResponse(
-            id=call.id,
-            model=call.model,
+            id=self.id,
+            model=self.model,
             content=_blocks(answer),
             stop_reason=reason,
             stop_sequence=sequence,
-            usage=messages_usage(call.usage),
-            timings=call.usage.timings() if call.body.timings else None,
+            usage=messages_usage(self.usage),
+            timings=self.usage.timings() if self.body.timings else None,
         )
 
-    def writer(self, call: MessagesCall) -> StreamWriter:
-        return _MessagesStream(call)
+    def writer(self) -> StreamWriter:
+        return _MessagesStream(self)
 
 
 def stop_reason(output: CompletionOutput, has_calls: bool) -> tuple[str, str | None]:
@@ -122,20 +121,20 @@ class _MessagesStream(PartStreamWriter):
         message = MessagesResponse(
             id=call.id, model=call.model, content=[], stop_reason=None, stop_sequence=None, usage=usage
         )
-        return _event("message_start", message=message.model_dump())
+        return _event("message_start", message=message)
 
     def closing(self) -> bytes:
         assert self.last is not None
         reason, sequence = stop_reason(self.last, self._has_calls)
         extra: dict[str, Any] = {}
         if self._call.body.timings and (timings := self._call.usage.timings()) is not None:
-            extra["timings"] = timings.model_dump()
+            extra["timings"] = timings
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        usage = messages_usage(self._call.usage).model_dump()
+        usage = messages_usage(self._call.usage)
         return self._stop() + _event("message_delta", delta=delta, usage=usage, **extra) + _event("message_stop")
 
     def failure(self, error: ChairliftError) -> bytes:
-        return _event("error", error=_error_info(error_body(error)[0], str(error)).model_dump())
+        return _event("error", error=_error_info(error_body(error)[0], str(error)))
 
     def reasoning(self, text: str) -> bytes:
         return self._append_text("thinking", text, signature="")
@@ -180,7 +179,35 @@ def _error_info(status: int, message: str) -> MessagesErrorInfo:
     return MessagesErrorInfo(type=ERROR_TYPES.get(status, "api_error"), message=message)
 
 
-def messages_error_response(status: int, message: str, headers: Mapping[str, str] | None) -> JSONResponse:
-    """A response with an error in the form of Anthropic."""
-    body = MessagesError(error=_error_info(status, message))
+def _error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None) -> JSONResponse:
+    body = MessagesError(error=_error_info(status, info.message))
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
+
+
+def _count_tokens(model: PlanningModel, body: CountTokensRequest) -> bytes:
+    return encode(TokenCount(input_tokens=len(model.conversations.prompt_token_ids(body))))
+
+
+ANTHROPIC_ERRORS: Final = ErrorForm(MessagesError, _error_response)
+
+MESSAGES: Final = Endpoint(
+    "/v1/messages",
+    "create_message",
+    "Generate the next message of a conversation (Anthropic).",
+    MessagesRequest,
+    MessagesResponse,
+    plan_conversation,
+    MessagesCall.serve,
+    id_prefix="msg_",
+    errors=ANTHROPIC_ERRORS,
+)
+COUNT_TOKENS: Final = Endpoint(
+    "/v1/messages/count_tokens",
+    "count_tokens",
+    "Count the prompt tokens of a conversation (Anthropic).",
+    CountTokensRequest,
+    TokenCount,
+    _count_tokens,
+    serve_planned,
+    errors=ANTHROPIC_ERRORS,
+)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
+from chairlift.server.access.call import call_of
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ServedModel
 from chairlift.server.protocol.base import (
@@ -33,26 +34,26 @@ def router(manager: ModelManager) -> APIRouter:
     @routes.get("/v1/models")
     async def list_models(request: Request) -> ModelList:
         """List the models that the key may use, with their states (OpenAI)."""
-        models = manager.visible(request.state.key)
+        models = manager.visible(call_of(request).key)
         return ModelList(data=[model_card(model, name) for model in models for name in (None, *model.adapters)])
 
     @routes.get("/v1/models/{model:path}", responses=ERRORS)
     async def get_model(model: str, request: Request) -> ModelCard:
         """Describe a model (OpenAI)."""
-        found = manager.find(model, request.state.key)
+        found = manager.find(model, call_of(request).key)
         return model_card(found, found.adapter_of(model))
 
     @routes.post("/models/load", responses=SWITCH_ERRORS)
     async def load_model(body: ModelSwitch, request: Request) -> ModelCard:
         """Load a model, and wait until it is ready."""
         _require_admin(request)
-        return model_card(await manager.load(body.model, request.state.key))
+        return model_card(await manager.load(body.model, call_of(request).key))
 
     @routes.post("/models/unload", responses=SWITCH_ERRORS)
     async def unload_model(body: ModelSwitch, request: Request) -> ModelCard:
         """Unload a model that no call uses."""
         _require_admin(request)
-        return model_card(await manager.unload(body.model, request.state.key))
+        return model_card(await manager.unload(body.model, call_of(request).key))
 
     @routes.get("/models/changes", responses=ERRORS)
     async def list_changes(request: Request) -> ModelSwitchList:
@@ -65,14 +66,14 @@ def router(manager: ModelManager) -> APIRouter:
     async def load_lora_adapter(body: AdapterLoad, request: Request) -> ModelCard:
         """Load a LoRA adapter, which calls select by its name as `model` (vLLM)."""
         _require_admin(request)
-        model = await manager.load_adapter(body.lora_name, body.lora_path, body.model, request.state.key)
+        model = await manager.load_adapter(body.lora_name, body.lora_path, body.model, call_of(request).key)
         return model_card(model, body.lora_name)
 
     @routes.post("/v1/unload_lora_adapter", responses=SWITCH_ERRORS)
     async def unload_lora_adapter(body: AdapterUnload, request: Request) -> AdapterDeleted:
         """Unload a LoRA adapter, and wait until its last request has ended (vLLM)."""
         _require_admin(request)
-        await manager.unload_adapter(body.lora_name, request.state.key)
+        await manager.unload_adapter(body.lora_name, call_of(request).key)
         return AdapterDeleted(id=body.lora_name)
 
     return routes
@@ -101,5 +102,5 @@ def model_card(model: ServedModel, adapter: str | None = None) -> ModelCard:
 
 
 def _require_admin(request: Request) -> None:
-    if not request.state.key.is_admin:
+    if not call_of(request).key.is_admin:
         raise HTTPException(403, f"{request.url.path} changes what all keys use and needs an admin key")

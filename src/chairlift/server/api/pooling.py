@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
-from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
 from operator import mul
 from typing import Final, TypeVar
 
-from pydantic import BaseModel
-from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.engine.pooling import POOLING_PARAMS, TASKS, check_task, pooled_values, sigmoid, truncate_vector
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
-from chairlift.server.api.serving import ApiCall, CallServing
-from chairlift.server.api.stream_chunks import encode
+from chairlift.server.api.endpoint import CallContext, Endpoint
+from chairlift.server.api.engine_call import EngineCall
+from chairlift.server.preparation.planners import PlanningModel
 from chairlift.server.preparation.request_plan import RequestPlan
 from chairlift.server.protocol.pooling import (
     EmbeddingData,
@@ -43,8 +40,8 @@ VALUES_PER_TOKEN: Final = 16
 """Values of vectors that take as long to write as a token of text."""
 
 
-def plan_embeddings(engine: ServedEngine, body: EmbeddingRequest) -> RequestPlan:
-    """Plan a call of /v1/embeddings; raises RequestError."""
+def _plan_embeddings(model: PlanningModel, body: EmbeddingRequest) -> RequestPlan:
+    engine = model.engine
     check_task(engine.facts, "embed")
     size = 0 if engine.facts.pooling is None else engine.facts.pooling.size
     if body.dimensions is not None and body.dimensions > size:
@@ -62,20 +59,18 @@ def _token_ids(engine: ServedEngine, text: str | list[int] | int, body: CallFiel
     return engine.input_processor.check_pooled(text, body.truncate_prompt_tokens)
 
 
-def plan_score(engine: ServedEngine, body: ScoreRequest) -> RequestPlan:
-    """Plan a call of /v1/score; raises RequestError."""
+def _plan_score(model: PlanningModel, body: ScoreRequest) -> RequestPlan:
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     if len(firsts) not in (1, len(seconds)):
         raise RequestError(
             f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: text_1 must be one text, or as many", "text_1"
         )
-    return _plan_pairs(engine, firsts, seconds, body)
+    return _plan_pairs(model.engine, firsts, seconds, body)
 
 
-def plan_rerank(engine: ServedEngine, body: RerankRequest) -> RequestPlan:
-    """Plan a call of /v1/rerank; raises RequestError."""
-    return _plan_pairs(engine, [body.query], body.texts(), body)
+def _plan_rerank(model: PlanningModel, body: RerankRequest) -> RequestPlan:
+    return _plan_pairs(model.engine, [body.query], body.texts(), body)
 
 
 def _plan_pairs(engine: ServedEngine, firsts: list[str], seconds: list[str], body: CallFields) -> RequestPlan:
@@ -92,45 +87,31 @@ def _plan_pairs(engine: ServedEngine, firsts: list[str], seconds: list[str], bod
     return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS, "input")
 
 
-class PoolingServing(CallServing[PoolingBody, RequestPlan]):
-    """The base class of endpoints that return vectors or scores."""
+class PoolingCall(EngineCall[PoolingBody, RequestPlan]):
+    """The base class of calls that return vectors or scores."""
 
-    @abstractmethod
-    def response(self, call: ApiCall[PoolingBody, RequestPlan], outputs: list[RequestOutput]) -> BaseModel:
-        """The body of the response."""
-
-    async def respond(self, body: PoolingBody, request: Request, plan: RequestPlan | None = None) -> Response:
-        if plan is None:
-            request.app.state.admission.check_token_rate(request.state.key)
-            plan = await self.plan(body, request)
-        call = await self._start(body, plan, request)
-        try:
-            outputs = await asyncio.gather(*(generation.collect() for generation in call.generations))
-        finally:
-            call.close()
-        for output in outputs:
-            call.usage.add(output)
+    @classmethod
+    async def serve(cls, context: CallContext, body: PoolingBody, plan: RequestPlan) -> Response:
+        """Answer a call; see `Endpoint.serve`."""
+        call = await cls.start(context, body, plan)
+        outputs = await call.collect()
         size = sum(len(output.pooled or b"") for output in outputs) // VALUES_PER_TOKEN
-        content = await self._write(call, size, self._response_json, call, list(outputs))
-        request.state.ignored = body.ignored_fields()
+        content = await call.write(size, call.response_json, outputs)
+        context.call.ignored = body.ignored_fields()
         return Response(content, media_type="application/json")
 
-    def _response_json(self, call: ApiCall[PoolingBody, RequestPlan], outputs: list[RequestOutput]) -> bytes:
-        return encode(self.response(call, outputs).model_dump())
-
-    def usage(self, call: ApiCall[PoolingBody, RequestPlan]) -> EmbeddingUsage:
-        """The token counts of a call."""
-        return EmbeddingUsage(prompt_tokens=call.usage.prompt_tokens, total_tokens=call.usage.prompt_tokens)
+    @property
+    def pooling_usage(self) -> EmbeddingUsage:
+        """The token counts."""
+        return EmbeddingUsage(prompt_tokens=self.usage.prompt_tokens, total_tokens=self.usage.prompt_tokens)
 
 
-class EmbeddingServing(PoolingServing[EmbeddingRequest]):
-    """POST /v1/embeddings."""
+class EmbeddingCall(PoolingCall[EmbeddingRequest]):
+    """One call of /v1/embeddings."""
 
-    id_prefix = "embd-"
-
-    def response(self, call: ApiCall[EmbeddingRequest, RequestPlan], outputs: list[RequestOutput]) -> BaseModel:
-        vectors = [truncate_vector(output.pooled or b"", call.body.dimensions) for output in outputs]
-        is_base64 = call.body.encoding_format == "base64"
+    def response(self, outputs: list[RequestOutput]) -> EmbeddingResponse:
+        vectors = [truncate_vector(output.pooled or b"", self.body.dimensions) for output in outputs]
+        is_base64 = self.body.encoding_format == "base64"
         data = [
             EmbeddingData.model_construct(
                 index=index,
@@ -138,7 +119,7 @@ class EmbeddingServing(PoolingServing[EmbeddingRequest]):
             )
             for index, vector in enumerate(vectors)
         ]
-        return EmbeddingResponse.model_construct(data=data, model=call.model, usage=self.usage(call))
+        return EmbeddingResponse.model_construct(data=data, model=self.model, usage=self.pooling_usage)
 
 
 def pair_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[float]:
@@ -157,33 +138,62 @@ def pair_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[float]
     ]
 
 
-class ScoreServing(PoolingServing[ScoreRequest]):
-    """POST /v1/score."""
+class ScoreCall(PoolingCall[ScoreRequest]):
+    """One call of /v1/score."""
 
-    id_prefix = "score-"
-
-    def response(self, call: ApiCall[ScoreRequest, RequestPlan], outputs: list[RequestOutput]) -> BaseModel:
-        num_pairs = 1 if isinstance(call.body.text_2, str) else len(call.body.text_2)
+    def response(self, outputs: list[RequestOutput]) -> ScoreResponse:
+        num_pairs = 1 if isinstance(self.body.text_2, str) else len(self.body.text_2)
         data = [ScoreData(index=index, score=score) for index, score in enumerate(pair_scores(outputs, num_pairs))]
-        return ScoreResponse(id=call.id, created=call.created, model=call.model, data=data, usage=self.usage(call))
+        return ScoreResponse(id=self.id, created=self.created, model=self.model, data=data, usage=self.pooling_usage)
 
 
-class RerankServing(PoolingServing[RerankRequest]):
-    """POST /v1/rerank."""
+class RerankCall(PoolingCall[RerankRequest]):
+    """One call of /v1/rerank."""
 
-    id_prefix = "rerank-"
-
-    def response(self, call: ApiCall[RerankRequest, RequestPlan], outputs: list[RequestOutput]) -> BaseModel:
-        body = call.body
-        texts = body.texts()
+    def response(self, outputs: list[RequestOutput]) -> RerankResponse:
+        texts = self.body.texts()
         scores = pair_scores(outputs, len(texts))
-        ranked = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
+        ranked = sorted(range(len(texts)), key=lambda index: -scores[index])[: self.body.top_n or None]
         results = [
             RerankResult(
                 index=index,
                 relevance_score=scores[index],
-                document=RerankedText(text=texts[index]) if body.return_documents else None,
+                document=RerankedText(text=texts[index]) if self.body.return_documents else None,
             )
             for index in ranked
         ]
-        return RerankResponse(id=call.id, model=call.model, results=results, usage=self.usage(call))
+        return RerankResponse(id=self.id, model=self.model, results=results, usage=self.pooling_usage)
+
+
+EMBEDDINGS: Final = Endpoint(
+    "/v1/embeddings",
+    "create_embeddings",
+    "Compute the vectors of texts (OpenAI).",
+    EmbeddingRequest,
+    EmbeddingResponse,
+    _plan_embeddings,
+    EmbeddingCall.serve,
+    id_prefix="embd-",
+)
+SCORE: Final = Endpoint(
+    "/v1/score",
+    "create_scores",
+    "Compute the scores of pairs of texts (vLLM).",
+    ScoreRequest,
+    ScoreResponse,
+    _plan_score,
+    ScoreCall.serve,
+    aliases=("/score",),
+    id_prefix="score-",
+)
+RERANK: Final = Endpoint(
+    "/v1/rerank",
+    "rerank_documents",
+    "Sort documents by their relevance for a query (Jina, Cohere).",
+    RerankRequest,
+    RerankResponse,
+    _plan_rerank,
+    RerankCall.serve,
+    aliases=("/rerank",),
+    id_prefix="rerank-",
+)

@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 from chairlift.observability.explain import Explanation
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.what_if import what_ifs
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.call import call_of
 from chairlift.server.models.model_calls import ModelCalls, ModelWait
 from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.protocol.base import ErrorBody
@@ -97,14 +99,14 @@ class ExplanationView(BaseModel):
     model_wait: ModelWaitView | None = None
 
 
-def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
+def router(observers: ModelObservers, calls: ModelCalls, admission: AdmissionController) -> APIRouter:
     """Create the endpoints below /v1/requests. A key can read the requests of its tenant; an admin key can read all."""
     routes = APIRouter()
 
     @routes.get("/v1/requests")
     async def list_requests(request: Request) -> RequestList:
         """List the unfinished requests by arrival."""
-        viewer = observers.viewer(request)
+        viewer = observers.viewer(call_of(request).key)
         found = [
             (observer, entry)
             for observer in observers.running
@@ -124,19 +126,20 @@ def router(observers: ModelObservers, calls: ModelCalls) -> APIRouter:
     @routes.get("/v1/requests/{request_id}/explain", responses={**NOT_FOUND_ERRORS, 429: {"model": ErrorBody}})
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
         """Explain why a request waited. This counts towards the requests per minute of the key."""
-        request.app.state.admission.admit_query(request.state.key)
+        admission.admit_query(call_of(request).key)
         wait = calls.find_wait(request_id)
-        if wait is not None and not observers.viewer(request).can_see(wait.tenant):
+        if wait is not None and not observers.viewer(call_of(request).key).can_see(wait.tenant):
             wait = None
         wait_view = None if wait is None else _wait_view(wait)
         if wait is not None and (wait.ended is None or wait.error is not None):
             return ExplanationView(id=request_id, sequences=[], model_wait=wait_view)
         found = _find(observers, request_id, request)
+        key = call_of(request).key
         blocked = [each.observer.explainer.blocked_request(each.request) for each in found]
         changes = await asyncio.to_thread(lambda: [[] if one is None else what_ifs(one) for one in blocked])
         explained = [
             replace(
-                each.observer.explainer.explain(each.request, each.observer.viewer(request), each.observer.now(), its),
+                each.observer.explainer.explain(each.request, each.observer.viewer(key), each.observer.now(), its),
                 replica=each.observer.replica_id,
             )
             for each, its in zip(found, changes, strict=True)
@@ -153,7 +156,7 @@ def _find(observers: ModelObservers, request_id: str, request: Request) -> list[
     Raises:
         HTTPException: there are none.
     """
-    viewer = observers.viewer(request)
+    viewer = observers.viewer(call_of(request).key)
     known = (each for each in observers.find(request_id) if not each.is_resent)
     if found := [each for each in known if viewer.can_see(each.request.tenant)]:
         return found

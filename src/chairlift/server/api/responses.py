@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer
-from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
+from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer, plan_conversation
+from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
 from chairlift.server.api.stream_chunks import encode, to_named_event
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.conversation import ChatPlan
@@ -25,8 +26,6 @@ from chairlift.server.protocol.responses import (
     ResponsesUsage,
 )
 from chairlift.server.tools.answer_parser import DeltaToolCall
-
-ResponsesCall = ApiCall[ResponsesRequest, ChatPlan]
 
 
 def new_item_id(kind: str) -> str:
@@ -75,59 +74,57 @@ DELTAS = {
 """Kind of item -> the prefix of its events `.delta` and `.done`."""
 
 
-class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
-    """Answers /v1/responses."""
+class ResponsesCall(GeneratingCall[ResponsesRequest, ChatPlan]):
+    """One call of /v1/responses."""
 
-    id_prefix = "resp_"
-
-    def response(self, call: ResponsesCall, outputs: list[RequestOutput]) -> ResponseObject:
+    def response(self, outputs: list[RequestOutput]) -> ResponseObject:
         (output,) = outputs[0].outputs
-        answer = parse_answer(call.plan, output.text)
-        positions = output.logprobs if call.body.include_logprobs else None
+        answer = parse_answer(self.plan, output.text)
+        positions = output.logprobs if self.body.include_logprobs else None
         items = _items(answer, list(map(self.logprob_writer().chat, positions or [])))
-        return self.finished(call, items, output)
+        return self.finished(items, output)
 
-    def writer(self, call: ResponsesCall) -> StreamWriter:
-        return _ResponsesStream(self, call)
+    def writer(self) -> StreamWriter:
+        return _ResponsesStream(self)
 
-    def finished(self, call: ResponsesCall, items: list[OutputItem], output: CompletionOutput) -> ResponseObject:
-        """The response at the end of a call."""
+    def finished(self, items: list[OutputItem], output: CompletionOutput) -> ResponseObject:
+        """The response at the end of the call."""
         status = _status(output)
         values = [item.value("completed") for item in items]
         if values and status == "incomplete":
             values[-1] = items[-1].value(status)
-        response = self.skeleton(call)
+        response = self.skeleton()
         return response.model_copy(
             update={
                 "status": status,
                 "completed_at": int(time.time()) if status == "completed" else None,
                 "incomplete_details": None if status == "completed" else IncompleteDetails(reason="max_output_tokens"),
                 "output": values,
-                "usage": self._usage(call, items),
-                "timings": call.usage.timings() if call.body.timings else None,
+                "usage": self._usage(items),
+                "timings": self.usage.timings() if self.body.timings else None,
             }
         )
 
-    def skeleton(self, call: ResponsesCall) -> ResponseObject:
+    def skeleton(self) -> ResponseObject:
         """The response at the beginning of a call, without output."""
-        body = call.body
+        body = self.body
         choice = body.tool_choice or ("auto" if body.tools else "none")
         effort = None if body.reasoning is None else body.reasoning.effort
         text: dict[str, Any] = {"format": {"type": "text"}}
         if body.text is not None and body.text.format is not None:
             text = {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)}
         return ResponseObject(
-            id=call.id,
-            created_at=call.created,
+            id=self.id,
+            created_at=self.created,
             status="in_progress",
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {},
-            model=call.model,
+            model=self.model,
             output=[],
             parallel_tool_calls=body.parallel_tool_calls is not False,
             reasoning={"effort": effort, "summary": None},
-            temperature=call.plan.params.temperature,
+            temperature=self.plan.params.temperature,
             text=text,
             tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
             tools=[tool.model_dump() for tool in body.tools or []],
@@ -136,12 +133,12 @@ class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
             prompt_cache_key=body.prompt_cache_key,
             prompt_cache_retention=body.prompt_cache_retention,
             safety_identifier=body.safety_identifier,
-            top_p=call.plan.params.top_p,
+            top_p=self.plan.params.top_p,
             user=body.user,
         )
 
-    def _usage(self, call: ResponsesCall, items: list[OutputItem]) -> ResponsesUsage:
-        usage = call.usage
+    def _usage(self, items: list[OutputItem]) -> ResponsesUsage:
+        usage = self.usage
         reasoning = sum(self.num_tokens(item.text) for item in items if item.kind == "reasoning")
         return ResponsesUsage(
             input_tokens=usage.prompt_tokens,
@@ -171,17 +168,16 @@ def _items(answer: ParsedAnswer, logprobs: list[dict[str, Any]]) -> list[OutputI
 class _ResponsesStream(PartStreamWriter):
     """Writes the events of one response, whose items follow each other."""
 
-    def __init__(self, serving: ResponsesServing, call: ResponsesCall) -> None:
+    def __init__(self, call: ResponsesCall) -> None:
         super().__init__(call)
-        self._serving = serving
         self._call = call
-        self._logprobs = serving.logprob_writer()
+        self._logprobs = call.logprob_writer()
         self._done: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._sequence_number = 0
 
     def opening(self) -> bytes:
-        response = self._serving.skeleton(self._call).model_dump()
+        response = self._call.skeleton()
         return b"".join(self._event(kind, response=response) for kind in ("response.created", "response.in_progress"))
 
     def closing(self) -> bytes:
@@ -190,13 +186,13 @@ class _ResponsesStream(PartStreamWriter):
         if self._open is None and not self._done:
             events = self._start(OutputItem("message", new_item_id("msg")))
         events += self._end(_status(self.last))
-        response = self._serving.finished(self._call, self._done, self.last)
-        return events + self._event(f"response.{response.status}", response=response.model_dump())
+        response = self._call.finished(self._done, self.last)
+        return events + self._event(f"response.{response.status}", response=response)
 
     def failure(self, error: ChairliftError) -> bytes:
         _, body = error_body(error)
         failed = {"status": "failed", "error": ResponseError(message=str(error))}
-        response = self._serving.skeleton(self._call).model_copy(update=failed).model_dump()
+        response = self._call.skeleton().model_copy(update=failed)
         event = self._event("error", code=body.error.type, message=str(error), param=body.error.param)
         return event + self._event("response.failed", response=response)
 
@@ -275,3 +271,15 @@ def _without_bytes(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for entry in entries
     ]
+
+
+RESPONSES: Final = Endpoint(
+    "/v1/responses",
+    "create_response",
+    "Generate a response to input items (OpenAI).",
+    ResponsesRequest,
+    ResponseObject,
+    plan_conversation,
+    ResponsesCall.serve,
+    id_prefix="resp_",
+)

@@ -1,21 +1,31 @@
-"""Writes JSON and server-sent events as bytes.
-
-Streams do not use pydantic, because serializing a pydantic model takes longer than computing a token of a small model.
-The tests validate the events with the types of the official clients.
-"""
+"""Writes JSON and server-sent events as bytes."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from pydantic import BaseModel
 
-encode: Final = msgspec.json.Encoder().encode
-"""Encodes plain JSON values as bytes."""
 
-NULL: Final = b"null"
+def _plain_value(value: Any) -> Any:
+    """A pydantic model as plain values. Large parts of a response are JSON already (`msgspec.Raw`), which is not the
+    declared type of their fields."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(warnings=False)
+    raise NotImplementedError(f"{type(value)} cannot be written as JSON")
+
+
+encode: Final = msgspec.json.Encoder(enc_hook=_plain_value).encode
+"""Encodes structs, pydantic models and plain values as JSON."""
+
 DONE: Final = b"data: [DONE]\n\n"
 """The event that ends a stream of OpenAI's completions API."""
+
+
+def to_event(value: Any) -> bytes:
+    """One server-sent event without a type."""
+    return b"data: %b\n\n" % encode(value)
 
 
 def to_named_event(name: str, body: bytes) -> bytes:

@@ -1,14 +1,13 @@
-"""Computes the responses of the endpoints that count tokens or convert between text and token ids."""
+"""The endpoints /tokenize and /detokenize of vLLM."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
+from chairlift.server.api.endpoint import Endpoint, serve_planned
 from chairlift.server.api.logprobs import token_text
-from chairlift.server.preparation.conversation import ConversationPlanner
-from chairlift.server.protocol.messages import CountTokensRequest, TokenCount
+from chairlift.server.preparation.planners import PlanningModel
 from chairlift.server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -20,15 +19,10 @@ MAX_CONTEXTS: Final = 8
 """The maximum number of token ids of one call to /detokenize, as a multiple of `max_model_len`."""
 
 
-def count_tokens(conversations: ConversationPlanner, body: CountTokensRequest) -> bytes:
-    """The response of /v1/messages/count_tokens; raises RequestError."""
-    return TokenCount(input_tokens=len(conversations.prompt_token_ids(body))).model_dump_json().encode()
-
-
-def tokenize(engine: ServedEngine, conversations: ConversationPlanner, body: TokenizeRequest) -> bytes:
-    """The response of /tokenize; raises RequestError."""
+def _tokenize(model: PlanningModel, body: TokenizeRequest) -> bytes:
+    engine = model.engine
     if (chat := body.chat()) is not None:
-        tokens = conversations.prompt_token_ids(chat)
+        tokens = model.conversations.prompt_token_ids(chat)
     else:
         adds_special = body.add_special_tokens is not False
         tokens = engine.input_processor.encode_text(body.prompt or "", "prompt", add_special_tokens=adds_special)
@@ -42,8 +36,8 @@ def tokenize(engine: ServedEngine, conversations: ConversationPlanner, body: Tok
     return response.model_dump_json(exclude_none=True).encode()
 
 
-def detokenize(engine: ServedEngine, body: DetokenizeRequest) -> bytes:
-    """The response of /detokenize; raises RequestError."""
+def _detokenize(model: PlanningModel, body: DetokenizeRequest) -> bytes:
+    engine = model.engine
     vocab_size = engine.facts.model_config.vocab_size
     limit = MAX_CONTEXTS * engine.facts.scheduler_config.max_model_len
     if len(body.tokens) > limit:
@@ -56,3 +50,23 @@ def detokenize(engine: ServedEngine, body: DetokenizeRequest) -> bytes:
         raise RequestError(f"tokens must be token ids from 0 to {vocab_size - 1}, got {largest}", "tokens")
     text = engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
     return DetokenizeResponse(prompt=text).model_dump_json().encode()
+
+
+TOKENIZE: Final = Endpoint(
+    "/tokenize",
+    "tokenize_text",
+    "Convert a prompt or messages to token ids (vLLM).",
+    TokenizeRequest,
+    TokenizeResponse,
+    _tokenize,
+    serve_planned,
+)
+DETOKENIZE: Final = Endpoint(
+    "/detokenize",
+    "detokenize_ids",
+    "Convert token ids to text (vLLM).",
+    DetokenizeRequest,
+    DetokenizeResponse,
+    _detokenize,
+    serve_planned,
+)

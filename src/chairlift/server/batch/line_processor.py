@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import EngineDeadError, RequestError
+from chairlift.server.api.endpoints import ENDPOINTS
 from chairlift.server.batch.batch_lines import (
     BatchLineError,
     BatchRequestInput,
@@ -82,7 +82,7 @@ class LineProcessor:
     def __init__(self, llm: AsyncLLM, app: FastAPI) -> None:
         self._llm = llm
         self._app = app
-        self._urls = sorted(_batch_urls(app))
+        self._urls = sorted(endpoint.path for endpoint in ENDPOINTS if endpoint.path.startswith(API_PREFIX))
 
     async def answer(self, number: int, line: bytes) -> AnsweredLine:
         """Return the result of line `number`.
@@ -161,13 +161,6 @@ async def post(app: ASGIApp, path: str, body: bytes) -> AsgiResponse:
         # Starlette sends a response with status 500 and then raises the error again.
         logger.exception("POST %s failed with status %d", path, response.status)
     return response
-
-
-def _batch_urls(app: FastAPI) -> Iterator[str]:
-    """The paths below /v1/ that take a POST request and have no path parameters."""
-    for path, operations in app.openapi()["paths"].items():
-        if "post" in operations and path.startswith(API_PREFIX) and "{" not in path:
-            yield path
 
 
 def _is_stream(request: BatchRequestInput) -> bool:

@@ -158,6 +158,7 @@ class _BodyReservation:
 
 def _owner(scope: Scope) -> str:
     """The tenant of a request, or the address of its client on a server without keys."""
-    key = scope.get("state", {}).get("key")
+    call = scope.get("state", {}).get("call")
     client = scope.get("client")
-    return getattr(key, "tenant", "") or ("" if client is None else str(client[0]))
+    tenant = "" if call is None else call.key.tenant
+    return tenant or ("" if client is None else str(client[0]))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
 import uvicorn
 
-from chairlift.server.access.admission import AdmissionController
 from chairlift.server.http.process_exit import (
     ENGINE_STOP_SECONDS,
     EXIT_SECONDS,
@@ -24,8 +24,18 @@ from chairlift.server.http.process_exit import (
     FORCED_FLUSH_SECONDS,
     ProcessExit,
 )
+from chairlift.server.http.server_limits import ServerLimits
 
 logger = logging.getLogger("chairlift")
+
+
+class CallCounter(Protocol):
+    """Counts the calls in progress, and rejects new ones while the server drains."""
+
+    is_draining: bool
+    num_calls: int
+    limits: ServerLimits
+    clock: Callable[[], float]
 
 
 class ServerEngine(Protocol):
@@ -49,7 +59,7 @@ class DrainingServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         engine: ServerEngine,
-        admission: AdmissionController,
+        admission: CallCounter,
         process_exit: ProcessExit | None = None,
     ) -> None:
         super().__init__(config)

@@ -21,6 +21,7 @@ from chairlift.errors import EngineDeadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.preparation.planners import Planners
 from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 from chairlift.worker.memory import available_host_memory
@@ -70,9 +71,11 @@ class ProcessLoader:
     Args:
         watchdog_timeout: see ProcessClient.
         max_json_depth: see WorkerSetup.
+        planners: the planners of the endpoints.
     """
 
-    def __init__(self, watchdog_timeout: float, max_json_depth: int) -> None:
+    def __init__(self, watchdog_timeout: float, max_json_depth: int, planners: Planners) -> None:
+        self._planners = planners
         self._watchdog_timeout = watchdog_timeout
         self._max_json_depth = max_json_depth
         self._turns = Path(tempfile.mkdtemp(prefix="chairlift-turns-"))
@@ -104,11 +107,12 @@ class ProcessLoader:
         finally:
             with self._lock:
                 self._starting.discard(client)
+        planners, facts = self._planners, client.engine.facts
         setup = WorkerSetup(
-            config.model, config.skip_tokenizer_init, client.engine.facts, api, self._max_json_depth, fingerprint
+            config.model, config.skip_tokenizer_init, facts, api, self._max_json_depth, fingerprint, planners
         )
-        llm = AsyncLLM(client=client)
-        service = ModelService(llm, model.name, api, PreparationWorkers(setup))
+        workers = PreparationWorkers(setup)
+        service = ModelService(AsyncLLM(client=client), model.name, api, planners, workers)
         trim_memory()
         return service
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from chairlift.errors import DeadlineError, RequestError
-from chairlift.server.api.endpoints import SERVINGS
+from chairlift.server.access.call import Call
 from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelLease, ServedModel
@@ -59,16 +57,21 @@ class ModelWait:
         return f"The call has waited for {self.seconds:.1f} s: model {name!r} waits for its turn and for memory."
 
 
-class CallFields(msgspec.Struct):
-    """The fields of a body that select its model."""
+class ModelSelection(msgspec.Struct):
+    """The fields of a body that select its model, which may have values of any type."""
 
     model: Any = None
     request_id: Any = None
     timeout: Any = None
 
+    @classmethod
+    def of(cls, body: object) -> ModelSelection:
+        """The fields of a valid body."""
+        return cls(*(getattr(body, name, None) for name in cls.__struct_fields__))
+
 
 class ModelCalls:
-    """Answers calls with a body by the model that they name. A call waits until this model is loaded."""
+    """Gives calls the models that they name. A call waits until its model is loaded."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
@@ -87,48 +90,39 @@ class ModelCalls:
         """The wait of a call; None if it did not wait for a model, or too long ago."""
         return self._waits.get(call_id)
 
-    async def respond(self, path: str, body: Any, request: Request) -> Response:
-        """Answer a call with a valid body.
-
-        Raises:
-            UnknownModelError, ModelNotAllowedError, ModelLoadFailedError: the model cannot be used.
-            ChairliftError: as `Endpoint.respond`.
-        """
-        fields = CallFields(*(getattr(body, name, None) for name in CallFields.__struct_fields__))
-        async with self.lease(path, fields, request) as lease:
-            return await lease.service.endpoints[path].respond(body, request)
-
-    def check(self, body: Any, lease: ModelLease, request: Request) -> None:
+    def check(self, body: object, lease: ModelLease, call: Call) -> None:
         """Raise UnknownModelError or ModelNotAllowedError if a body does not name the model of the lease."""
         name = getattr(body, "model", None)
-        if self._manager.find(name, request.state.key) is not lease.model:
+        if self._manager.find(name, call.key) is not lease.model:
             raise RequestError(f"model={name!r:.100} is given twice with different values: remove one", "model")
 
     @asynccontextmanager
-    async def lease(self, path: str, fields: CallFields, request: Request) -> AsyncIterator[ModelLease]:
-        """Use the model of a call, after it has been loaded. `request.state.lease` is the lease."""
-        name = fields.model if isinstance(fields.model, str) else None
-        model = self._manager.find(name, request.state.key)
-        lease: ModelLease | None = getattr(request.state, "lease", None)
-        if lease is not None and lease.model is model:
-            yield lease  # A second lease might wait until the first one is closed.
-            return
-        request.state.model_seconds = 0.0
-        lease = self._manager.try_acquire(model) or await self._wait(model, path, fields, request)
-        request.state.lease = lease
+    async def lease(self, id_prefix: str, selection: ModelSelection, call: Call) -> AsyncIterator[ModelLease]:
+        """Use the model that a call selects, after it has been loaded.
+
+        Args:
+            id_prefix: the beginning of the id of the call, if it waits.
+
+        Raises:
+            UnknownModelError, ModelNotAllowedError, ModelLoadFailedError: the model cannot be used.
+            DeadlineError: the timeout of the call has passed before the model was loaded.
+        """
+        name = selection.model if isinstance(selection.model, str) else None
+        model = self._manager.find(name, call.key)
+        lease = self._manager.try_acquire(model) or await self._wait(model, id_prefix, selection, call)
         try:
             yield lease
         finally:
             lease.close()
 
-    async def _wait(self, model: ServedModel, path: str, fields: CallFields, request: Request) -> ModelLease:
-        request_id = fields.request_id if isinstance(fields.request_id, str) else uuid.uuid4().hex
-        request.state.request_id = request_id
-        wait = ModelWait(f"{getattr(SERVINGS[path], 'id_prefix', '')}{request_id}", request.state.key.tenant, model)
+    async def _wait(self, model: ServedModel, id_prefix: str, selection: ModelSelection, call: Call) -> ModelLease:
+        request_id = selection.request_id if isinstance(selection.request_id, str) else uuid.uuid4().hex
+        call.request_id = request_id
+        wait = ModelWait(f"{id_prefix}{request_id}", call.key.tenant, model)
         self._waits[wait.call_id] = wait
         while len(self._waits) > MAX_WAITS:
             self._waits.popitem(last=False)
-        timeout = fields.timeout if isinstance(fields.timeout, int | float) and fields.timeout > 0 else None
+        timeout = selection.timeout if isinstance(selection.timeout, int | float) and selection.timeout > 0 else None
         try:
             async with asyncio.timeout(timeout):
                 return await self._manager.acquire(model)
@@ -140,16 +134,16 @@ class ModelCalls:
             raise
         finally:
             wait.ended = time.monotonic()
-            request.state.model_seconds = wait.seconds
+            call.model_seconds = wait.seconds
 
 
-def read_call_fields(body: bytes) -> CallFields:
+def read_selection(body: bytes) -> ModelSelection:
     """Read the fields that select the model from a JSON body, in time proportional to its size.
 
     Raises:
         RequestError: the body is not a JSON object.
     """
     try:
-        return msgspec.json.decode(body, type=CallFields)
+        return msgspec.json.decode(body, type=ModelSelection)
     except (msgspec.DecodeError, RecursionError):
         raise RequestError(NOT_JSON_MESSAGE) from None

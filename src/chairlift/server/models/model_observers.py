@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from starlette.requests import Request
-
 from chairlift.observability.explain import Viewer
 from chairlift.observability.tracked_request import TrackedRequest
+from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.served_model import ServedModel
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 
@@ -29,8 +28,8 @@ class ModelObservers:
     def now(self) -> float:
         return self._models[0].observer.now()
 
-    def viewer(self, request: Request) -> Viewer:
-        return self._models[0].observer.viewer(request)
+    def viewer(self, key: KeyInfo) -> Viewer:
+        return self._models[0].observer.viewer(key)
 
     def find(self, call_id: str) -> list[ObservedRequest]:
         """The known sequences of an API call, also those of replicas that have ended. The sequences of a model are in

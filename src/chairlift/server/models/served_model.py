@@ -16,11 +16,9 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.engine.served_engine import EngineFacts
-from chairlift.server.api.endpoints import make_endpoints
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.conversation import ConversationPlanner
-from chairlift.server.preparation.planners import make_planners
+from chairlift.server.preparation.planners import Planners, PlanningModel
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
 from chairlift.server.telemetry.engine_observer import EngineObserver, measure_engine
 from chairlift.server.telemetry.live_feed import LiveFeed
@@ -32,10 +30,13 @@ MAX_ENDED_REPLICAS: Final = 8
 
 
 class ModelService:
-    """Answers the calls of a loaded model: its engine, endpoints and preparation workers.
+    """A loaded model: its engine, and the preparation of its requests.
 
     Args:
         llm: the engine, which is closed with the service.
+        name: the name of the model in requests and responses.
+        api: the options of the API.
+        planners: the planners of the endpoints.
         workers: see `Preparation`.
     """
 
@@ -44,18 +45,17 @@ class ModelService:
         llm: AsyncLLM,
         name: str,
         api: ApiOptions,
+        planners: Planners,
         workers: PreparationWorkers | None,
     ) -> None:
         self.llm = llm
-        self.preparation = Preparation(workers)
-        self._conversations = ConversationPlanner(llm.engine, api)
-        planners = make_planners(llm.engine, self._conversations)
-        self.endpoints = make_endpoints(llm, name, planners, self.preparation)
+        self.name = name
+        self.preparation = Preparation(PlanningModel(llm.engine, api), planners, workers)
 
     def start(self) -> None:
         """Connect the engine to the running event loop."""
         self.llm.open()
-        self.preparation.start(self._conversations.log_template_warnings)
+        self.preparation.log_template_warnings()
 
     def stop(self, reason: str) -> None:
         """End all calls with an error, without waiting; call `aclose` afterwards."""

@@ -1,38 +1,98 @@
-"""The planners of all endpoints of a server that take a body."""
+"""Planners: parse and validate the bodies of an endpoint, and turn them into plans."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from chairlift.engine.served_engine import ServedEngine
-from chairlift.server.api.completions import plan_completion
-from chairlift.server.api.pooling import plan_embeddings, plan_rerank, plan_score
-from chairlift.server.api.tokenization import count_tokens, detokenize, tokenize
+from chairlift.errors import RequestError
+from chairlift.server.http.body_limits import check_depth
+from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ConversationPlanner
-from chairlift.server.preparation.request_plan import RequestPlanner
-from chairlift.server.protocol.chat import ChatCompletionRequest
-from chairlift.server.protocol.completions import CompletionRequest
-from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
-from chairlift.server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
-from chairlift.server.protocol.responses import ResponsesRequest
-from chairlift.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from chairlift.server.preparation.request_plan import rename_fields_in_errors
+from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.validation_errors import describe_validation_errors
 
-Planners = dict[str, RequestPlanner[Any, Any]]
+Fields = TypeVar("Fields", bound=RequestBody)
+Result = TypeVar("Result")
+
+
+class PlanningModel:
+    """What planning needs of a model: in the server, or in a preparation worker, which has no engine.
+
+    Attributes:
+        conversations: plans requests with messages.
+    """
+
+    def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
+        self.engine = engine
+        self.conversations = ConversationPlanner(engine, options)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A valid body without its `content_fields`, and its plan."""
+
+    body: Any
+    plan: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlanner(Generic[Fields, Result]):
+    """Converts the bodies of one endpoint to plans, or to responses if it needs no engine. It can be pickled.
+
+    Attributes:
+        body_type: The pydantic model of the body.
+        function: Plans a valid body for a model, in time proportional to its size.
+    """
+
+    body_type: type[Fields]
+    function: Callable[[PlanningModel, Fields], Result]
+
+    def plan(self, model: PlanningModel, body: Fields) -> Result:
+        """Plan a body; raises RequestError if the request is invalid or exceeds a limit."""
+        with rename_fields_in_errors(body.chat_field_names):
+            return self.function(model, body)
+
+    def parse(self, raw: bytes, max_depth: int) -> Fields:
+        """Parse and validate a body.
+
+        Args:
+            max_depth: The maximum nesting depth of arrays and objects.
+
+        Raises:
+            RequestError: The body is not valid.
+        """
+        check_depth(raw, max_depth)
+        given = _parse_json(raw)
+        if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
+            raise RequestError(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
+        try:
+            return self.body_type.model_validate(given)
+        except ValidationError as error:
+            raise RequestError(*describe_validation_errors(error.errors(), given)) from None
+
+    def prepare(self, model: PlanningModel, raw: bytes, max_depth: int) -> PreparedRequest:
+        """Parse, validate and plan a body; raises RequestError."""
+        body = self.parse(raw, max_depth)
+        return PreparedRequest(body.without_content(), self.plan(model, body))
+
+
+Planners = Mapping[str, RequestPlanner[Any, Any]]
 """Path of an endpoint -> its planner."""
 
 
-def make_planners(engine: ServedEngine, conversations: ConversationPlanner) -> Planners:
-    """Create the planners for an engine, or for the description of an engine that a preparation worker has."""
-    return {
-        "/v1/completions": RequestPlanner(CompletionRequest, partial(plan_completion, engine)),
-        "/v1/chat/completions": RequestPlanner(ChatCompletionRequest, conversations.plan),
-        "/v1/responses": RequestPlanner(ResponsesRequest, conversations.plan),
-        "/v1/messages": RequestPlanner(MessagesRequest, conversations.plan),
-        "/v1/messages/count_tokens": RequestPlanner(CountTokensRequest, partial(count_tokens, conversations)),
-        "/v1/embeddings": RequestPlanner(EmbeddingRequest, partial(plan_embeddings, engine)),
-        **{path: RequestPlanner(ScoreRequest, partial(plan_score, engine)) for path in ("/v1/score", "/score")},
-        **{path: RequestPlanner(RerankRequest, partial(plan_rerank, engine)) for path in ("/v1/rerank", "/rerank")},
-        "/tokenize": RequestPlanner(TokenizeRequest, partial(tokenize, engine, conversations)),
-        "/detokenize": RequestPlanner(DetokenizeRequest, partial(detokenize, engine)),
-    }
+def _parse_json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the request body is not valid JSON: it is not UTF-8 ({error.reason})") from None
+    except ValueError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None

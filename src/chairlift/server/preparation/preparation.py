@@ -11,13 +11,9 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from chairlift.errors import EngineDeadError
-from chairlift.server.http.body_limits import LARGE_BODY
-from chairlift.server.preparation.request_plan import Fields, RequestPlanner
-from chairlift.server.preparation.worker_process import (
-    PreparationProcess,
-    PreparedRequest,
-    WorkerSetup,
-)
+from chairlift.server.preparation.planners import Planners, PlanningModel, PreparedRequest
+from chairlift.server.preparation.worker_process import PreparationProcess, WorkerSetup
+from chairlift.server.protocol.base import RequestBody
 
 Result = TypeVar("Result")
 Turn: TypeAlias = "asyncio.Future[PreparationProcess]"
@@ -63,7 +59,7 @@ class PreparationWorkers:
     """A pool of worker processes for large bodies. It must be used on one event loop.
 
     Args:
-        setup: The data with which workers create their planners.
+        setup: The data with which workers plan requests.
         num_workers: The maximum number of processes, which are started on demand. Default: by CORES_PER_WORKER.
         max_seconds: Maximum seconds for one body.
         idle_seconds: Seconds without work after which a worker is ended.
@@ -156,33 +152,16 @@ class PreparationWorkers:
             process.close()
 
 
-class Preparation:
-    """Prepares requests off the event loop.
+class PreparationThreads:
+    """Calls functions on threads."""
 
-    Args:
-        workers: The worker processes for large bodies. Without them all bodies are prepared on threads.
-    """
-
-    def __init__(self, workers: PreparationWorkers | None = None) -> None:
-        self._workers = workers
+    def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
         self._waiting_threads = ThreadPoolExecutor(NUM_THREADS, "preparation-wait")
-
-    def should_use_worker(self, body: bytes) -> bool:
-        """Whether a body is large enough for a worker, and there are workers."""
-        return self._workers is not None and len(body) >= LARGE_BODY
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function on a thread. A cancelled call that waits is not run."""
         return await asyncio.wrap_future(self._threads.submit(function, *arguments))
-
-    async def plan(self, planner: RequestPlanner[Fields, Result], body: Fields) -> Result:
-        """Plan a body on a thread.
-
-        Raises:
-            RequestError: The request is invalid or exceeds a limit.
-        """
-        return await self.run(planner.plan, body)
 
     async def run_and_wait(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function that mostly waits for another process, such as the grammar compiler, as `run` does.
@@ -195,10 +174,48 @@ class Preparation:
         """Start to call a function on a thread, without waiting for it."""
         self._threads.submit(function)
 
-    async def prepare(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
-        """Prepare a large body in a worker; see `PreparationWorkers.run`."""
-        assert self._workers is not None, "the caller must check `should_use_worker`"
-        return await self._workers.run(tenant, endpoint, body)
+    def close(self) -> None:
+        """End the threads after their current calls."""
+        for threads in (self._threads, self._waiting_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+class Preparation(PreparationThreads):
+    """Prepares the requests of a model off the event loop.
+
+    Args:
+        model: The model to plan for.
+        planners: The planners of the endpoints.
+        workers: The worker processes for large bodies. Without them all bodies are prepared on threads.
+    """
+
+    def __init__(self, model: PlanningModel, planners: Planners, workers: PreparationWorkers | None = None) -> None:
+        super().__init__()
+        self._model = model
+        self._planners = planners
+        self._workers = workers
+
+    def log_template_warnings(self) -> None:
+        """Check the chat template of the model on a thread."""
+        self.start(self._model.conversations.log_template_warnings)
+
+    async def plan(self, endpoint: str, body: RequestBody) -> Any:
+        """Plan a body on a thread.
+
+        Args:
+            endpoint: The path of the endpoint.
+
+        Raises:
+            RequestError: The request is invalid or exceeds a limit.
+        """
+        return await self.run(self._planners[endpoint].plan, self._model, body)
+
+    async def prepare(self, tenant: str, endpoint: str, raw: bytes, max_depth: int) -> PreparedRequest:
+        """Parse, validate and plan a large body in a worker (see `PreparationWorkers.run`), or on a thread if there are
+        no workers."""
+        if self._workers is not None:
+            return await self._workers.run(tenant, endpoint, raw)
+        return await self.run(self._planners[endpoint].prepare, self._model, raw, max_depth)
 
     def stop(self, message: str) -> None:
         """End all calls that workers are preparing with an error."""
@@ -206,8 +223,7 @@ class Preparation:
             self._workers.stop(EngineDeadError(message))
 
     def close(self) -> None:
-        """End all worker processes. Threads end after their current calls."""
-        for threads in (self._threads, self._waiting_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+        """End all worker processes, and the threads after their current calls."""
+        super().close()
         if self._workers is not None:
             self._workers.close()

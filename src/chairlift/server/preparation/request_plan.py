@@ -1,17 +1,16 @@
-"""Request plans, which contain the prompts and parameters of a request, and the planners that create them."""
+"""Request plans, which contain the prompts and parameters of a request, and the fields that their errors name."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.protocol.base import RequestBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +32,6 @@ class RequestPlan:
 
 MAX_LOGPROB_ENTRIES: Final = 4 << 20
 """The maximum number of logprobs in the response to one call. Each has about 60 bytes."""
-
-Fields = TypeVar("Fields", bound=RequestBody)
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPlanner(Generic[Fields, Result]):
-    """Converts the validated body of one endpoint to a plan, or to the response of an endpoint that needs no engine.
-
-    Attributes:
-        body_type: The pydantic model of the body.
-        function: Plans a body, in time proportional to its size.
-    """
-
-    body_type: type[Fields]
-    function: Callable[[Fields], Result]
-
-    def plan(self, body: Fields) -> Result:
-        """Plan a body.
-
-        Raises:
-            RequestError: The request is invalid or exceeds a limit.
-        """
-        with rename_fields_in_errors(body.chat_field_names):
-            return self.function(body)
 
 
 def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:

@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import pickle
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import ModelLoadError, RequestError
-from chairlift.server.http.body_limits import check_depth
-from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
-from chairlift.server.preparation.conversation import ConversationPlanner
-from chairlift.server.preparation.planners import Planners, make_planners
-from chairlift.server.preparation.request_plan import RequestPlanner
-from chairlift.server.preparation.worker_process import (
-    PreparedRequest,
-    WorkerReply,
-    WorkerSetup,
-    tokenizer_fingerprint,
-)
-from chairlift.server.protocol.validation_errors import describe_validation_errors
+from chairlift.server.preparation.planners import PlanningModel, PreparedRequest, RequestPlanner
+from chairlift.server.preparation.worker_process import WorkerReply, WorkerSetup, tokenizer_fingerprint
 from chairlift.system.child_process import limit_memory, read_frame, write_frame
 
 MEMORY_BYTES: Final = 4 << 30
@@ -41,30 +28,16 @@ NICENESS: Final = 5
 """The nice value of a worker. The higher it is, the lower is its priority, so that engine steps run first."""
 
 
-def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> PreparedRequest | RequestError:
-    """Parse, validate and plan a body. Return the error if the body is invalid."""
+def prepare(
+    planner: RequestPlanner[Any, Any], model: PlanningModel, raw: bytes, max_depth: int
+) -> PreparedRequest | RequestError:
+    """The prepared request, or the error if the body is invalid."""
     try:
-        check_depth(raw, max_depth)
-        given = _parse(raw)
-        if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
-            return RequestError(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
-        body = planner.body_type.model_validate(given)
-        return PreparedRequest(body.without_content(), planner.plan(body))
-    except ValidationError as error:
-        return RequestError(*describe_validation_errors(error.errors(), given))
+        return planner.prepare(model, raw, max_depth)
     except RequestError as error:
         return RequestError(str(error), error.param)  # The traceback of the first one would keep the body in memory.
     except MemoryError:
         return RequestError(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it")
-
-
-def _parse(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the request body is not valid JSON: it is not UTF-8 ({error.reason})") from None
-    except ValueError as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from None
 
 
 def main() -> None:
@@ -78,13 +51,13 @@ def main() -> None:
     if (frame := read_frame(sys.stdin.buffer)) is None:
         return
     setup: WorkerSetup = pickle.loads(frame)
-    planners = _load_planners(setup)
+    model = _load_model(setup)
     # The collector would repeatedly traverse the millions of objects that a body can consist of.
     gc.freeze()
     gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
-        outcome = _prepare_safely(planners, endpoint, raw, setup.max_json_depth)
+        outcome = _prepare_safely(setup, model, endpoint, raw)
         reply = WorkerReply(outcome, _resident_memory())
         write_frame(replies, pickle.dumps(reply))
         del frame, raw, outcome, reply
@@ -92,30 +65,28 @@ def main() -> None:
 
 
 def _prepare_safely(
-    planners: Planners | str, endpoint: str, raw: bytes, max_depth: int
+    setup: WorkerSetup, model: PlanningModel | str, endpoint: str, raw: bytes
 ) -> PreparedRequest | RequestError | str:
-    if isinstance(planners, str):
-        return planners
+    if isinstance(model, str):
+        return model
     try:
-        return prepare(planners[endpoint], raw, max_depth)
+        return prepare(setup.planners[endpoint], model, raw, setup.max_json_depth)
     except Exception as error:
         traceback.print_exc()
         return f"unexpected error: {error!r:.200}"
 
 
-def _load_planners(setup: WorkerSetup) -> Planners | str:
-    """The planners, or the reason why they cannot be created."""
+def _load_model(setup: WorkerSetup) -> PlanningModel | str:
+    """The model to plan for, or the reason why its tokenizer cannot be loaded."""
     try:
         from chairlift.engine.input_processor import NoTokenizer
-        from chairlift.engine.served_engine import ServedEngine
         from chairlift.loading.resolve import load_tokenizer, resolve_model
 
         files = resolve_model(setup.model)
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
         tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-        engine = ServedEngine(setup.facts, lambda: tokenizer)
-        return make_planners(engine, ConversationPlanner(engine, setup.api))
+        return PlanningModel(ServedEngine(setup.facts, lambda: tokenizer), setup.api)
     except Exception as error:
         return f"the tokenizer cannot be loaded: {error}"
 

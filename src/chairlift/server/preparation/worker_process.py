@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError, OverloadedError, RequestError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.planners import Planners, PreparedRequest
 from chairlift.system.child_process import START_SECONDS, ChildProcess
 
 MAX_MEMORY: Final = 512 << 20
@@ -18,7 +19,7 @@ MAX_MEMORY: Final = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """The data with which a worker creates its planners.
+    """The data with which a worker plans requests.
 
     Attributes:
         model: As `EngineConfig.model`. The tokenizer is loaded from its files.
@@ -28,6 +29,7 @@ class WorkerSetup:
         max_json_depth: As `ServerLimits.max_json_depth`.
         fingerprint: `tokenizer_fingerprint` of the model's files when the server loaded them. A worker that finds
             other files fails, because it might tokenize differently from the server.
+        planners: The planners of the endpoints. They are pickled by the names of their functions.
     """
 
     model: str | None
@@ -36,14 +38,7 @@ class WorkerSetup:
     api: ApiOptions
     max_json_depth: int
     fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A valid body without its `content_fields`, and its plan."""
-
-    body: Any
-    plan: Any
+    planners: Planners
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chairlift.server.access.keys import KeyInfo
-from chairlift.server.api.call_usage import CallUsage
+from chairlift.server.access.call import Call
 from chairlift.server.telemetry.engine_observer import CallObserver, ObservedRequest
 
 MAX_BODY_BYTES: Final = 4096
@@ -104,21 +103,18 @@ class CallLogMiddleware:
         """Complete the record. Earlier calls, and calls of other keys, may have the same call id."""
         if record.path in UNLOGGED_PATHS and record.status < 400:
             return
-        state = scope.get("state", {})
-        key: KeyInfo | None = state.get("key")
-        record.key = "" if key is None else key.name
-        record.call_id = state.get("call_id")
-        if record.call_id is not None and key is not None:
+        call: Call | None = scope.get("state", {}).get("call")
+        if call is not None:
+            record.key, record.call_id = call.key.name, call.id
+            record.finish_reason, record.ignored = call.finish_reason, call.ignored
+        if call is not None and call.id is not None:
             now = self._observer.now()
             record.sequences = [
                 each
-                for each in self._observer.find(record.call_id)
-                if each.request.tenant == key.tenant
+                for each in self._observer.find(call.id)
+                if each.request.tenant == call.key.tenant
                 and now - (each.observer.now() - each.request.arrived.time) >= arrival
             ]
-        usage: CallUsage | None = state.get("usage")
-        record.finish_reason = None if usage is None else usage.finish_reason
-        record.ignored = state.get("ignored", [])
         if record.is_disconnected and record.call_id is not None:
             record.status = CLIENT_CLOSED_REQUEST
         for listener in self._listeners:

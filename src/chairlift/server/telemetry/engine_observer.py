@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from starlette.requests import Request
-
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
@@ -87,8 +85,8 @@ class EngineObserver:
     def now(self) -> float:
         return self._clock.now()
 
-    def viewer(self, request: Request) -> Viewer:
-        key: KeyInfo = request.state.key
+    def viewer(self, key: KeyInfo) -> Viewer:
+        """The viewer with a key."""
         return Viewer(key.tenant, key.is_admin, self._secret)
 
     def find(self, call_id: str) -> list[ObservedRequest]:

@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 import chairlift
 from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.call import call_of
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
@@ -95,7 +96,7 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
     @routes.get("/v1/page")
     async def get_page(request: Request, model: str | None = None) -> PageView:
         """What the page can show and do with this key."""
-        key = request.state.key
+        key = call_of(request).key
         known = [each.name for each in manager.visible(key)]
         available = options.simulate_static is not None
         return PageView(
@@ -113,7 +114,7 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
     async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the last ten minutes, and then frames of new events."""
         nonlocal num_readers
-        served = manager.find(model, request.state.key).engine(replica)
+        served = manager.find(model, call_of(request).key).engine(replica)
         if num_readers >= MAX_READERS:
             raise HTTPException(503, f"the live page is open {MAX_READERS} times, which is the maximum: close one")
         num_readers += 1
@@ -122,7 +123,7 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
             nonlocal num_readers
             num_readers -= 1
 
-        redactor = Redactor(served.observer.viewer(request), served.observer.tracker)
+        redactor = Redactor(served.observer.viewer(call_of(request).key), served.observer.tracker)
         return EventStream(page_stream(served, redactor, admission), on_close=close)
 
     @routes.post("/v1/page/burst", status_code=202)
@@ -131,18 +132,18 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
         if not options.page_control:
             raise HTTPException(403, "this server does not accept bursts: start it with --page-control")
         body = await read_body(request, BurstBody)
-        lease = await manager.acquire(manager.find(model, request.state.key))
+        lease = await manager.acquire(manager.find(model, call_of(request).key))
         try:
-            return await sender.send(lease.service.llm, body, request.state.key)
+            return await sender.send(lease.service.llm, body, call_of(request).key)
         finally:
             lease.close()
 
     @routes.post("/v1/page/simulation")
     async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate static batching of requests. This counts towards the requests per minute of the key."""
-        admission.admit_query(request.state.key)
+        admission.admit_query(call_of(request).key)
         body = await read_body(request, SimulationBody)
-        tracker = manager.find(model, request.state.key).engine(replica).observer.tracker
+        tracker = manager.find(model, call_of(request).key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
         if options.simulate_static is None:
             raise HTTPException(403, NO_SIMULATION)

@@ -1,0 +1,352 @@
+"""The base classes of calls that send requests to the engine: admission, generation, whole and streamed responses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Generic, Self, TypeVar
+
+from msgspec import UNSET
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from chairlift.engine.async_llm import Generation
+from chairlift.errors import ChairliftError, DeadlineError, RequestError
+from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.server.api.call_usage import CallUsage, timing_headers
+from chairlift.server.api.endpoint import CallContext
+from chairlift.server.api.logprobs import LogprobWriter
+from chairlift.server.api.stream_chunks import DONE, encode, to_event
+from chairlift.server.http.error_responses import error_body
+from chairlift.server.http.streaming import EventStream
+from chairlift.server.preparation.request_plan import (
+    RequestPlan,
+    attribute_errors_to,
+    check_logprobs,
+    rename_fields_in_errors,
+)
+from chairlift.server.protocol.base import UsageInfo
+from chairlift.server.protocol.chunks import Chunk, ChunkChoice
+from chairlift.server.protocol.sampling import CallFields, EngineFields, SamplingFields
+
+MAX_ANSWERS_PER_CALL: Final = 2048
+"""The maximum number of prompts times answers of one call."""
+
+ENTRIES_PER_POSITION: Final = 20
+"""Logprob entries that `output_size` assumes for one position."""
+
+IGNORED_HEADER: Final = "x-chairlift-ignored"
+"""The header of a response that names the fields of the request without an effect."""
+
+LARGE_OUTPUT: Final = 1024
+"""An output of more tokens and logprob entries than this is written on a thread."""
+
+PROMPTS_PER_ITERATION: Final = 32
+"""Prompts of one call that are started before the event loop can serve other calls."""
+
+CallBody = TypeVar("CallBody", bound=CallFields)
+Fields = TypeVar("Fields", bound=EngineFields)
+ChunkFields = TypeVar("ChunkFields", bound=SamplingFields)
+Plans = TypeVar("Plans", bound=RequestPlan)
+
+
+class EngineCall(ABC, Generic[CallBody, Plans]):
+    """One call of an endpoint that uses the engine, from its admission to its end.
+
+    Raises:
+        RequestError, OverloadedError, DeadlineError: the call is not admitted.
+    """
+
+    def __init__(self, context: CallContext, body: CallBody, plan: Plans) -> None:
+        service, record = context.lease.service, context.call
+        self.body, self.plan = body, plan
+        self.llm, self.preparation = service.llm, service.preparation
+        self._check_size()
+        token_ids = [ids for _, ids in plan.prompts]
+        self.permit = context.admission.admit(
+            record.key,
+            token_ids,
+            plan.params,
+            timeout=_remaining_seconds(body.timeout, record.model_seconds),
+            cache_salt=body.cache_salt,
+            slot=record.slot,
+        )
+        request_id = body.request_id or record.request_id or uuid.uuid4().hex
+        self.id = record.id = f"{context.endpoint.id_prefix}{request_id}"
+        self.lora_name = context.lease.model.adapter_of(body.model)
+        self.model = self.lora_name or service.name
+        self.created = int(time.time())
+        self.usage = CallUsage(sum(map(len, token_ids)))
+        self.generations: list[Generation] = []
+        self.record = record
+        self._lease = context.lease.renew()
+
+    @classmethod
+    async def start(cls, context: CallContext, body: CallBody, plan: Plans) -> Self:
+        """Admit a call, and send its requests to the engine. The caller must close it."""
+        call = cls(context, body, plan)
+        try:
+            for index, prompt in enumerate(plan.prompts):
+                request_id = call.id if len(plan.prompts) == 1 else f"{call.id}.{index}"
+                call.generations.append(call._generate(prompt, request_id))
+                if index % PROMPTS_PER_ITERATION == PROMPTS_PER_ITERATION - 1:
+                    await asyncio.sleep(0)
+        except BaseException:
+            call.close()
+            raise
+        call.permit.call_after_deadline(call._fail_after_deadline)
+        return call
+
+    def _check_size(self) -> None:
+        num_prompts, n = len(self.plan.prompts), self.plan.params.n
+        if num_prompts * n > MAX_ANSWERS_PER_CALL:
+            raise RequestError(
+                f"{num_prompts} prompts with n={n} would produce {num_prompts * n} answers, but at "
+                f"most {MAX_ANSWERS_PER_CALL} are allowed per call: split the prompts into several calls",
+                "n",
+            )
+        check_logprobs(self.plan, self.llm.engine.input_processor.limits)
+
+    def _generate(self, prompt: tuple[str | None, list[int]], request_id: str) -> Generation:
+        text, token_ids = prompt
+        return self.llm.start(
+            text,
+            token_ids,
+            self.plan.params,
+            request_id=request_id,
+            priority=self.body.priority or 0,
+            tenant=self.permit.tenant,
+            cache_salt=self.permit.cache_salt,
+            deadline=self.permit.deadline,
+            lora_name=self.lora_name,
+            on_output=self.permit.track_prompt(len(token_ids)).record_output,
+        )
+
+    def close(self) -> None:
+        """Abort the generations that still run, and close the permit."""
+        for generation in self.generations:
+            generation.abort()
+        self.permit.close()
+        self._lease.close()
+
+    def _fail_after_deadline(self) -> None:
+        """End all generations with an error, because the deadline has passed and the engine does not respond."""
+        for generation in self.generations:
+            generation.fail(
+                DeadlineError(f"the timeout of {self.body.timeout:g} s has passed and the engine does not respond")
+            )
+
+    def add(self, output: RequestOutput) -> None:
+        """Count an output: a complete answer, or a delta of one."""
+        self.usage.add(output)
+        self.record.finish_reason = self.usage.finish_reason
+
+    async def collect(self) -> list[RequestOutput]:
+        """Wait for the complete outputs of all prompts, and close the call."""
+        try:
+            outputs = await asyncio.gather(*(generation.collect() for generation in self.generations))
+        finally:
+            self.close()
+        for output in outputs:
+            self.add(output)
+        return outputs
+
+    async def write(self, size: int, function: Callable[..., bytes], *arguments: object) -> bytes:
+        """Call a function that writes output of this size: on a thread if it would block the event loop."""
+        if size <= LARGE_OUTPUT:
+            return function(*arguments)
+        return await self.preparation.run(function, *arguments)
+
+    @abstractmethod
+    def response(self, outputs: list[RequestOutput]) -> BaseModel:
+        """The body of a response that is not streamed."""
+
+    def response_json(self, outputs: list[RequestOutput]) -> bytes:
+        """The body of a response as JSON."""
+        return encode(self.response(outputs))
+
+
+class GeneratingCall(EngineCall[Fields, Plans]):
+    """The base class of calls that generate."""
+
+    @abstractmethod
+    def writer(self) -> StreamWriter:
+        """The writer of a response that is streamed."""
+
+    @classmethod
+    async def serve(cls, context: CallContext, body: Fields, plan: Plans) -> Response:
+        """Answer a call; see `Endpoint.serve`."""
+        service = context.lease.service
+        with rename_fields_in_errors(body.chat_field_names):
+            if plan.params.structured_outputs is not None:
+                with attribute_errors_to(plan.constraint_field):
+                    compile_constraint = service.llm.engine.input_processor.prepare
+                    await service.preparation.run_and_wait(compile_constraint, plan.params)
+            call = await cls.start(context, body, plan)
+        context.call.ignored = ignored = _ignored_fields(body, plan)
+        if body.stream:
+            response: Response = EventStream(call._stream(), on_close=call.close)
+        else:
+            response = await call._whole_response()
+        if ignored:
+            response.headers[IGNORED_HEADER] = ", ".join(ignored)
+        return response
+
+    def logprob_writer(self, as_token_ids: bool | None = False) -> LogprobWriter:
+        """A writer of logprobs with the tokenizer of the model; see `LogprobWriter`."""
+        return LogprobWriter(self.llm.engine.tokenizer, bool(as_token_ids))
+
+    def num_tokens(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+    async def _whole_response(self) -> Response:
+        outputs = await self.collect()
+        content = await self.write(sum(map(output_size, outputs)), self.response_json, outputs)
+        headers = timing_headers(self.usage.timings()) if self.body.timings else None
+        return Response(content, media_type="application/json", headers=headers)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        writer = self.writer()
+        num_unfinished = len(self.generations)
+        try:
+            if opening := writer.opening():
+                yield opening
+            async for index, output in _interleave(self.generations):
+                self.add(output)
+                num_unfinished -= output.finished
+                chunk = await self.write(writer.size(index, output), writer.delta, index, output)
+                if num_unfinished == 0:
+                    chunk += await self.write(self.usage.completion_tokens, writer.closing)
+                if chunk:
+                    yield chunk
+        except ChairliftError as error:
+            yield writer.failure(error)
+
+
+class StreamWriter(ABC):
+    """Writes the events of one call as bytes. What one method returns is sent as one chunk."""
+
+    def opening(self) -> bytes:
+        """The events before the first token; may be empty."""
+        return b""
+
+    def size(self, index: int, output: RequestOutput) -> int:
+        """The size of an output that `delta` writes. Large outputs are written on a thread (see `output_size`)."""
+        return output_size(output)
+
+    @abstractmethod
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        """The events for new output of prompt `index`; may be empty."""
+
+    @abstractmethod
+    def closing(self) -> bytes:
+        """The events after the last token."""
+
+    def failure(self, error: ChairliftError) -> bytes:
+        """The events that end a stream which has failed."""
+        return to_event(error_body(error)[1]) + DONE
+
+
+class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
+    """Writes the chunks of completions and chat completions.
+
+    Args:
+        kind: the value of the field `object`.
+    """
+
+    def __init__(self, kind: str, call: GeneratingCall[ChunkFields, Plans]) -> None:
+        self.call = call
+        self.logprobs = call.logprob_writer(call.body.return_tokens_as_token_ids)
+        self._kind = kind
+        self._usage = None if call.body.include_usage else UNSET
+
+    @abstractmethod
+    def answer(self, index: int, answer: CompletionOutput) -> bytes:
+        """The chunk for new output of an answer to prompt `index`; may be empty."""
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        has_token_ids = self.call.body.return_token_ids
+        return b"".join(
+            self.answer(index, answer)
+            for answer in output.outputs
+            # New tokens may not have become text yet.
+            if answer.text or answer.finish_reason is not None or answer.logprobs or has_token_ids
+        )
+
+    def chunk(self, choice: ChunkChoice, answer: CompletionOutput | None = None) -> bytes:
+        """One chunk with a choice, and with the token counts so far if the request has `continuous_usage_stats`.
+
+        Args:
+            answer: new output of the answer; None for text of the prompt.
+        """
+        if answer is not None and answer.finish_reason is not None:
+            choice.stop_reason = answer.stop_reason
+        if answer is not None and self.call.body.return_token_ids:
+            choice.token_ids = answer.token_ids
+        chunk = self._chunk([choice])
+        if self.call.body.continuous_usage_stats:
+            chunk.usage = self.call.usage.usage()
+        return to_event(chunk)
+
+    def usage(self) -> UsageInfo:
+        """The token counts at the end of the stream."""
+        return self.call.usage.usage()
+
+    def closing(self) -> bytes:
+        last, body = b"", self.call.body
+        if body.include_usage:
+            chunk = self._chunk([])
+            chunk.usage = self.usage()
+            last += to_event(chunk)
+        if body.timings and (timings := self.call.usage.timings()) is not None:
+            chunk = self._chunk([])
+            chunk.usage, chunk.timings = UNSET, timings
+            last += to_event(chunk)
+        return last + DONE
+
+    def _chunk(self, choices: list[ChunkChoice]) -> Chunk:
+        call = self.call
+        return Chunk(call.id, self._kind, call.created, call.model, choices, self._usage)
+
+
+def _ignored_fields(body: EngineFields, plan: RequestPlan) -> list[str]:
+    """The fields of a body that have no effect, by the names that they have at its endpoint."""
+    names = body.chat_field_names
+    return [*body.ignored_fields(), *(names.get(field, field) for field in plan.ignored)]
+
+
+def _remaining_seconds(timeout: float | None, model_seconds: float) -> float | None:
+    """What is left of the timeout of a call that may have waited for its model."""
+    return None if timeout is None or timeout <= 0 else max(1e-3, timeout - model_seconds)
+
+
+def output_size(output: RequestOutput) -> int:
+    """The number of tokens and, approximately, of logprob entries in an output."""
+    positions = len(output.prompt_logprobs or ()) + sum(len(answer.logprobs or ()) for answer in output.outputs)
+    return sum(len(answer.token_ids) for answer in output.outputs) + ENTRIES_PER_POSITION * positions
+
+
+async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """The deltas of all generations in the order in which they arrive, with the index of the generation."""
+    if len(generations) == 1:
+        async for output in generations[0]:
+            yield 0, output
+        return
+    waiting = {asyncio.ensure_future(anext(generation)): index for index, generation in enumerate(generations)}
+    try:
+        while waiting:
+            done, _pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                output = future.result()
+                index = waiting.pop(future)
+                if not output.finished:
+                    waiting[asyncio.ensure_future(anext(generations[index]))] = index
+                yield index, output
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

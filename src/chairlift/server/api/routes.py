@@ -1,0 +1,137 @@
+"""The routes of the endpoints with a request body. They parse their bodies themselves, FastAPI only describes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from chairlift.errors import RequestError
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.call import Call, call_of
+from chairlift.server.api.endpoint import CallContext, Endpoint
+from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
+from chairlift.server.http.streaming import cancel_on_disconnect
+from chairlift.server.models.model_calls import ModelCalls, ModelSelection, read_selection
+from chairlift.server.models.served_model import ModelLease
+from chairlift.server.preparation.preparation import PreparationThreads
+
+ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 429, 503)
+"""The statuses of the errors of the endpoints."""
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class EndpointCaller:
+    """Answers the calls of endpoints.
+
+    small body --> parsed on the event loop --> model --> planned on a thread -----------------+--> served
+    large body --> model --> parsed and planned in a preparation worker, or on a thread -------+
+
+    Args:
+        threads: reads the names of models in large bodies.
+        max_json_depth: the maximum nesting depth of arrays and objects in a body.
+    """
+
+    def __init__(
+        self, calls: ModelCalls, admission: AdmissionController, threads: PreparationThreads, max_json_depth: int
+    ) -> None:
+        self._calls = calls
+        self._admission = admission
+        self._threads = threads
+        self._max_json_depth = max_json_depth
+        self._parse_lock = asyncio.Lock()
+
+    async def handle(self, endpoint: Endpoint[Any, Any], request: Request) -> Response:
+        """Answer a call. If its client disconnects, the work for it ends."""
+        body = await request.body()
+        call = call_of(request)
+        call.slot = self._admission.reserve_slot(call.key)
+        try:
+            if not _is_json(request):
+                raise RequestError(NOT_JSON_MESSAGE)
+            respond = self._respond_to_small if len(body) < LARGE_BODY else self._respond_to_large
+            del body  # The request has it, until it has been parsed.
+            return await cancel_on_disconnect(request, respond(endpoint, request, call))
+        finally:
+            call.slot.close()
+
+    async def _respond_to_small(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
+        # Only one small body is parsed in each iteration of the event loop. Otherwise many bodies that arrive together
+        # would delay all other work.
+        async with self._parse_lock:
+            await asyncio.sleep(0)
+        body = endpoint.planner.parse(await request.body(), self._max_json_depth)
+        async with self._calls.lease(endpoint.id_prefix, ModelSelection.of(body), call) as lease:
+            plan = await self._plan(endpoint, lease, call, body)
+            return await endpoint.serve(CallContext(endpoint, call, lease, self._admission), body, plan)
+
+    async def _plan(self, endpoint: Endpoint[Any, Any], lease: ModelLease, call: Call, body: Any) -> Any:
+        if endpoint.id_prefix:
+            self._admission.check_token_rate(call.key)
+        return await lease.service.preparation.plan(endpoint.path, body)
+
+    async def _respond_to_large(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
+        selection = ModelSelection()
+        if self._calls.needs_fields:
+            selection = await self._threads.run(read_selection, await request.body())
+        async with self._calls.lease(endpoint.id_prefix, selection, call) as lease:
+            raw = await request.body()
+            request._body = b""  # The body is not read again, but the request exists until its stream ends.
+            prepare = lease.service.preparation.prepare
+            prepared = await prepare(call.key.tenant, endpoint.path, raw, self._max_json_depth)
+            del raw
+            request.state.release_body()
+            self._calls.check(prepared.body, lease, call)
+            context = CallContext(endpoint, call, lease, self._admission)
+            return await endpoint.serve(context, prepared.body, prepared.plan)
+
+
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def make_router(endpoints: Iterable[Endpoint[Any, Any]], caller: EndpointCaller) -> APIRouter:
+    """The routes of endpoints."""
+    routes = APIRouter()
+    for endpoint in endpoints:
+        for path in (endpoint.path, *endpoint.aliases):
+            routes.add_api_route(
+                path,
+                _documented(endpoint),
+                methods=["POST"],
+                name=endpoint.name,
+                description=endpoint.description,
+                response_model=endpoint.response,
+                responses={status: {"model": endpoint.errors.body} for status in ERROR_STATUSES},
+                include_in_schema=path == endpoint.path,
+                route_class_override=_route_class(partial(caller.handle, endpoint)),
+            )
+    return routes
+
+
+def _documented(endpoint: Endpoint[Any, Any]) -> Callable[[Any], Awaitable[Any]]:
+    """A function with the types of an endpoint, from which FastAPI derives its description."""
+
+    async def describe(body: Any) -> Any:
+        raise AssertionError("the route has a handler of its own")
+
+    describe.__annotations__ = {"body": endpoint.body}
+    return describe
+
+
+def _route_class(handler: Handler) -> type[APIRoute]:
+    """A class of routes that answer requests with `handler`."""
+
+    class EndpointRoute(APIRoute):
+        def get_route_handler(self) -> Handler:
+            return handler
+
+    return EndpointRoute
