@@ -111,12 +111,13 @@ sanitize: ## Test the native kernels in C++, under sanitizers: addresses, undefi
 	  cmake -S . -B build/sanitize-$${kind%,*} -DCHAIRLIFT_SANITIZE=$$kind > /dev/null && \
 	  cmake --build build/sanitize-$${kind%,*} --parallel && build/sanitize-$${kind%,*}/kernel_tests || exit 1; done
 
-check: venv ## Lint, format, types, import contracts.
+check: venv ## Lint, format, types, import contracts, lines of each package.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy examples
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/line_budgets.py
 
 format: venv ## Let ruff rewrite what it can.
 	$(BIN)/ruff check --fix .
