@@ -29,8 +29,7 @@ from chairlift.server.http.server_limits import HELP, ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import HELP as OBSERVABILITY_HELP
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS
-from chairlift.server.tools.reasoning_parser import REASONING_FORMATS
+from chairlift.server.tools.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
 from chairlift.server.web.page_options import HELP as PAGE_HELP
 from chairlift.server.web.page_options import PageOptions, SimulatedRequest
 

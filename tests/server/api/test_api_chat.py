@@ -11,7 +11,7 @@ from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, W
 from api_model import NO_THOUGHTS
 
 from chairlift.server.protocol.tools import FunctionTool
-from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS
+from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.tool_constraints import calls_constraint, lazy_calls_constraint
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from running_server import RunningServer

@@ -11,10 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
+from chairlift.server.tools.answer_formats import (
+    FORCED_CALLS,
+    REASONING_FORMATS,
+    TOOL_CALL_FORMATS,
+    reasoning_format,
+    tool_call_format,
+)
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
-from chairlift.server.tools.call_formats import FORCED_CALLS, TOOL_CALL_FORMATS, tool_call_format
 from chairlift.server.tools.harmony_parser import HarmonyParser
-from chairlift.server.tools.reasoning_parser import REASONING_FORMATS, ReasoningParser, reasoning_format
+from chairlift.server.tools.reasoning_parser import ReasoningParser
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chairlift.server.tools.call_formats import tool_call_format
-from chairlift.server.tools.reasoning_parser import reasoning_format
+from chairlift.server.tools.answer_formats import reasoning_format, tool_call_format
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.tools import FunctionTool, select_tools
+from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format, tool_call_format
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
-from chairlift.server.tools.call_formats import FORCED_CALLS, CallFormat, tool_call_format
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
-from chairlift.server.tools.reasoning_parser import ReasoningParser, reasoning_format
+from chairlift.server.tools.reasoning_parser import ReasoningParser
 from chairlift.server.tools.tool_constraints import arguments_constraint, calls_constraint, lazy_calls_constraint
 from chairlift.server.tools.tool_instructions import (
     describe_tools_in_messages,

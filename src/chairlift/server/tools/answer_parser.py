@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -25,6 +26,12 @@ class DeltaMessage:
     content: str = ""
     reasoning: str = ""
     tool_calls: list[DeltaToolCall] = field(default_factory=list)
+
+    def extend(self, later: DeltaMessage) -> None:
+        """Append the text and the calls of a later piece."""
+        self.content += later.content
+        self.reasoning += later.reasoning
+        self.tool_calls += later.tool_calls
 
 
 class AnswerParser(ABC):
@@ -61,6 +68,81 @@ class NamedToolParser(AnswerParser):
         call_id = new_call_id(self._id_length) if is_first else None
         call = DeltaToolCall(0, call_id, self._name if is_first else None, text)
         return DeltaMessage(tool_calls=[call])
+
+
+class MarkerParser(AnswerParser):
+    """The base of parsers of text with markers, which have a state for each kind of text.
+
+    Args:
+        state: the first state: a method that processes one element of the held text, and returns False if it needs more
+            text. A state sets `_advance` to the next one.
+    """
+
+    def __init__(self, state: Callable[[], bool]) -> None:
+        self._advance = state
+        self._held = ""
+        self._piece = DeltaMessage()
+
+    def feed(self, text: str) -> DeltaMessage:
+        self._held += text
+        while self._advance():
+            pass
+        return self._take_piece()
+
+    def _take_piece(self) -> DeltaMessage:
+        piece, self._piece = self._piece, DeltaMessage()
+        return piece
+
+    def _take_held(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _take_until(self, markers: tuple[str, ...]) -> tuple[str, str | None]:
+        """Remove the text before the first marker from the held text, and the marker too, and return both.
+
+        Without a marker return None, and leave the end of the text that may begin one. Of markers at the same place the
+        longest counts.
+        """
+        found = min(((at, -len(m), m) for m in markers if (at := self._held.find(m)) >= 0), default=None)
+        if found is None:
+            end, marker = len(self._held) - overlap(self._held, markers), None
+            text, self._held = self._held[:end], self._held[end:]
+        else:
+            at, _, marker = found
+            text, self._held = self._held[:at], self._held[at + len(marker) :]
+        return text, marker
+
+
+class CallingParser(MarkerParser):
+    """The base of parsers of answers with tool calls.
+
+    Args:
+        state: as for `MarkerParser`.
+        names: the names of the known tools.
+        max_calls: the maximum number of calls that are returned; later ones are dropped.
+        id_length: as for `new_call_id`.
+    """
+
+    def __init__(
+        self, state: Callable[[], bool], names: frozenset[str], max_calls: int | None, id_length: int | None
+    ) -> None:
+        super().__init__(state)
+        self._names = names
+        self._max_calls = max_calls
+        self._id_length = id_length
+        self._num_calls = 0
+
+    def _begin_call(self, name: str, arguments: str = "") -> None:
+        self._num_calls += 1
+        self._add_call_delta(new_call_id(self._id_length), name, arguments)
+
+    def _add_arguments(self, text: str) -> None:
+        if text:
+            self._add_call_delta(None, None, text)
+
+    def _add_call_delta(self, call_id: str | None, name: str | None, arguments: str) -> None:
+        if self._max_calls is None or self._num_calls <= self._max_calls:
+            self._piece.tool_calls.append(DeltaToolCall(self._num_calls - 1, call_id, name, arguments))
 
 
 def overlap(text: str, markers: tuple[str, ...]) -> int:

@@ -1,4 +1,4 @@
-"""Reads one tool call, a JSON object with a name and arguments, while it is generated."""
+"""Scanners that read one tool call while it is generated: their base, and that of calls in JSON."""
 
 from __future__ import annotations
 
@@ -9,29 +9,25 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 class CallScanner:
-    """A pushdown scanner for `{"name": ..., "arguments": {...}}`, fed with the text after the first brace.
-
-    Name and arguments may also be in an object `function`, as in OpenAI's API.
+    """The base of pushdown scanners of one tool call, which are fed with its text while it is generated.
 
     Attributes:
         name: the name of the function; None until it is known.
-        is_done: the last brace was read.
-        is_broken: the text is not such an object. The character that shows it is not consumed.
+        is_done: the end of the call was read.
+        is_broken: the text is not a call. The character that shows it is not consumed.
     """
+
+    _read: Callable[[str], None]
+    """Reads one character in the present state."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.is_done = False
         self.is_broken = False
         self._arguments = ""
-        self._has_arguments = False
-        self._read: Callable[[str], None] = self._before_key
-        self._key = ""
-        self._num_wrappers = 0
-        self._start_token()
 
     def feed(self, text: str) -> int:
-        """Read text and return the number of consumed characters; fewer than all if the object ends or breaks."""
+        """Read text and return the number of consumed characters; fewer than all if the call ends or breaks."""
         for position, character in enumerate(text):
             if self.is_done:
                 return position
@@ -41,9 +37,24 @@ class CallScanner:
         return len(text)
 
     def take_arguments(self) -> str:
-        """Return the text of the arguments that was read since the last call."""
+        """Return the JSON of the arguments that was read since the last call."""
         taken, self._arguments = self._arguments, ""
         return taken
+
+
+class JsonCallScanner(CallScanner):
+    """Reads `{"name": ..., "arguments": {...}}` after the first brace. The text of the arguments is not changed.
+
+    Name and arguments may also be in an object `function`, as in OpenAI's API.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_arguments = False
+        self._read = self._before_key
+        self._key = ""
+        self._num_wrappers = 0
+        self._start_token()
 
     def _before_key(self, character: str) -> None:
         if character == "}" and self._num_wrappers:

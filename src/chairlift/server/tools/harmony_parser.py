@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall, new_call_id, overlap
+from chairlift.server.tools.answer_parser import CallingParser, DeltaMessage, overlap
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -23,102 +23,79 @@ MAX_HEADER_CHARACTERS: Final = 512
 RECIPIENT: Final = re.compile(r"\bto=functions\.([\w.:-]+)")
 
 
-class HarmonyParser(AnswerParser):
+class HarmonyParser(CallingParser):
     """Returns messages of the channel analysis as reasoning, those to a known function as tool calls, and others as
     content. Text outside of messages is content too.
 
     Args:
-        names: the names of the known tools.
-        max_calls: the maximum number of calls that are returned; later ones are dropped.
+        names, max_calls: as for `CallingParser`.
         has_reasoning: whether the channel analysis is reasoning; otherwise it is content.
     """
 
     def __init__(self, names: frozenset[str], max_calls: int | None = None, has_reasoning: bool = True) -> None:
-        self._names = names
-        self._max_calls = max_calls
+        super().__init__(self._in_header, names, max_calls, None)
         self._has_reasoning = has_reasoning
-        self._held = ""
         self._is_first = True
-        self._is_in_message = False
         self._part = "content"
-        self._num_calls = 0
         self._has_text = False
 
-    def feed(self, text: str) -> DeltaMessage:
-        self._held += text
-        piece = DeltaMessage()
-        while self._read_message(piece) if self._is_in_message else self._read_header(piece):
-            pass
-        return piece
-
     def finish(self) -> DeltaMessage:
-        piece = DeltaMessage()
-        held, self._held = self._held, ""
-        if self._is_in_message:
-            self._add(piece, held)
-            self._end_message(piece)
+        held = self._take_held()
+        if self._advance == self._in_message:
+            self._add(held)
+            self._end_message()
         elif self._is_first or (held.strip() and not held.lstrip().startswith(BEGINNINGS)):
-            piece.content = held
-        return piece
+            self._piece.content += held
+        return self._take_piece()
 
-    def _read_header(self, piece: DeltaMessage) -> bool:
-        """Read up to the text of the next message; return False if more text is needed."""
+    def _in_header(self) -> bool:
+        """Read up to the text of the next message."""
         text = self._held.lstrip()
         if self._is_first and text and not any(m.startswith(text) or text.startswith(m) for m in BEGINNINGS):
-            self._part, self._is_in_message = "content", True
+            self._advance = self._in_message
             return True
         header, marker, rest = self._held.partition(MESSAGE)
         if not marker and len(self._held) - overlap(self._held, (MESSAGE,)) <= MAX_HEADER_CHARACTERS:
             return False
-        self._held, self._is_in_message, self._has_text = rest, True, False
+        self._advance, self._is_first, self._has_text = self._in_message, False, False
         if not marker or len(header) > MAX_HEADER_CHARACTERS:
-            self._part, self._held = "content", header + marker + rest
+            self._part = "content"
         else:
-            self._start_message(piece, header)
-        self._is_first = False
+            self._held = rest
+            self._start_message(header)
         return True
 
-    def _start_message(self, piece: DeltaMessage, header: str) -> None:
+    def _start_message(self, header: str) -> None:
         recipient = RECIPIENT.search(header)
         channel = header.partition(CHANNEL)[2].lstrip()
         if recipient is not None and recipient[1] in self._names:
             self._part = "call"
-            if self._max_calls is not None and self._num_calls >= self._max_calls:
-                self._part = "dropped call"
-                return
-            piece.tool_calls.append(DeltaToolCall(self._num_calls, new_call_id(), recipient[1], ""))
-            self._num_calls += 1
+            self._begin_call(recipient[1])
         elif channel.startswith("analysis") and self._has_reasoning:
             self._part = "reasoning"
         else:
             self._part = "content"
 
-    def _read_message(self, piece: DeltaMessage) -> bool:
-        """Read text of the current message; return False if more text is needed."""
-        found = min(((at, end) for end in ENDS if (at := self._held.find(end)) >= 0), default=None)
-        if found is None:
-            shown = len(self._held) - overlap(self._held, ENDS)
-            self._add(piece, self._held[:shown])
-            self._held = self._held[shown:]
+    def _in_message(self) -> bool:
+        text, end = self._take_until(ENDS)
+        self._add(text)
+        if end is None:
             return False
-        at, end = found
-        self._add(piece, self._held[:at])
-        self._end_message(piece)
-        self._held = self._held[at + (0 if end == START else len(end)) :]
-        self._is_first = self._is_in_message = False
+        self._end_message()
+        if end == START:  # It belongs to the header of the next message.
+            self._held = START + self._held
+        self._advance, self._is_first = self._in_header, False
         return True
 
-    def _end_message(self, piece: DeltaMessage) -> None:
+    def _end_message(self) -> None:
         if self._part == "call" and not self._has_text:
-            self._add(piece, "{}")
+            self._add_arguments("{}")
 
-    def _add(self, piece: DeltaMessage, text: str) -> None:
-        if not text:
-            return
-        self._has_text = True
+    def _add(self, text: str) -> None:
+        self._has_text = self._has_text or bool(text)
         if self._part == "content":
-            piece.content += text
+            self._piece.content += text
         elif self._part == "reasoning":
-            piece.reasoning += text
-        elif self._part == "call":
-            piece.tool_calls.append(DeltaToolCall(self._num_calls - 1, None, None, text))
+            self._piece.reasoning += text
+        else:
+            self._add_arguments(text)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from chairlift.server.protocol.tools import FunctionTool
-from chairlift.server.tools.call_formats import CallFormat
+from chairlift.server.tools.answer_formats import CallFormat
 from chairlift.structured_outputs import StructuredOutputs
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}

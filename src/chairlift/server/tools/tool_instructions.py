@@ -10,7 +10,7 @@ import json
 from typing import Any, Final
 
 from chairlift.loading.text.marked_text import MarkedText, join_marked, template_text
-from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS, CallFormat
+from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat
 
 INSTRUCTIONS: Final = template_text("""You can call functions. These are there, each described by a JSON schema:
 <tools>

@@ -1,7 +1,8 @@
-"""The formats of tool calls that `--tool-call-parser` selects."""
+"""The delimiters of tool calls and reasoning, which `--tool-call-parser` and `--reasoning-parser` select."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,23 +56,61 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
 mistral: all forms of Mistral. granite: Granite 3. gemma4: Gemma 4. openai: gpt-oss. pythonic: Gemma 3 and Llama 3.2
 with a list of Python calls, or with calls in a fence."""
 
-TEMPLATE_MARKS: Final = (
-    ("<|tool_call>call:", "gemma4"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<function_calls>", "olmo3"),
-    ("<|channel|>", "openai"),
-    ("<|tool|>", "phi4_mini_json"),
-    ("functools[", "phi4_mini_json"),
-    ("<|tool_call|>", "granite"),
-    ("[func_name1(", "pythonic"),
-    ("```tool_code", "pythonic"),
-    ("<|python_tag|>", "llama3_json"),
-    ("ipython", "llama3_json"),
+CALL_MARKS: Final = (
+    (("<|tool_call>call:",), "gemma4"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<function_calls>",), "olmo3"),
+    (("<|channel|>",), "openai"),
+    (("<|tool|>",), "phi4_mini_json"),
+    (("functools[",), "phi4_mini_json"),
+    (("<|tool_call|>",), "granite"),
+    (("[func_name1(",), "pythonic"),
+    (("```tool_code",), "pythonic"),
+    (("<|python_tag|>",), "llama3_json"),
+    (("ipython",), "llama3_json"),
 )
-"""Text of a chat template, and the parser that it selects. The first text that occurs counts."""
+"""Texts that all occur in a chat template, and the parser that they select. The first entry that applies counts."""
 
 FORCED_CALLS: Final = CallFormat(openings=(), is_bare=True)
 """The format of an answer that is constrained to a JSON list of calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a family of models marks its reasoning.
+
+    Attributes:
+        opening, closing: the tags around the reasoning.
+        is_implied: answers begin with reasoning even without the opening tag.
+        label: the text after the opening tag that is not part of the reasoning.
+    """
+
+    opening: str
+    closing: str
+    is_implied: bool = False
+    label: str = ""
+
+
+REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
+    "olmo3": ReasoningFormat("<think>", "</think>", is_implied=True),
+    "gemma4": ReasoningFormat("<|channel>", "<channel|>", label="thought"),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+}
+"""Parsers of vLLM. qwen3: Qwen 3, SmolLM3 and others that write both tags, or whose prompt ends with the opening.
+deepseek_r1, olmo3: models that write only the closing tag. gemma4: Gemma 4. granite: Granite 3.2. mistral:
+Magistral."""
+
+REASONING_MARKS: Final = (
+    (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),
+    (("</think>",), "qwen3"),
+    (("<|channel>", "<channel|>"), "gemma4"),
+    (("[/THINK]",), "mistral"),
+    (("Here is my thought process:",), "granite"),
+)
+"""As `CALL_MARKS`."""
 
 
 def tool_call_format(name: str, chat_template: str | None) -> CallFormat:
@@ -81,11 +120,26 @@ def tool_call_format(name: str, chat_template: str | None) -> CallFormat:
         ConfigError: the name is unknown.
     """
     if name == "auto":
-        name = _name_from_template(chat_template or "")
+        name = _name_from_template(CALL_MARKS, chat_template) or "hermes"
     if name not in TOOL_CALL_FORMATS:
         raise ConfigError(f"tool_call_parser must be one of auto, {', '.join(TOOL_CALL_FORMATS)}; got {name!r}")
     return TOOL_CALL_FORMATS[name]
 
 
-def _name_from_template(chat_template: str) -> str:
-    return next((name for mark, name in TEMPLATE_MARKS if mark in chat_template), "hermes")
+def reasoning_format(name: str, chat_template: str | None) -> ReasoningFormat | None:
+    """The format of this name; `auto` derives it from the tags in the chat template of the model, `none` is None.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    if name == "auto":
+        name = _name_from_template(REASONING_MARKS, chat_template) or "none"
+    if name == "none":
+        return None
+    if name not in REASONING_FORMATS:
+        raise ConfigError(f"reasoning_parser must be one of auto, none, {', '.join(REASONING_FORMATS)}; got {name!r}")
+    return REASONING_FORMATS[name]
+
+
+def _name_from_template(marks: Iterable[tuple[tuple[str, ...], str]], chat_template: str | None) -> str | None:
+    return next((name for texts, name in marks if all(text in (chat_template or "") for text in texts)), None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.server.tools.python_call_scanner import PythonCallScanner
+from chairlift.server.tools.literal_scanners import PythonCallScanner
 
 constants = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text("ab1 '\"\\\n\t\0\u00e9\u2028\U0001f600{}[]()=,:", max_size=8)

@@ -1,0 +1,260 @@
+"""Scanners of calls whose arguments are literals of Python or of Gemma 4, which they convert to JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from chairlift.server.tools.call_scanner import CallScanner
+
+NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
+KEY: Final = re.compile(r"[A-Za-z_]\w*")
+CONSTANTS: Final = {"None": "null", "True": "true", "False": "false", "null": "null", "true": "true", "false": "false"}
+ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+HEX_ESCAPES: Final = {"x": 2, "u": 4, "U": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralSyntax:
+    """How literals are written.
+
+    Attributes:
+        quotes: the texts that open a string and close it again, with different first characters.
+        closings: opening bracket -> closing bracket.
+        word_character: the characters of numbers, constants and bare words.
+        has_escapes: a backslash in a string begins an escape sequence.
+        has_bare_words: keys may be words without quotes, and a value that is no constant or number is a string.
+    """
+
+    quotes: tuple[str, ...]
+    closings: dict[str, str]
+    word_character: re.Pattern[str]
+    has_escapes: bool
+    has_bare_words: bool
+
+
+PYTHON: Final = LiteralSyntax(("'", '"'), {"[": "]", "(": ")", "{": "}"}, re.compile(r"[\w.+-]"), True, False)
+GEMMA: Final = LiteralSyntax(('<|"|>',), {"[": "]", "{": "}"}, re.compile(r"[^,:{}\[\]\s]"), False, True)
+
+
+class LiteralScanner(CallScanner):
+    """Reads nested literals. A subclass reads what is around them."""
+
+    syntax: LiteralSyntax
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._token = ""
+        self._closings: list[str] = []
+        self._separator = ""
+        self._quote = ""
+        self._is_key = False
+
+    def _after_argument(self, character: str) -> None:
+        """Read what follows a value that is in no bracket."""
+        raise NotImplementedError
+
+    def _before_value(self, character: str) -> None:
+        """Read the first character of a value or of a key of an object, or the end of the brackets around it."""
+        if character.isspace():
+            return
+        if self._closings and character == self._closings[-1]:
+            self._close_bracket(character)
+            return
+        self._is_key = self._separator != ": " and self._closings[-1:] == ["}"]
+        quotes = [quote for quote in self.syntax.quotes if quote[0] == character]
+        self._token = ""
+        if quotes:
+            self._quote, self._read = quotes[0], self._in_opening_quote
+        elif character in self.syntax.closings and not self._is_key:
+            self._open_bracket(character)
+            return
+        else:
+            self._read = self._in_word
+        self._read(character)
+
+    def _open_bracket(self, bracket: str) -> None:
+        self._write("[" if bracket == "(" else bracket)
+        self._closings.append(self.syntax.closings[bracket])
+        self._read = self._before_value
+
+    def _close_bracket(self, bracket: str) -> None:
+        self.is_broken = self._separator == ": "
+        self._separator = ""
+        self._arguments += "}" if bracket == "}" else "]"
+        self._closings.pop()
+        self._is_key = False
+        self._read = self._after_value
+
+    def _write(self, text: str) -> None:
+        self._arguments += self._separator + text
+        self._separator = ""
+
+    def _in_opening_quote(self, character: str) -> None:
+        self._token += character
+        self.is_broken = not self._quote.startswith(self._token)
+        if self._token == self._quote:
+            self._write('"')
+            self._token, self._read = "", self._in_string
+
+    def _in_string(self, character: str) -> None:
+        """Write the string, except for characters that may begin the closing quote."""
+        self._token += character
+        if self._token == self._quote:
+            self._arguments += '"'
+            self._read = self._after_value
+        elif self._token == "\\" and self.syntax.has_escapes:
+            self._read = self._in_escape
+        else:
+            while not self._quote.startswith(self._token):
+                self._write_character(self._token[0])
+                self._token = self._token[1:]
+
+    def _in_escape(self, character: str) -> None:
+        self._token += character
+        kind, digits = self._token[1], self._token[2:]
+        if kind not in HEX_ESCAPES:
+            self._end_escape(ESCAPES.get(kind, self._token))
+        elif digits and digits[-1] not in "0123456789abcdefABCDEF":
+            self.is_broken = True
+        elif len(digits) == HEX_ESCAPES[kind]:
+            code = int(digits, 16)
+            is_character = code < 0x110000 and not 0xD800 <= code < 0xE000
+            self._end_escape(chr(code) if is_character else "\N{REPLACEMENT CHARACTER}")
+
+    def _end_escape(self, text: str) -> None:
+        self._write_character(text)
+        self._token, self._read = "", self._in_string
+
+    def _write_character(self, text: str) -> None:
+        self._arguments += json.dumps(text, ensure_ascii=False)[1:-1]
+
+    def _in_word(self, character: str) -> None:
+        may_be_word = self.syntax.has_bare_words or not self._is_key
+        if may_be_word and self.syntax.word_character.fullmatch(character):
+            self._token += character
+            return
+        value = None if self._is_key else literal(self._token)
+        if value is None and self.syntax.has_bare_words and self._token:
+            value = json.dumps(self._token)
+        if value is None:
+            self.is_broken = True
+        else:
+            self._write(value)
+            self._after_value(character)
+
+    def _after_value(self, character: str) -> None:
+        self._read = self._after_value
+        if character.isspace():
+            return
+        if not self._closings:
+            self._after_argument(character)
+        elif self._is_key:
+            self.is_broken = character != ":"
+            self._separator, self._is_key, self._read = ": ", False, self._before_value
+        elif character == ",":
+            self._separator, self._read = ", ", self._before_value
+        elif character == self._closings[-1]:
+            self._close_bracket(character)
+        else:
+            self.is_broken = True
+
+
+class PythonCallScanner(LiteralScanner):
+    """Reads `name(key=value, ...)`. Values are strings, numbers, lists, tuples, dictionaries with strings as keys, and
+    the constants of Python or JSON. The name is known when the first argument or the end shows that it is a call."""
+
+    syntax = PYTHON
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read = self._in_name
+        self._function = ""
+        self._num_keys = 0
+
+    def _in_name(self, character: str) -> None:
+        if character == "(" and self._token:
+            self._function, self._read = self._token, self._before_key
+        else:
+            self._extend_token(character, NAME)
+
+    def _before_key(self, character: str) -> None:
+        if character == ")":
+            self._end_call()
+        elif not character.isspace():
+            self._token, self._read = "", self._in_key
+            self._in_key(character)
+
+    def _in_key(self, character: str) -> None:
+        if character == "=" or character.isspace():
+            self._read = self._before_equals
+            self._before_equals(character)
+        else:
+            self._extend_token(character, KEY)
+
+    def _before_equals(self, character: str) -> None:
+        if character == "=" and self._token:
+            self.name = self._function
+            self._arguments += f"{', ' if self._num_keys else '{'}{json.dumps(self._token)}: "
+            self._num_keys += 1
+            self._read = self._before_value
+        else:
+            self.is_broken = not character.isspace()
+
+    def _extend_token(self, character: str, pattern: re.Pattern[str]) -> None:
+        self.is_broken = pattern.fullmatch(self._token + character) is None
+        if not self.is_broken:
+            self._token += character
+
+    def _after_argument(self, character: str) -> None:
+        if character == ")":
+            self._end_call()
+        else:
+            self.is_broken = character != ","
+            self._read = self._before_key
+
+    def _end_call(self) -> None:
+        self.name = self._function
+        self.is_done = True
+        self._arguments += "}" if self._num_keys else "{}"
+
+
+class GemmaCallScanner(LiteralScanner):
+    """Reads `call:name{key:value,...}`. Strings are between two quotes of several characters, without escapes."""
+
+    syntax = GEMMA
+    prefix: Final = "call:"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read = self._in_name
+
+    def _in_name(self, character: str) -> None:
+        name = self._token.removeprefix(self.prefix)
+        if character == "{" and name != self._token and name:
+            self.name = name
+            self._open_bracket(character)
+            return
+        self._token += character
+        name = self._token.removeprefix(self.prefix)
+        self.is_broken = not (self.prefix.startswith(self._token) or NAME.fullmatch(name))
+
+    def _close_bracket(self, bracket: str) -> None:
+        super()._close_bracket(bracket)
+        self.is_done = not self._closings
+
+
+def literal(word: str) -> str | None:
+    """The JSON of a constant or a number; None if the word is neither."""
+    if word in CONSTANTS:
+        return CONSTANTS[word]
+    for convert in (int, float):
+        try:
+            number = convert(word)
+        except ValueError:
+            continue
+        return json.dumps(number) if math.isfinite(number) else None
+    return None
