@@ -168,4 +168,4 @@ static inline I dot_u8s8(I acc, I u, I s) {
 
 }  // namespace chairlift::CHAIRLIFT_ISA
 
-#include "common.h"
+#include "simd/common.h"

@@ -214,4 +214,4 @@ static inline I dot_u7s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
 
 }  // namespace chairlift::CHAIRLIFT_ISA
 
-#include "common.h"
+#include "simd/common.h"

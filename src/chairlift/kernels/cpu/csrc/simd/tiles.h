@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../tile_products.h"
+#include "simd/tile_products.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
 

@@ -2,9 +2,9 @@
 // `make sanitize`.
 #include <chrono>
 
-#include "../isa.h"
-#include "../pool.h"
-#include "check.h"
+#include "runtime/isa.h"
+#include "runtime/pool.h"
+#include "tests/check.h"
 
 namespace chairlift::test {
 

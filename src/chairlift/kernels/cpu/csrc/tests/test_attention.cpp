@@ -3,11 +3,11 @@
 #include <limits>
 #include <numeric>
 
-#include "../attention.h"
-#include "../halves.h"
-#include "../isa.h"
-#include "../pool.h"
-#include "check.h"
+#include "attention/attention.h"
+#include "runtime/halves.h"
+#include "runtime/isa.h"
+#include "runtime/pool.h"
+#include "tests/check.h"
 
 namespace chairlift::test {
 namespace {

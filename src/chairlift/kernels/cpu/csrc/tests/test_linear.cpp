@@ -2,12 +2,12 @@
 #include <cstring>
 #include <memory>
 
-#include "../ggml_blocks.h"
-#include "../halves.h"
-#include "../isa.h"
-#include "../linear.h"
-#include "../pool.h"
-#include "check.h"
+#include "linear/ggml_blocks.h"
+#include "runtime/halves.h"
+#include "runtime/isa.h"
+#include "linear/linear.h"
+#include "runtime/pool.h"
+#include "tests/check.h"
 
 namespace chairlift::test {
 namespace {

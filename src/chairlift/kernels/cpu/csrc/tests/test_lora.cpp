@@ -1,4 +1,4 @@
-#include "../lora.h"
+#include "lora/lora.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
+#include "tests/check.h"
 
 namespace chairlift::test {
 namespace {

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "../mixture.h"
-#include "../pool.h"
-#include "check.h"
+#include "linear/mixture.h"
+#include "runtime/pool.h"
+#include "tests/check.h"
 
 namespace chairlift::test {
 namespace {

@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "../pool.h"
-#include "check.h"
+#include "runtime/pool.h"
+#include "tests/check.h"
 
 namespace chairlift::test {
 namespace {

@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "../residual_sum.h"
-#include "check.h"
+#include "linear/residual_sum.h"
+#include "tests/check.h"
 
 namespace chairlift::test {
 namespace {

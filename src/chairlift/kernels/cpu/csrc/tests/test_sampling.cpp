@@ -3,8 +3,8 @@
 #include <memory>
 #include <numeric>
 
-#include "../sampling.h"
-#include "check.h"
+#include "sampling/sampling.h"
+#include "tests/check.h"
 
 namespace chairlift::test {
 namespace {

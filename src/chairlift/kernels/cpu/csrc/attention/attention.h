@@ -1,0 +1,104 @@
+// Attention over paged KV memory: the division of a step into tasks of the pool.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention/attention_tiles.h"
+
+namespace chairlift {
+
+// The tokens of one step: B sequences, packed one after the other (`AttentionMetadata` in attention.py).
+struct StepShape {
+  std::vector<int32_t> query_start_loc;  // [B + 1]
+  std::vector<int32_t> seq_lens;         // [B]
+  std::vector<int32_t> block_tables;     // [B][max_blocks]
+  std::vector<int64_t> slot_mapping;     // [tokens]
+  int64_t max_blocks = 0;
+  int block_size = 0;
+};
+
+// A query block of a step, without the pointers, which differ between layers.
+struct BlockPlan {
+  int64_t first_row;  // the row of its first token in the packed step
+  int64_t first_position;
+  int32_t sequence;
+  int32_t num_tokens;
+  bool writes_kv;
+  int32_t first_kv_head;
+  int32_t num_kv_heads;
+  int32_t num_items;
+  int64_t states;  // the offset of the states of its splits, in floats; used if it has several items
+};
+
+// The work of one task: some splits of a block.
+struct ItemPlan {
+  int32_t block;
+  int32_t first_split;
+  int32_t end_split;
+  int64_t cost;
+};
+
+// The items that one thread starts with: every num_lanes-th. A thread that has finished its lane takes items of others.
+struct alignas(64) Lane {
+  std::atomic<int64_t> next{0};
+};
+
+// The division of a step for layers with one sliding window. It never changes a result.
+struct StepPlan {
+  int64_t window;
+  int64_t max_rows;
+  std::vector<BlockPlan> blocks;
+  std::vector<ItemPlan> items;  // the most expensive first
+  std::vector<float> states;
+  std::unique_ptr<std::atomic<int32_t>[]> unfinished;  // the unfinished items of each block, reset after each layer
+  int64_t num_lanes = 1;
+  std::unique_ptr<Lane[]> lanes;
+};
+
+// The sequences of one step, and their division into tasks for each sliding window.
+class AttentionStep {
+ public:
+  // Throws std::invalid_argument if the arrays do not fit together.
+  explicit AttentionStep(StepShape shape);
+  AttentionStep(const AttentionStep&) = delete;
+
+  const StepShape& shape() const { return shape_; }
+  int64_t num_tokens() const { return static_cast<int64_t>(shape_.slot_mapping.size()); }
+  // Rows before the start of their sequence, which see no key: pairs of first row and end.
+  const std::vector<std::pair<int64_t, int64_t>>& padding_rows() const { return padding_rows_; }
+  // Rows whose K and V are written before attention, because other rows of the step may see them: the same pairs.
+  const std::vector<std::pair<int64_t, int64_t>>& prompt_rows() const { return prompt_rows_; }
+  StepPlan& plan(const AttentionShape& attention, int64_t window);
+
+ private:
+  void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
+  int heads_per_block(const AttentionShape& attention, int64_t window) const;
+  int tokens_per_block(const AttentionShape& attention, int64_t window, size_t sequence) const;
+  int64_t num_queries(size_t sequence) const;
+  bool is_decode(size_t sequence) const;
+
+  StepShape shape_;
+  int64_t longest_ = 0;
+  std::vector<std::pair<int64_t, int64_t>> padding_rows_;
+  std::vector<std::pair<int64_t, int64_t>> prompt_rows_;
+  std::vector<std::unique_ptr<StepPlan>> plans_;
+};
+
+// The arguments of one layer.
+struct LayerCall {
+  PagedKV kv;
+  const float* qkv;
+  const int64_t* positions;
+  const float* cos_sin;       // null: no rotation
+  const float* query_scales;  // null: no factors
+  int64_t window;             // 0: none
+  float* out;                 // [tokens][num_heads * head_dim]
+};
+
+void attention_forward(const AttentionShape& shape, AttentionStep& step, const LayerCall& call);
+
+}  // namespace chairlift

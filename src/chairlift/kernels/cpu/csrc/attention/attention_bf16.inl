@@ -1,0 +1,196 @@
+// Compiled for instruction sets with products of bfloat16: attention over keys and values in bfloat16 or int8. `Products`
+// are the products of tiles, as in tile_products.h.
+//
+// Queries and weights are rounded to bfloat16, and int8 keys and values are exact in it. A product of tiles has 16 rows and
+// 32 inputs: dimensions for scores, and keys for outputs. The sum of the products of one tile of keys is added to the
+// output by one fma. Rows do not depend on each other, inputs are at the same places of a tile for any block, and hidden
+// keys have the weight 0, so a row has the same bits in any block. float32 keys use the products of AVX-512.
+#pragma once
+
+#include "attention/attention_walk.inl"
+#include "runtime/isa_table.h"
+#include "simd/simd.h"
+#include "simd/tile_products.h"
+
+namespace chairlift::avx512_vnni { extern const IsaTable kTable; }
+
+namespace chairlift::CHAIRLIFT_ISA::attention {
+
+constexpr int kKeyParts = kKeyTile / kTileBf16Inputs;      // tiles of inputs of an output
+constexpr int kPrefetchedRows = 8;                     // values of the next tile that are prefetched at once
+static_assert(kProductColumns == kKeyTile, "scores of one tile of keys are one product");
+
+// The operands of a query block, in scratch memory.
+struct Operands {
+  int num_parts;        // tiles of inputs of a score
+  int64_t part_bytes;   // of query
+  uint8_t* query;       // [parts][rows + 15][32], because the last tile is read whole
+  uint8_t* keys;        // tiles [groups of 16 keys][parts]
+  uint8_t* values;      // tiles [groups of 16 dimensions][kKeyParts]
+};
+
+static inline uint8_t* take_bytes(float*& memory, int64_t num_bytes) {
+  return reinterpret_cast<uint8_t*>(take(memory, num_bytes / 4));
+}
+
+static Operands lay_out_operands(const Work& work, float* memory) {
+  const int num_parts = (work.shape.head_dim + kTileBf16Inputs - 1) / kTileBf16Inputs;
+  const int64_t part_bytes = static_cast<int64_t>(work.num_rows + kTileRows - 1) * kTileRowBytes;
+  Operands operands = {num_parts, part_bytes, take_bytes(memory, num_parts * part_bytes), nullptr, nullptr};
+  const int64_t key_bytes = static_cast<int64_t>(kMaxGroups) * num_parts * kTileBytes;
+  operands.keys = take_bytes(memory, key_bytes);
+  operands.values = take_bytes(memory, static_cast<int64_t>(work.stride) / kTileRows * kKeyParts * kTileBytes);
+  // Dimensions behind head_dim are zero.
+  if (work.shape.head_dim % kTileBf16Inputs) std::memset(operands.keys, 0, static_cast<size_t>(key_bytes));
+  return operands;
+}
+
+static void gather_tiled_queries(const Work& work, const TokenRows& tokens, const Operands& operands) {
+  alignas(64) float query[kMaxHeadDim] = {};
+  for (int r = 0; r < work.num_rows; ++r) {
+    gather_query(work, tokens, r, query);
+    for (int i = 0; i < operands.num_parts * kTileBf16Inputs; i += kLanes) {
+      uint8_t* const line = operands.query + i / kTileBf16Inputs * operands.part_bytes + r * kTileRowBytes;
+      store_bf16(reinterpret_cast<uint16_t*>(line) + i % kTileBf16Inputs, load(query + i));
+    }
+  }
+}
+
+// Pairs of values that are exact in bfloat16.
+static inline I pair_bf16(F even, F odd) {
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
+}
+
+// Writes eight words of 16 keys: a line of a tile is a pair of dimensions of 16 keys.
+template <KVType type, bool whole>
+static void load_key_words(const Tile& tile, const Tile& next, int first_key, int word, int num_words, uint8_t* group) {
+  Words m[kWords];
+  load_words<whole>(tile, next, first_key, word, num_words, m);
+  constexpr int kLines = values_per_word(type) / 2;
+#pragma GCC unroll 8
+  for (int i = 0; i < kWords; ++i) {
+#pragma GCC unroll 2
+    for (int line = 0; line < kLines; ++line) {
+      I pairs;
+      if (type == KVType::bf16) std::memcpy(&pairs, &m[i], sizeof pairs);
+      else pairs = pair_bf16(unpack<type>(m[i], 2 * line), unpack<type>(m[i], 2 * line + 1));
+      istore(group + ((word + i) * kLines + line) * kTileRowBytes, pairs);
+    }
+  }
+}
+
+template <KVType type>
+static void load_tiled_keys(const Work& work, const Operands& operands, const Tile& tile, const Tile& next) {
+  const int num_words = work.shape.head_dim / values_per_word(type);
+  for (int key = tile.rows->begin / kLanes * kLanes; key < tile.rows->end; key += kLanes) {
+    uint8_t* const group = operands.keys + static_cast<int64_t>(key / kLanes) * operands.num_parts * kTileBytes;
+    int word = 0;
+    for (; word + kWords <= num_words; word += kWords)
+      load_key_words<type, true>(tile, next, key, word, num_words, group);
+    if (word < num_words) load_key_words<type, false>(tile, next, key, word, num_words, group);
+  }
+}
+
+// The prefetching of the values of the next tile. Half of them are prefetched while those of this one are loaded, and the
+// others between the products of the first rows, because the CPU has few pending loads.
+struct NextValues {
+  const Tile& next;
+  int64_t row_bytes;
+  int key;
+  void prefetch_rows(int count) {
+    for (; count > 0 && key < kKeyTile; --count, ++key) prefetch(next.value(key), row_bytes);
+  }
+};
+
+// Writes the values of whole parts: a line of a tile is a pair of keys in 16 dimensions. Hidden keys have the values of a
+// key that the block sees, because they are multiplied by 0.
+template <KVType type>
+static void load_tiled_values(const Work& work, const Operands& operands, const Tile& tile, NextValues& ahead) {
+  const int head_dim = work.shape.head_dim;
+  const int end = (tile.rows->end + kTileBf16Inputs - 1) / kTileBf16Inputs * kTileBf16Inputs;
+  const auto load_part = [&](const uint8_t* row, int i) {
+    return i + kLanes <= head_dim ? load_values<type>(row, i) : load_values_n<type>(row, i, head_dim - i);
+  };
+  for (int k = 0; k < end; k += 2) {
+    const uint8_t *even = tile.value(k), *odd = tile.value(k + 1);
+    ahead.prefetch_rows(1);
+    uint8_t* line = operands.values + k / 2 * kTileRowBytes;
+    for (int i = 0; i < head_dim; i += kLanes, line += kKeyParts * kTileBytes)
+      istore(line, pair_bf16(load_part(even, i), load_part(odd, i)));
+  }
+}
+
+// Adds one tile of keys to the outputs. Rows that see none of its keys do not change.
+template <typename Products>
+static void add_outputs(const Work& work, const Operands& operands, const State& state, const TileWork& tile,
+                        const RowRange& rows, const uint8_t* weights, const float* factor) {
+  const int num_parts = (rows.end + kTileBf16Inputs - 1) / kTileBf16Inputs;
+  alignas(64) float sums[kTileRows * kProductColumns];
+  for (int column = 0; column < work.stride; column += kProductColumns) {
+    const int left = (work.stride - column) / kLanes, num_groups = left < kMaxGroups ? left : kMaxGroups;
+    const uint8_t* const values = operands.values + static_cast<int64_t>(column) / kLanes * kKeyParts * kTileBytes;
+    Products::multiply({weights, kTileBytes, values, kKeyParts * kTileBytes, num_parts, rows.num_rows, sums}, num_groups);
+    for (int r = 0; r < rows.num_rows; ++r) {
+      if (work.first_key[rows.first + r] >= tile.first_key + kKeyTile) continue;
+      if (work.end_key[rows.first + r] <= tile.first_key) continue;
+      float* const out = state.out + static_cast<int64_t>(rows.first_row + r) * work.stride + column;
+      for (int i = 0; i < num_groups * kLanes; i += kLanes)
+        store(out + i, fma(load(out + i), set1(factor[r]), load(sums + r * kProductColumns + i)));
+    }
+  }
+}
+
+template <typename Products, KVType type>
+static void attend_tiled_rows(const Work& work, const Operands& operands, const State& state, const TileWork& tile,
+                              const RowRange& rows, NextValues& ahead) {
+  if (rows.begin >= rows.end) return;
+  alignas(64) float scores[kTileRows * kKeyTile], factor[kTileRows];
+  const int num_vectors = rows.num_vectors();
+  const int64_t key_bytes = static_cast<int64_t>(operands.num_parts) * kTileBytes;
+  Products::multiply({operands.query + rows.first_row * kTileRowBytes, operands.part_bytes, operands.keys, key_bytes,
+                      operands.num_parts, rows.num_rows, scores},
+                     num_vectors);
+  ahead.prefetch_rows(kPrefetchedRows);
+  weigh_rows<type>(work, state, tile, rows, scores, factor);
+  ahead.prefetch_rows(kPrefetchedRows);
+  alignas(64) uint16_t weights[kKeyParts][kTileRows][kTileBf16Inputs] = {};
+  for (int r = 0; r < rows.num_rows; ++r)
+    for (int v = 0; v < num_vectors; ++v)
+      store_bf16(weights[v / 2][r] + v % 2 * kLanes, load(scores + r * kKeyTile + v * kLanes));
+  ahead.prefetch_rows(kPrefetchedRows);
+  add_outputs<Products>(work, operands, state, tile, rows, reinterpret_cast<const uint8_t*>(weights), factor);
+  ahead.prefetch_rows(kPrefetchedRows);
+}
+
+template <typename Products, KVType type>
+static void attend_all_tiled(const Work& work, const Operands& operands, const SplitRange& splits,
+                             const SplitRange* next) {
+  attend_splits<type>(work, splits, next, [&](const State& state, const TileWork& tile) {
+    load_tiled_keys<type>(work, operands, tile.tile, tile.next);
+    NextValues ahead = {tile.next, static_cast<int64_t>(work.shape.head_dim) * value_bytes(type), 0};
+    load_tiled_values<type>(work, operands, tile.tile, ahead);
+    for (int first = 0; first < work.rows_per_head; first += kTileRows) {
+      const int left = work.rows_per_head - first;
+      const RowRange rows = rows_from(work, tile, first, left < kTileRows ? left : kTileRows);
+      attend_tiled_rows<Products, type>(work, operands, state, tile, rows, ahead);
+    }
+  });
+}
+
+template <typename Products>
+static void attend_tiled(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens,
+                         const SplitRange& splits, const SplitRange* next, void* scratch) {
+  if (shape.kv_type == KVType::f32)
+    return avx512_vnni::kTable.attention.attend(shape, kv, tokens, splits, next, scratch);
+  float* memory = static_cast<float*>(scratch);
+  const Work work = lay_out(shape, kv, splits.block, memory);
+  const Operands operands = lay_out_operands(work, memory);
+  gather_tiled_queries(work, tokens, operands);
+  write_decoded(work, tokens, splits);
+  Products::start();
+  if (shape.kv_type == KVType::bf16) attend_all_tiled<Products, KVType::bf16>(work, operands, splits, next);
+  else attend_all_tiled<Products, KVType::int8>(work, operands, splits, next);
+  Products::end();
+}
+
+}  // namespace chairlift::CHAIRLIFT_ISA::attention

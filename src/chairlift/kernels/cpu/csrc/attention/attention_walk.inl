@@ -1,0 +1,225 @@
+// Attention of a block of query rows over its keys, tile after tile: everything but the products.
+#pragma once
+
+#include "attention/attention_memory.inl"
+#include "simd/simd.h"
+
+namespace chairlift::CHAIRLIFT_ISA::attention {
+
+// Sets the scores [kKeyTile] of one row to -inf for keys outside begin..end. Returns the largest score.
+static inline float mask_scores(float* scores, int begin, int end, int num_vectors) {
+  const F never = set1(-__builtin_inff());
+  F largest = never;
+  for (int v = 0; v < num_vectors; ++v) {
+    F x = load(scores + v * kLanes);
+    const int first = v * kLanes;
+    if (begin > first || end < first + kLanes) {
+      const F key = add(iota(), set1(static_cast<float>(first)));
+      x = select(less(key, set1(static_cast<float>(begin))), never, x);
+      x = select(less(key, set1(static_cast<float>(end))), x, never);
+      store(scores + v * kLanes, x);
+    }
+    largest = max(largest, x);
+  }
+  return reduce_max(largest);
+}
+
+// Turns scores into weights exp(score - reference), and adds them to the sums of the row, lane by lane.
+static inline void weigh(float* scores, int num_vectors, float reference, float factor, float* lane_sums) {
+  F sum = zero();
+  for (int v = 0; v < num_vectors; ++v) {
+    const F weight = exp(sub(load(scores + v * kLanes), set1(reference)));
+    store(scores + v * kLanes, weight);
+    sum = add(sum, weight);
+  }
+  store(lane_sums, fma(load(lane_sums), set1(factor), sum));
+}
+
+// The scale of an int8 key or value is the same in all dimensions, so scores and weights are scaled, not each value.
+static CHAIRLIFT_INLINE void scale_rows(float* scores, const float* scales, int num_rows, int num_vectors) {
+  for (int v = 0; v < num_vectors; ++v) {
+    const F scale = load(scales + v * kLanes);
+    for (int r = 0; r < num_rows; ++r) {
+      float* const score = scores + r * kKeyTile + v * kLanes;
+      store(score, mul(load(score), scale));
+    }
+  }
+}
+
+// tanh(x) is 1 - 2 / (1 + exp(2 * x)).
+static inline void cap_scores(float* scores, float soft_cap, int num_rows, int num_vectors) {
+  const F cap = set1(soft_cap), twice_inverse = set1(2.0f / soft_cap), one = set1(1.0f), two = set1(2.0f);
+  for (int r = 0; r < num_rows; ++r)
+    for (int v = 0; v < num_vectors; ++v) {
+      float* const score = scores + r * kKeyTile + v * kLanes;
+      const F growth = exp(mul(load(score), twice_inverse));
+      store(score, mul(cap, sub(one, div(two, add(one, growth)))));
+    }
+}
+
+// One tile at one head of the block. The next tile is prefetched during its computation.
+struct TileWork {
+  int64_t first_key;
+  int head;
+  Tile tile;
+  Tile next;
+  const TileScales& scales;
+};
+
+// Rows first to first + num_rows of a head, at most 16, and the keys of the tile that any of them sees.
+struct RowRange {
+  int first, num_rows;
+  int first_row;   // of the rows of the block
+  int begin, end;  // the first and last key, relative to the tile
+  int num_vectors() const { return (end + kLanes - 1) / kLanes; }
+};
+
+static inline RowRange rows_from(const Work& work, const TileWork& tile, int first, int num_rows) {
+  return {first, num_rows, tile.head * work.rows_per_head + first,
+          within_tile(work.first_key[first] - tile.first_key),
+          within_tile(work.end_key[first + num_rows - 1] - tile.first_key)};
+}
+
+// Turns scores [rows][kKeyTile] into weights, and writes the factors [rows] of the outputs so far.
+template <KVType type>
+static CHAIRLIFT_INLINE void weigh_rows(const Work& work, const State& state, const TileWork& tile,
+                                        const RowRange& rows, float* scores, float* factor) {
+  const int num_rows = rows.num_rows, num_vectors = rows.num_vectors();
+  if (type == KVType::int8) scale_rows(scores, tile.scales.key, num_rows, num_vectors);
+  if (work.shape.soft_cap > 0) cap_scores(scores, work.shape.soft_cap, num_rows, num_vectors);
+  alignas(64) float largest[16], reference[16];
+  for (int r = 0; r < num_rows; ++r) {
+    const int row_begin = within_tile(work.first_key[rows.first + r] - tile.first_key);
+    const int row_end = within_tile(work.end_key[rows.first + r] - tile.first_key);
+    const float found = mask_scores(scores + r * kKeyTile, row_begin, row_end, num_vectors);
+    const float known = state.max[rows.first_row + r];
+    largest[r] = found > known ? found : known;
+  }
+  // A row that has seen no key yet keeps -inf. The reference is finite, so that its weights are 0 and not NaN.
+  for (int r = 0; r < num_rows; r += kLanes) {
+    const int n = lanes_left(r, num_rows);
+    const F finite = max(load_n(largest + r, n), set1(kLowest));
+    store_n(reference + r, finite, n);
+    store_n(factor + r, exp(sub(load_n(state.max + rows.first_row + r, n), finite)), n);
+    store_n(state.max + rows.first_row + r, load_n(largest + r, n), n);
+  }
+  for (int r = 0; r < num_rows; ++r)
+    weigh(scores + r * kKeyTile, num_vectors, reference[r], factor[r], work.lane_sums + (rows.first_row + r) * 16);
+  if (type == KVType::int8) scale_rows(scores, tile.scales.value, num_rows, num_vectors);
+}
+
+// Prefetches the rows of a tile that the tile before it did not prefetch: those outside its own range of keys.
+static CHAIRLIFT_INLINE void prefetch_rest(const Tile& next, const TileRows& done, int64_t row_bytes) {
+  for (int k = next.rows->begin; k < next.rows->end; ++k) {
+    if (k >= done.begin && k < done.end) continue;
+    prefetch(next.key(k), row_bytes);
+    prefetch(next.value(k), row_bytes);
+  }
+}
+
+// The current and the next tile of a walk, which ends with the first tile of the next task.
+struct Walk {
+  TileRows rows[2];
+  TileRows* current = &rows[0];
+  TileRows* next = &rows[1];
+};
+
+static inline int64_t first_tile(const QueryBlock& block, int split) {
+  const int64_t first_key = block.first_key(0) / kKeyTile * kKeyTile, split_key = static_cast<int64_t>(split) * kSplit;
+  return split_key > first_key ? split_key : first_key;
+}
+
+static inline int64_t end_key(const QueryBlock& block, int split) {
+  const int64_t end = block.end_key(block.num_tokens - 1), split_end = static_cast<int64_t>(split + 1) * kSplit;
+  return split_end < end ? split_end : end;
+}
+
+template <KVType type>
+static inline void find_tile(const AttentionShape& shape, const PagedKV& kv, const QueryBlock& block, int64_t tile_key,
+                             TileRows& rows) {
+  find_rows(block, shape, kv, static_cast<int64_t>(shape.head_dim) * value_bytes(type), tile_key, rows);
+  prefetch_pages(kv, rows);
+  if (type == KVType::int8) prefetch_scales(block, shape, kv, tile_key, rows);
+}
+
+// Computes the tiles of a split, and in each tile all heads of the block. `walk.current` is the first tile; afterwards
+// it is the first tile of `next` unless `next` is null.
+template <KVType type, typename AttendTile>
+static void attend_tiles(const Work& work, const State& state, int split, const QueryBlock* next, int64_t next_key,
+                         Walk& walk, AttendTile attend_tile) {
+  const int num_heads = work.block.num_kv_heads;
+  const int64_t row_bytes = static_cast<int64_t>(work.shape.head_dim) * value_bytes(type);
+  const int64_t head_bytes = work.kv.block_size * row_bytes, end = end_key(work.block, split);
+  TileScales scales;
+  for (int64_t tile_key = first_tile(work.block, split); tile_key < end; tile_key += kKeyTile) {
+    const bool is_last = tile_key + kKeyTile >= end;
+    if (!is_last) find_tile<type>(work.shape, work.kv, work.block, tile_key + kKeyTile, *walk.next);
+    else if (next) find_tile<type>(work.shape, work.kv, *next, next_key, *walk.next);
+    else *walk.next = *walk.current;
+    for (int head = 0; head < num_heads; ++head) {
+      const bool is_last_head = head + 1 == num_heads;
+      const Tile tile = tile_at(*walk.current, work.kv, head_bytes, head);
+      const Tile ahead = is_last_head ? tile_at(*walk.next, work.kv, head_bytes, 0)
+                               : tile_at(*walk.current, work.kv, head_bytes, head + 1);
+      if (type == KVType::int8) find_scales(work, tile_key, head, *walk.current, scales);
+      attend_tile(state, TileWork{tile_key, head, tile, ahead, scales});
+      if (is_last_head) prefetch_rest(ahead, *walk.current, row_bytes);
+    }
+    TileRows* const done = walk.current;
+    walk.current = walk.next;
+    walk.next = done;
+  }
+}
+
+template <KVType type, typename AttendTile>
+static void attend_split(const Work& work, const State& state, int split, const QueryBlock* next, int64_t next_key,
+                         Walk& walk, AttendTile attend_tile) {
+  clear_state(state, work.num_rows, work.stride);
+  for (int i = 0; i < work.num_rows * 16; i += kLanes) store(work.lane_sums + i, zero());
+  attend_tiles<type>(work, state, split, next, next_key, walk, attend_tile);
+  for (int r = 0; r < work.num_rows; ++r) state.sum[r] = reduce_add(load(work.lane_sums + r * 16));
+}
+
+// The sum of exponentials of a row, with that of the sink of its head. A sink far above all scores makes the sum so
+// large that the output is zero.
+static inline F with_sink(const AttentionShape& shape, const QueryBlock& block, const State& state, int row) {
+  const F sum = set1(state.sum[row]);
+  if (!shape.sinks) return sum;
+  const int group = shape.group(), head = block.first_kv_head * group + row / (group * block.num_tokens) * group;
+  return add(sum, exp(set1(shape.sinks[head + row % group] - state.max[row])));
+}
+
+static void write_out(const AttentionShape& shape, const QueryBlock& block, const State& state) {
+  const int head_dim = shape.head_dim, stride = shape.row_stride(), rows_per_head = shape.group() * block.num_tokens;
+  for (int r = 0; r < rows_per_head * block.num_kv_heads; ++r) {
+    const int64_t token = r % rows_per_head / shape.group();
+    float* to = block.out + token * shape.num_heads * head_dim + head_offset(shape, rows_per_head, r);
+    const F sum = with_sink(shape, block, state, r);
+    for (int i = 0; i < head_dim; i += kLanes) {
+      const int n = lanes_left(i, head_dim);
+      store_some(to + i, div(load_some(state.out + r * stride + i, n), sum), n);
+    }
+  }
+}
+
+// Calls attend_tile(state, tile) for each tile and head, and writes the outputs of the block or the states of the splits.
+template <KVType type, typename AttendTile>
+static void attend_splits(const Work& work, const SplitRange& splits, const SplitRange* next, AttendTile attend_tile) {
+  const int num_rows = work.num_rows, stride = work.stride;
+  const State running = state_at(work.running, num_rows), total = state_at(work.total, num_rows);
+  float* states = splits.states;
+  if (!states) clear_state(total, num_rows, stride);
+  Walk walk;
+  find_tile<type>(work.shape, work.kv, work.block, first_tile(work.block, splits.first_split), *walk.current);
+  for (int split = splits.first_split; split < splits.end_split; ++split) {
+    const bool is_last = split + 1 == splits.end_split;
+    const QueryBlock* const block = !is_last ? &work.block : next ? &next->block : nullptr;
+    const int64_t next_key = block ? first_tile(*block, is_last ? next->first_split : split + 1) : 0;
+    attend_split<type>(work, states ? state_at(states, num_rows) : running, split, block, next_key, walk, attend_tile);
+    if (states) states += state_floats(num_rows, stride);
+    else merge_state(total, running, num_rows, stride);
+  }
+  if (!states) write_out(work.shape, work.block, total);
+}
+
+}  // namespace chairlift::CHAIRLIFT_ISA::attention

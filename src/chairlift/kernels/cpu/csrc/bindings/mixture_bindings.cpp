@@ -1,0 +1,62 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/binding_arguments.h"
+#include "linear/mixture.h"
+#include "runtime/tape.h"
+
+namespace nb = nanobind;
+
+namespace chairlift {
+namespace {
+
+using Layers = std::vector<std::shared_ptr<Linear>>;
+
+void construct(Mixture* self, const std::shared_ptr<Linear>& router, const Layers& up, const Layers& down,
+               int64_t experts_per_token, bool softmax_of_chosen, const std::optional<Vector>& expert_scales) {
+  if (up.size() != down.size()) throw std::invalid_argument("up and down must have as many layers");
+  std::vector<Mixture::Expert> experts;
+  for (size_t i = 0; i < up.size(); ++i) experts.push_back({up[i], down[i]});
+  new (self) Mixture(router, std::move(experts), experts_per_token, softmax_of_chosen, to_vector(expert_scales));
+}
+
+void call(const Mixture& mixture, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride) {
+  const auto compute = [&mixture, x = reinterpret_cast<const float*>(x), x_stride, rows,
+                        out = reinterpret_cast<float*>(out), out_stride] { mixture(x, x_stride, rows, out, out_stride); };
+  compute();
+  if (Tape* tape = Tape::recording()) tape->add_mixture(mixture.router(), [compute](const Tape::Step&) { compute(); });
+}
+
+}  // namespace
+
+void bind_mixture(nb::module_& m) {
+  nb::class_<Mixture>(m, "ExpertMixture",
+                      R"(A mixture of experts: out = the sum of weight * down(up(x)) over the chosen experts of a row.
+
+Args:
+    router: The layer of the logits, with one output for each expert.
+    up, down: The layers of each expert, kept alive. The prologue of `up` is usually a norm, and that of `down` the
+        activation.
+    experts_per_token: The number of experts with the largest logits that compute a row.
+    softmax_of_chosen: Whether weights are the softmax over the logits of the chosen experts, or over those of all.
+    expert_scales: float32 [num_experts], copied, the factors of the weights; None for no factors.
+
+Raises:
+    ValueError: The layers do not fit, or there are fewer experts than experts_per_token.)")
+      .def("__init__", &construct, nb::arg("router"), nb::arg("up"), nb::arg("down"), nb::arg("experts_per_token"),
+           nb::arg("softmax_of_chosen"), nb::arg("expert_scales").none() = nb::none())
+      .def("__call__", &call, nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out_ptr"),
+           nb::arg("out_stride"), nb::call_guard<nb::gil_scoped_release>(), R"(Compute the mixture for all rows.
+
+Args:
+    x_ptr: float32 [num_rows, in_features].
+    x_stride: The distance between rows of x, in floats.
+    num_rows: The number of rows.
+    out_ptr: float32 [num_rows, in_features], overwritten, without overlap with x.
+    out_stride: The distance between rows of out, in floats.)");
+}
+
+}  // namespace chairlift

@@ -1,0 +1,486 @@
+#include "linear/linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+
+#include "runtime/isa.h"
+#include "runtime/reusable_memory.h"
+#include "runtime/pool.h"
+#include "runtime/prefetch.h"
+
+namespace chairlift {
+
+// The arguments of a call.
+struct Linear::Call {
+  const float* row(int64_t index) const { return x + (row_ids ? row_ids[index] : index) * x_stride; }
+
+  const float* x;
+  int64_t x_stride, rows;
+  float* out;
+  int64_t out_stride;
+  bool add;
+  const int32_t* row_ids;
+};
+
+namespace {
+
+const ProductKernel& kernel_of(const PackedMatrix& matrix) {
+  return isa().linear.products[static_cast<int>(matrix.format())];
+}
+
+// The number of tiles that contain outputs.
+int64_t num_tiles_of(const PackedMatrix& matrix) {
+  return divide_up(matrix.out_features(), kernel_of(matrix).tile_stripes * kStripe);
+}
+
+}  // namespace
+
+// The layout of the activations of all rows: the blocks, then the outliers of all blocks, then those of all rows. The
+// outliers have space for the largest possible number, of which little is touched.
+struct Linear::Activations {
+  Activations(const Linear& linear, int64_t rows)
+      : tiles(isa().linear),
+        kernel(kernel_of(*linear.parts_[0])),
+        is_integer(chairlift::is_integer(linear.parts_[0]->format())),
+        has_row_scale(chairlift::has_row_scale(linear.parts_[0]->format())),
+        padded_inputs(linear.parts_[0]->padded_inputs()),
+        num_blocks(divide_up(rows, kernel.block_rows)) {
+    const int64_t tile_inputs = kernel.layout == ActivationLayout::byte_tiles ? 64 : 1;
+    const int64_t value_bytes = is_integer ? 1 : is_bf16(kernel.layout) ? 2 : 4;
+    values_bytes = round_up(padded_inputs, tile_inputs) * kernel.block_rows * value_bytes;
+    scales_bytes = is_integer ? (has_row_scale ? 1 : padded_inputs / kGroup) * kernel.block_rows * 4 : 0;
+    const bool has_halves = std::any_of(linear.parts_.begin(), linear.parts_.end(), [](const auto& part) {
+      return is_grouped(part->format()) && group_format(part->format()).group < kGroup;
+    });
+    halves_bytes = has_halves ? 2 * scales_bytes : 0;
+    block_bytes = round_up(values_bytes + 3 * scales_bytes + halves_bytes, 64);
+    if (!is_integer) return;
+    num_entries = has_row_scale ? padded_inputs / 4 : padded_inputs;
+    max_row_outliers = padded_inputs / kMinOutlier;
+    max_outliers = round_up(std::min(max_row_outliers * kernel.block_rows, num_entries), 16);
+    outlier_bytes = round_up(4 * (16 + (1 + kernel.block_rows) * max_outliers), 64);
+    list_bytes = 4 * (1 + 2 * max_row_outliers);
+  }
+
+  size_t num_bytes() const {
+    return static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes + kernel.block_rows * list_bytes));
+  }
+
+  Activations in(uint8_t* memory) const {
+    Activations copy = *this;
+    copy.data = memory;
+    return copy;
+  }
+
+  ActivationBlock block(int64_t index) const {
+    uint8_t* at = data + index * block_bytes;
+    uint8_t* scale = at + values_bytes;
+    auto* outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
+    return {at,
+            reinterpret_cast<float*>(scale),
+            reinterpret_cast<int32_t*>(scale + scales_bytes),
+            scale + 2 * scales_bytes,
+            halves_bytes ? reinterpret_cast<int32_t*>(scale + 3 * scales_bytes) : nullptr,
+            outliers,
+            outliers + 16,
+            outliers + 16 + max_outliers};
+  }
+
+  // Whether blocks have more rows than a thread prepares at a time.
+  bool merges_apart() const { return kernel.layout == ActivationLayout::byte_tiles; }
+
+  // The number of outliers of a row, their entries and their values.
+  int32_t* row_outliers(int64_t row) const {
+    return reinterpret_cast<int32_t*>(data + num_blocks * (block_bytes + outlier_bytes) + row * list_bytes);
+  }
+
+  const LinearTiles& tiles;
+  const ProductKernel& kernel;
+  bool is_integer, has_row_scale;
+  int64_t padded_inputs, num_blocks, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
+  int64_t num_entries = 0, max_row_outliers = 0, max_outliers = 0, outlier_bytes = 0, list_bytes = 0;
+  uint8_t* data = nullptr;
+};
+
+namespace {
+
+Norm norm_of(Prologue prologue, std::vector<float> weight, std::vector<float> bias, float eps) {
+  if (weight.empty() == is_norm(prologue)) throw std::invalid_argument("norm_weight must have in_features values");
+  if (bias.size() != (prologue == Prologue::layer_norm ? weight.size() : 0))
+    throw std::invalid_argument("norm_bias must have in_features values");
+  return {is_norm(prologue) ? prologue : Prologue::none, std::move(weight), std::move(bias), eps};
+}
+
+}  // namespace
+
+Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
+               std::vector<float> norm_weight, std::vector<float> norm_bias, float eps)
+    : Linear(std::move(parts), std::move(bias), prologue,
+             norm_of(prologue, std::move(norm_weight), std::move(norm_bias), eps)) {}
+
+Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, const Norm& norm)
+    : Linear(std::move(parts), std::move(bias), norm.kind(), norm) {}
+
+Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
+               Norm norm)
+    : parts_(std::move(parts)), bias_(std::move(bias)), prologue_(prologue), norm_(std::move(norm)) {
+  if (parts_.empty()) throw std::invalid_argument("a layer needs at least one matrix");
+  for (const auto& part : parts_) {
+    if (part->in_features() != parts_[0]->in_features())
+      throw std::invalid_argument("all matrices of a layer must have the same in_features");
+    if (part->input_order() != parts_[0]->input_order())
+      throw std::invalid_argument("all matrices of a layer must have the same order of inputs");
+    if (part->format() != parts_[0]->format() && !(is_grouped(part->format()) && is_grouped(parts_[0]->format())))
+      throw std::invalid_argument(std::string("formats ") + name_of(parts_[0]->format()) + " and " +
+                                  name_of(part->format()) + " cannot be multiplied as one layer");
+  }
+  const auto out = static_cast<size_t>(out_features());
+  if (!bias_.empty() && bias_.size() != out) throw std::invalid_argument("bias must have out_features values");
+  if (!norm_.fits(in_features())) throw std::invalid_argument("norm_weight must have in_features values");
+  if (!bias_.empty()) bias_.resize(out + kStripe, 0.0f);  // the last stripe is read as a whole
+}
+
+PrologueArgs Linear::prologue_args() const {
+  PrologueArgs args = norm_.args();
+  args.kind = prologue_;
+  return args;
+}
+
+int64_t Linear::out_features() const {
+  int64_t out = 0;
+  for (const auto& part : parts_) out += part->out_features();
+  return out;
+}
+
+namespace {
+
+// The threshold of outliers, in multiples of the mean magnitude of their group or row: kMinOutlier or more. After a norm
+// a few channels are always large, and their rounding affects every product of the layer. A gated activation has many
+// large values, and each outlier takes time. docs/adr/0014 has the measurements.
+float outlier_after(Prologue prologue, bool has_row_scale) {
+  switch (prologue) {
+    case Prologue::rms_norm:
+    case Prologue::layer_norm: return has_row_scale ? 3.5f : 5;
+    case Prologue::none: return has_row_scale ? 5 : 8;
+    default: return has_row_scale ? 6 : 12;
+  }
+}
+
+// The rows that a thread prepares at a time.
+constexpr int64_t kRowsAtOnce = 4;
+
+// The scratch memory of a thread that prepares rows: a row, the same row before its inputs are reordered, all rows in
+// bytes, and for the outliers of a block a bit and an index for each entry.
+struct PrepareScratch {
+  PrepareScratch(uint8_t* memory, int64_t padded_inputs)
+      : row(reinterpret_cast<float*>(memory)),
+        computed(row + padded_inputs),
+        has_outlier(reinterpret_cast<uint64_t*>(computed + padded_inputs)),
+        indices(reinterpret_cast<int32_t*>(has_outlier + divide_up(padded_inputs, 64))),
+        steps(reinterpret_cast<int8_t*>(indices + padded_inputs)) {}
+
+  static size_t num_bytes(int64_t padded_inputs) {
+    return static_cast<size_t>(round_up(padded_inputs * (12 + kRowsAtOnce) + divide_up(padded_inputs, 64) * 8, 64));
+  }
+
+  float* row;
+  float* computed;
+  uint64_t* has_outlier;
+  int32_t* indices;
+  int8_t* steps;
+};
+
+// Copies the steps of a row to the values of its block in the layout `byte_tiles`.
+void tile_steps(const int8_t* steps, int64_t padded_inputs, int64_t row, int64_t block_rows, int8_t* values) {
+  for (int64_t k = 0; k < padded_inputs; k += 64) {
+    int8_t* const line = values + (k / 64 * block_rows + row) * 64;
+    const int64_t count = std::min<int64_t>(64, padded_inputs - k);
+    std::memcpy(line, steps + k, static_cast<size_t>(count));
+    if (count < 64) std::memset(line + count, 0, static_cast<size_t>(64 - count));
+  }
+}
+
+}  // namespace
+
+// Computes the prologue of up to kRowsAtOnce rows of one block, and writes the result in the layout that products read.
+void Linear::prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* memory) const {
+  const LinearTiles& tiles = activations.tiles;
+  const ProductKernel& kernel = activations.kernel;
+  const int64_t inputs = parts_[0]->in_features(), padded = activations.padded_inputs;
+  const ActivationBlock to = activations.block(first / kernel.block_rows);
+  auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
+  const std::vector<int32_t>& order = parts_[0]->input_order();
+  const PrologueArgs args = prologue_args();
+  const PrepareScratch scratch(memory, padded);
+  const bool is_partial = first + kRowsAtOnce > call.rows;
+  if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes) {
+    // Products of unpacked weights compute whole blocks, so the missing rows must have values too.
+    const int64_t scale_bytes = 3 * activations.scales_bytes + activations.halves_bytes;
+    std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
+    std::memset(scratch.steps, 0, static_cast<size_t>(kRowsAtOnce * padded));
+  }
+  const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
+  for (int64_t r = first; r < std::min(first + kRowsAtOnce, call.rows); ++r) {
+    const float* const row = call.row(r);
+    tiles.prologue(args, row, r + 1 < call.rows ? call.row(r + 1) : row, inputs,
+                   order.empty() ? scratch.row : scratch.computed);
+    for (size_t i = 0; i < order.size(); ++i) scratch.row[i] = scratch.computed[order[i]];
+    for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
+    OutlierList outliers;
+    const RowTarget target = {values,
+                              const_cast<float*>(to.scale),
+                              const_cast<int32_t*>(to.correction),
+                              const_cast<void*>(to.sum),
+                              const_cast<int32_t*>(to.half_correction),
+                              static_cast<int>(r % kernel.block_rows),
+                              kernel.block_rows,
+                              outlier_after(prologue_, activations.has_row_scale),
+                              &outliers};
+    if (kernel.interleave) {
+      kernel.interleave(scratch.row, padded, target);
+      continue;
+    }
+    int32_t* const list = activations.row_outliers(r);
+    outliers.entries = list + 1;
+    outliers.values = reinterpret_cast<uint32_t*>(list + 1 + activations.max_row_outliers);
+    int8_t* const steps = scratch.steps + (r - first) * padded;
+    quantize(scratch.row, padded, steps, target);
+    *list = outliers.count;
+    if (kernel.layout == ActivationLayout::byte_tiles) tile_steps(steps, padded, target.row, kernel.block_rows, values);
+  }
+  if (kernel.layout != ActivationLayout::bytes) return;
+  tiles.interleave_steps(scratch.steps, padded, values);
+  merge_outliers(call, activations, first / kernel.block_rows, memory);
+}
+
+// Merges the outliers of the rows of a block, after all of them have been prepared.
+void Linear::merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
+  const bool is_tiled = activations.merges_apart();
+  const int64_t block_rows = activations.kernel.block_rows, first = block * block_rows;
+  const int64_t last = std::min(first + block_rows, call.rows), num_words = divide_up(activations.num_entries, 64);
+  const PrepareScratch scratch(memory, activations.padded_inputs);
+  const ActivationBlock to = activations.block(block);
+  auto* const entries = const_cast<int32_t*>(to.outliers);
+  auto* const values = static_cast<uint32_t*>(const_cast<void*>(to.outlier_values));
+  *const_cast<int32_t*>(to.num_outliers) = 0;
+  int32_t total = 0;
+  for (int64_t r = first; r < last; ++r) total += *activations.row_outliers(r);
+  if (total == 0) return;
+  std::memset(scratch.has_outlier, 0, static_cast<size_t>(num_words * 8));
+  for (int64_t r = first; r < last; ++r) {
+    const int32_t* const list = activations.row_outliers(r);
+    for (int32_t i = 0; i < *list; ++i) scratch.has_outlier[list[1 + i] / 64] |= uint64_t{1} << list[1 + i] % 64;
+  }
+  int32_t count = 0;
+  for (int64_t word = 0; word < num_words; ++word)
+    for (uint64_t bits = scratch.has_outlier[word]; bits; bits &= bits - 1) {
+      const auto entry = static_cast<int32_t>(word * 64 + __builtin_ctzll(bits));
+      scratch.indices[entry] = count;
+      entries[count++] = entry;
+    }
+  *const_cast<int32_t*>(to.num_outliers) = count;
+  std::memset(values, 0, static_cast<size_t>((is_tiled ? round_up(count, 16) : count) * block_rows * 4));
+  for (int64_t r = first; r < last; ++r) {
+    const int32_t* const list = activations.row_outliers(r);
+    for (int32_t i = 0; i < *list; ++i) {
+      const int64_t index = scratch.indices[list[1 + i]], row = r - first;
+      const int64_t at = is_tiled ? (index / 16 * block_rows + row) * 16 + index % 16 : index * block_rows + row;
+      std::memcpy(values + at, list + 1 + activations.max_row_outliers + i, 4);
+    }
+  }
+}
+
+namespace {
+
+// Tasks that threads of a job divide among each other; `run` returns when all of them are done.
+class SharedTasks {
+ public:
+  explicit SharedTasks(int64_t num_tasks) : num_tasks_(num_tasks) {}
+
+  template <typename Task>
+  void run(const Task& task) {
+    for (int64_t i; (i = next_.fetch_add(1)) < num_tasks_; done_.fetch_add(1)) task(i);
+    spin_until([&] { return done_.load(std::memory_order_acquire) >= num_tasks_; });
+  }
+
+ private:
+  int64_t num_tasks_;
+  std::atomic<int64_t> next_{0}, done_{0};
+};
+
+}  // namespace
+
+// Packed weights to be prefetched.
+struct Linear::PrefetchRange {
+  const uint8_t* at = nullptr;
+  int64_t num_bytes = 0;
+
+  // Always inlined, because GCC removes calls of functions that only prefetch.
+  inline __attribute__((always_inline)) void prefetch() const {
+    constexpr int64_t kMost = 64 << 10;
+    for (int64_t i = 0; i < std::min(num_bytes, kMost); i += 64) __builtin_prefetch(at + i, 0, kSecondLevel);
+  }
+};
+
+// Some consecutive stripes of one part of a layer.
+struct Linear::Stripes {
+  PrefetchRange weights() const { return {matrix->stripe(first), (end - first) * matrix->stripe_bytes()}; }
+
+  const PackedMatrix* matrix;
+  int64_t first, end;
+  int64_t first_column;  // the output of the first stripe of the part
+};
+
+int64_t Linear::num_stripe_tiles() const {
+  int64_t tiles = 0;
+  for (const auto& part : parts_) tiles += num_tiles_of(*part);
+  return tiles;
+}
+
+// Tile `index` of the stripes of all parts.
+Linear::Stripes Linear::stripes_of(int64_t index) const {
+  int64_t column = 0;
+  for (const auto& part : parts_) {
+    const int64_t at_once = kernel_of(*part).tile_stripes, tiles = num_tiles_of(*part);
+    if (index < tiles)
+      return {part.get(), index * at_once, std::min((index + 1) * at_once, part->num_stripes()), column};
+    index -= tiles;
+    column += part->out_features();
+  }
+  return {};
+}
+
+// The weights that a thread multiplies first, where all rows are in one tile.
+Linear::PrefetchRange Linear::first_weights(int64_t range, int64_t num_ranges) const {
+  return stripes_of(num_stripe_tiles() * range / num_ranges).weights();
+}
+
+// The tiles of a product: as many stripes as the kernel computes at once, times as many blocks of rows as fit into the
+// second-level cache. Consecutive tiles have consecutive stripes.
+struct Linear::Tiling {
+  static constexpr int64_t kActivationBytes = 256 << 10;
+
+  Tiling(const Linear& linear, const Activations& activations)
+      : blocks_at_once(even_part(activations.num_blocks, kActivationBytes / activations.block_bytes)),
+        stripe_tiles(linear.num_stripe_tiles()),
+        num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
+
+  // The size of nearly equal parts of n, each at most `most` (but at least one).
+  static int64_t even_part(int64_t n, int64_t most) { return divide_up(n, divide_up(n, std::max<int64_t>(most, 1))); }
+
+  int64_t first_block(int64_t tile) const { return tile / stripe_tiles * blocks_at_once; }
+  // The weights of the tile that follows, or none if it has the first stripes again.
+  PrefetchRange weights_after(const Linear& linear, int64_t tile) const {
+    const int64_t next = (tile + 1) % stripe_tiles;
+    return next ? linear.stripes_of(next).weights() : PrefetchRange{};
+  }
+
+  int64_t blocks_at_once, stripe_tiles, num_tiles;
+};
+
+namespace {
+
+// The stripes of a tile, unpacked to `memory` if enough blocks of rows multiply them.
+struct TileStripes {
+  TileStripes(const PackedMatrix& matrix, int64_t first, int64_t count, int64_t num_blocks, uint8_t* memory)
+      : at(matrix.stripe(first)), stripe_bytes(matrix.stripe_bytes()), multiply(kernel_of(matrix).multiply) {
+    const ProductKernel& kernel = kernel_of(matrix);
+    if (!unpacks(matrix, num_blocks)) return;
+    stripe_bytes = group_format(matrix.format()).unpacked_bytes(matrix.padded_inputs());
+    for (int64_t s = 0; s < count; ++s)
+      kernel.unpack(matrix.stripe(first + s), matrix.padded_inputs(), memory + s * stripe_bytes);
+    at = memory;
+    multiply = kernel.multiply_unpacked;
+  }
+
+  static bool unpacks(const PackedMatrix& matrix, int64_t num_blocks) {
+    const ProductKernel& kernel = kernel_of(matrix);
+    return kernel.unpack && num_blocks >= kernel.min_unpacked_blocks;
+  }
+
+  // The bytes of `memory` for a tile of a part.
+  static size_t num_bytes(const PackedMatrix& matrix, int64_t num_blocks) {
+    if (!unpacks(matrix, num_blocks)) return 0;
+    const int64_t bytes = group_format(matrix.format()).unpacked_bytes(matrix.padded_inputs());
+    return static_cast<size_t>(kernel_of(matrix).tile_stripes * bytes);
+  }
+
+  const uint8_t* at;
+  int64_t stripe_bytes;
+  void (*multiply)(const StripeTask& task);
+};
+
+}  // namespace
+
+// Computes a tile, and prefetches the weights that its thread multiplies next, a share with each block. Reading and
+// computing overlap, so that a product takes the longer of the two times and not their sum.
+void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
+                      const PrefetchRange& next, uint8_t* memory) const {
+  const Stripes stripes = stripes_of(tile % tiling.stripe_tiles);
+  const PackedMatrix& matrix = *stripes.matrix;
+  const int64_t count = stripes.end - stripes.first, block_rows = activations.kernel.block_rows;
+  const int64_t first_block = tiling.first_block(tile);
+  const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
+  const int64_t share = round_up(divide_up(next.num_bytes, last_block - first_block), 64);
+  const int64_t ahead_step = round_up(divide_up(share, matrix.padded_inputs() / kGroup), 64);
+  const int64_t step = count < activations.kernel.tile_stripes ? 1 : count;
+  for (int64_t stripe = stripes.first; stripe < stripes.end; stripe += step) {
+    const TileStripes weights(matrix, stripe, step, last_block - first_block, memory);
+    const int64_t column = stripe * kStripe, columns = std::min(step * kStripe, matrix.out_features() - column);
+    const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + column;
+    for (int64_t block = first_block, ahead = 0; block < last_block; ++block, ahead += share) {
+      const int64_t row = block * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
+      float* const out = call.out + row * call.out_stride + stripes.first_column + column;
+      weights.multiply({weights.at, weights.stripe_bytes, static_cast<int>(step),
+                        next.at + std::min(ahead, next.num_bytes), std::min(share, left), ahead_step,
+                        matrix.padded_inputs(), activations.block(block),
+                        static_cast<int>(std::min(block_rows, call.rows - row)), bias, out, call.out_stride,
+                        static_cast<int>(columns), call.add});
+    }
+  }
+}
+
+// A few rows are prepared by every thread separately, because waiting for another thread would take as long. More rows
+// are divided among the threads, in memory of the calling thread.
+void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
+                        const Linear* next, const int32_t* row_ids) const {
+  thread_local ReusableMemory shared;
+  if (rows <= 0) return;
+  const Call call = {x, x_stride, rows, out, out_stride, add, row_ids};
+  const Activations layout(*this, rows);
+  const Tiling tiling(*this, layout);
+  const bool is_shared = rows > kRowsAtOnce;
+  auto* const memory = is_shared ? static_cast<uint8_t*>(shared.get(layout.num_bytes())) : nullptr;
+  const size_t prepare_bytes = PrepareScratch::num_bytes(layout.padded_inputs);
+  size_t tile_bytes = 0;
+  for (const auto& part : parts_)
+    tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, tiling.blocks_at_once));
+  const size_t scratch_bytes = prepare_bytes + (is_shared ? tile_bytes : layout.num_bytes());
+  Pool& pool = Pool::get();
+  Ranges tiles(pool, tiling.num_tiles);
+  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), merges(layout.merges_apart() ? layout.num_blocks : 0);
+  pool.run(tiles.count(), [&](int64_t range, int worker) {
+    // Allocation may throw, so it precedes the wait for other threads.
+    auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));
+    const Activations activations = layout.in(is_shared ? memory : scratch + prepare_bytes);
+    const auto prepare_rows = [&](int64_t i) { prepare(call, activations, i * kRowsAtOnce, scratch); };
+    const auto merge_block = [&](int64_t block) { merge_outliers(call, activations, block, scratch); };
+    first_weights(range, tiles.count()).prefetch();
+    if (is_shared) {
+      preparations.run(prepare_rows);
+      merges.run(merge_block);
+    } else {
+      prepare_rows(0);
+      if (layout.merges_apart()) merge_block(0);
+    }
+    tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
+      PrefetchRange ahead = is_last ? PrefetchRange{} : tiling.weights_after(*this, tile);
+      if (is_last && next) ahead = next->first_weights(its_range, tiles.count());
+      multiply(call, activations, tiling, tile, ahead, is_shared ? scratch + prepare_bytes : nullptr);
+    });
+  });
+}
+
+}  // namespace chairlift

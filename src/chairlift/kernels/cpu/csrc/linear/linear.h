@@ -1,0 +1,57 @@
+// Linear layers over packed weights.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "linear/linear_tiles.h"
+#include "linear/norm.h"
+#include "linear/packed_matrix.h"
+
+namespace chairlift {
+
+// A linear layer: prologue, product and bias, computed on the threads of the pool.
+class Linear {
+ public:
+  // parts: matrices with the same input, whose outputs follow each other; of one format, or all of them grouped.
+  // bias [out_features] or empty; norm_weight and norm_bias [in_features] where the prologue has them.
+  Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
+         std::vector<float> norm_weight, std::vector<float> norm_bias, float eps);
+  // The same with a norm, or none, whose weights may be shared with other layers.
+  Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, const Norm& norm);
+
+  int64_t in_features() const { return parts_[0]->in_features(); }
+  // The width of x.
+  int64_t input_width() const { return in_features() * (is_gated(prologue_) ? 2 : 1); }
+  int64_t out_features() const;
+  PrologueArgs prologue_args() const;
+
+  // x [rows, in_features], or [rows, 2 * in_features] if gated; out [rows, out_features], without overlap with
+  // x. Strides are in floats. `next`: the layer that is computed after this one, or null. A thread that has finished
+  // prefetches its first weights. `row_ids`: if not null, row i of the layer is row row_ids[i] of x.
+  void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
+                  const Linear* next = nullptr, const int32_t* row_ids = nullptr) const;
+
+ private:
+  struct Activations;
+  struct Call;
+  struct Stripes;
+  struct Tiling;
+  struct PrefetchRange;
+  Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue, Norm norm);
+  void prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* scratch) const;
+  void merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
+  void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
+                const PrefetchRange& next, uint8_t* scratch) const;
+  int64_t num_stripe_tiles() const;
+  Stripes stripes_of(int64_t index) const;
+  PrefetchRange first_weights(int64_t range, int64_t num_ranges) const;
+
+  std::vector<std::shared_ptr<const PackedMatrix>> parts_;
+  std::vector<float> bias_;
+  Prologue prologue_;
+  Norm norm_;  // none if the prologue is no norm
+};
+
+}  // namespace chairlift

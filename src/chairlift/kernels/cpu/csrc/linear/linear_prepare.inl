@@ -1,0 +1,305 @@
+// Compiled for each instruction set: the prologue of a row, and its conversion to the layout that products read.
+#pragma once
+
+#include "linear/linear_products.inl"
+#include "linear/linear_tiles.h"
+#include "simd/simd.h"
+
+namespace chairlift::CHAIRLIFT_ISA {
+
+// --- prologues ------------------------------------------------------------------------------------------------------
+
+static inline float sum_of_squares(const float* x, int64_t n, F shift) {
+  F sum = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F v = sub(load(x + i), shift);
+    sum = fma(v, v, sum);
+  }
+  if (i < n) {
+    const int rest = static_cast<int>(n - i);
+    const F v = select(less(iota(), set1(static_cast<float>(rest))), sub(load_n(x + i, rest), shift), zero());
+    sum = fma(v, v, sum);
+  }
+  return reduce_add(sum);
+}
+
+static inline float sum_of(const float* x, int64_t n) {
+  F sum = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) sum = add(sum, load(x + i));
+  if (i < n) sum = add(sum, load_n(x + i, static_cast<int>(n - i)));
+  return reduce_add(sum);
+}
+
+// Computes y = op(i, lanes) for i = 0, kLanes, ...; the last call may have fewer lanes.
+template <typename Op>
+static inline void each(int64_t n, float* y, Op op) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, op(i, kLanes));
+  if (i < n) store_n(y + i, op(i, static_cast<int>(n - i)), static_cast<int>(n - i));
+}
+static inline F part(const float* p, int count) { return count == kLanes ? load(p) : load_n(p, count); }
+
+// A row of inputs. Reading a part of it prefetches the same part of the next row, which another core may have written.
+struct Row {
+  inline F part(int64_t i, int count) const {
+    __builtin_prefetch(next + i);
+    return CHAIRLIFT_ISA::part(at + i, count);
+  }
+
+  const float* at;
+  const float* next;
+};
+
+static inline float inverse_root(float mean, float eps) { return 1.0f / __builtin_sqrtf(mean + eps); }
+
+static void rms_norm(const PrologueArgs& args, Row x, int64_t n, float* y) {
+  const F scale = set1(inverse_root(sum_of_squares(x.at, n, zero()) / static_cast<float>(n), args.eps));
+  each(n, y, [&](int64_t i, int count) { return mul(mul(x.part(i, count), scale), part(args.weight + i, count)); });
+}
+
+static void layer_norm(const PrologueArgs& args, Row x, int64_t n, float* y) {
+  const F mean = set1(sum_of(x.at, n) / static_cast<float>(n));
+  const F scale = set1(inverse_root(sum_of_squares(x.at, n, mean) / static_cast<float>(n), args.eps));
+  each(n, y, [&](int64_t i, int count) {
+    return fma(mul(sub(x.part(i, count), mean), scale), part(args.weight + i, count), part(args.bias + i, count));
+  });
+}
+
+// gate * sigmoid(inner(gate)) * up, where the gate is the first half of the row.
+template <typename Inner>
+static void gate_and_mul(Row x, int64_t n, float* y, Inner inner) {
+  each(n, y, [&](int64_t i, int count) {
+    const F gate = x.part(i, count), up = x.part(n + i, count);
+    return mul(div(gate, add(set1(1.0f), exp(neg(inner(gate))))), up);
+  });
+}
+
+// gate * sigmoid(1.702 * gate) * (up + 1), where the gate is at most 7 and up is from -7 to 7 (gpt-oss).
+static void clamped_gate_and_mul(Row x, int64_t n, float* y) {
+  const F limit = set1(7.0f), one = set1(1.0f);
+  each(n, y, [&](int64_t i, int count) {
+    const F gate = min(x.part(i, count), limit), up = max(min(x.part(n + i, count), limit), neg(limit));
+    return mul(div(gate, add(one, exp(mul(gate, set1(-1.702f))))), add(up, one));
+  });
+}
+
+// The tanh approximation of GELU (Hendrycks and Gimpel, 2016) is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)).
+static inline F gelu_tanh_inner(F x) {
+  constexpr float kFactor = 1.5957691216057308f;
+  return mul(x, fma(mul(x, x), set1(0.044715f * kFactor), set1(kFactor)));
+}
+
+static void prologue(const PrologueArgs& args, const float* at, const float* next, int64_t n, float* y) {
+  const Row x = {at, next};
+  switch (args.kind) {
+    case Prologue::rms_norm: return rms_norm(args, x, n, y);
+    case Prologue::layer_norm: return layer_norm(args, x, n, y);
+    case Prologue::silu_and_mul: return gate_and_mul(x, n, y, [](F gate) { return gate; });
+    case Prologue::gelu_tanh_and_mul: return gate_and_mul(x, n, y, gelu_tanh_inner);
+    case Prologue::swigluoai_and_mul: return clamped_gate_and_mul(x, n, y);
+    case Prologue::relu: return each(n, y, [&](int64_t i, int count) { return max(x.part(i, count), zero()); });
+    case Prologue::none: return each(n, y, [&](int64_t i, int count) { return x.part(i, count); });
+  }
+}
+
+static void add_branch(const ResidualArgs& args, float* branch, int64_t n, float* stream) {
+  if (branch) {
+    prologue(args.after, branch, branch, n, branch);
+    const F multiplier = set1(args.multiplier);
+    each(n, stream, [&](int64_t i, int count) {
+      return fma(part(branch + i, count), multiplier, part(stream + i, count));
+    });
+  }
+  if (args.of_sum.kind != Prologue::none) prologue(args.of_sum, stream, stream, n, stream);
+  if (args.scale == 1) return;
+  each(n, stream, [&](int64_t i, int count) { return mul(part(stream + i, count), set1(args.scale)); });
+}
+
+// --- activations ----------------------------------------------------------------------------------------------------
+
+// The number of groups of one row that are processed together: one per lane of a vector.
+constexpr int kManyGroups = kLanes;
+
+typedef int32_t Quad __attribute__((may_alias));
+
+// Lane g of the result is the reduction with `op` of `of` over the vectors of group g; 0 from `count` on.
+template <typename Of, typename Op>
+static inline F reduce_groups(const float* y, int count, Of of, Op op) {
+  F folded[kManyGroups];
+  for (int g = count; g < kManyGroups; ++g) folded[g] = zero();
+  for (int g = 0; g < count; ++g, y += kGroup) {
+    folded[g] = of(g, load(y));
+#pragma GCC unroll 16
+    for (int i = kLanes; i < kGroup; i += kLanes) folded[g] = op(folded[g], of(g, load(y + i)));
+  }
+  return reduce_each(folded, op);
+}
+
+struct Measured {
+  alignas(64) float limit[kManyGroups];    // the magnitude above which an input is an outlier
+  alignas(64) float inverse[kManyGroups];  // 1 / scale
+  alignas(64) float scale[kManyGroups];
+};
+
+static inline void measure(const float* y, int count, float outlier, Measured& found) {
+  const F sums = reduce_groups(y, count, [](int, F x) { return abs(x); }, [](F a, F b) { return add(a, b); });
+  store(found.limit, mul(sums, set1(outlier / kGroup)));
+  const auto inlier = [&](int g, F x) {
+    const F size = abs(x);
+    return select(less(set1(found.limit[g]), size), zero(), size);
+  };
+  const F top = reduce_groups(y, count, inlier, [](F a, F b) { return max(a, b); });
+  store(found.inverse, select(less(set1(1e-30f), top), div(set1(127.0f), top), zero()));
+  store(found.scale, mul(top, set1(1.0f / 127.0f)));
+}
+
+static inline void note_outliers(const float* y, int64_t k, unsigned bits, OutlierList& outliers) {
+  for (; bits; bits &= bits - 1) {
+    uint32_t value;
+    __builtin_memcpy(&value, y + k + __builtin_ctz(bits), 4);
+    outliers.append(k + __builtin_ctz(bits), value);
+  }
+}
+
+struct HalfSums {
+  I of[2];
+};
+
+// Rounds the inputs of one group, from k on, to multiples of its scale. Returns the sums of its halves, lane by lane.
+static inline HalfSums round_group(const float* y, int64_t k, F limit, F inverse, int8_t* steps,
+                                   const RowTarget& target) {
+  HalfSums sums = {{izero(), izero()}};
+#pragma GCC unroll 16
+  for (int i = 0; i < kGroup; i += kLanes) {
+    const F values = load(y + k + i);
+    const M is_outlier = less(limit, abs(values));
+    const I rounded = to_int(mul(select(is_outlier, zero(), values), inverse));
+    I& sum = sums.of[i * 2 / kGroup];
+    sum = iadd(sum, rounded);
+    store_s8(steps + k + i, rounded);
+    const unsigned bits = mask_bits(is_outlier);
+    if (__builtin_expect(bits != 0, 0)) note_outliers(y, k + i, bits, *target.outliers);
+  }
+  return sums;
+}
+
+// The reduction of each group to minus its sum, which is a whole number and exact.
+static inline F negative_sums(const F (&sums)[kManyGroups]) {
+  return neg(reduce_each(sums, [](F a, F b) { return add(a, b); }));
+}
+
+// Quantizes each group symmetrically to -127..127. The scale of a group is its largest magnitude without outliers / 127;
+// a group of zeros has scale 0.
+static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target) {
+  Measured found;
+  alignas(64) float totals[kManyGroups];
+  alignas(64) int32_t corrections[kManyGroups], halves[kManyGroups];
+  auto* const sum = static_cast<float*>(target.sum);
+  int64_t at = target.row;
+  for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kGroup) {
+    const int64_t left = (padded_inputs - first) / kGroup;
+    const int count = static_cast<int>(left < kManyGroups ? left : kManyGroups);
+    measure(y + first, count, target.outlier, found);
+    F sums[kManyGroups], first_halves[kManyGroups];
+    for (int g = count; g < kManyGroups; ++g) sums[g] = first_halves[g] = zero();
+    for (int g = 0; g < count; ++g) {
+      const HalfSums rounded =
+          round_group(y, first + g * kGroup, set1(found.limit[g]), set1(found.inverse[g]), steps, target);
+      sums[g] = to_float(iadd(rounded.of[0], rounded.of[1]));
+      first_halves[g] = to_float(rounded.of[0]);
+    }
+    const F negative = negative_sums(sums);
+    store(totals, mul(neg(negative), load(found.scale)));
+    istore(corrections, to_int(negative));
+    if (target.half_correction) istore(halves, to_int(negative_sums(first_halves)));
+    for (int g = 0; g < count; ++g, at += target.block_rows) {
+      target.scale[at] = found.scale[g];
+      target.correction[at] = corrections[g];
+      sum[at] = totals[g];
+      if (!target.half_correction) continue;
+      int32_t* const half = target.half_correction + 2 * at - target.row;
+      half[0] = halves[g];
+      half[target.block_rows] = corrections[g] - halves[g];
+    }
+  }
+}
+
+// Calls op(k, load(y + k)) for each vector of a row, in ascending order.
+template <typename Op>
+static inline void each_vector(const float* y, int64_t padded_inputs, Op op) {
+  for (int64_t k = 0; k < padded_inputs; k += kLanes) op(k, load(y + k));
+}
+
+// The magnitude that corresponds to the step 127 of a row: the largest one without outliers, or more if the largest
+// outlier would have more than kLargestStep steps.
+static inline float top_of_row(const float* y, int64_t padded_inputs, float outlier) {
+  F sum = zero(), largest = zero(), top = zero();
+  each_vector(y, padded_inputs, [&](int64_t, F x) {
+    sum = add(sum, abs(x));
+    largest = max(largest, abs(x));
+  });
+  const F limit = set1(reduce_add(sum) * (outlier / static_cast<float>(padded_inputs)));
+  each_vector(y, padded_inputs, [&](int64_t, F x) {
+    const F size = abs(x);
+    top = max(top, select(less(limit, size), zero(), size));
+  });
+  const float least = reduce_max(largest) * (127.0f / kLargestStep), inlier = reduce_max(top);
+  return inlier > least ? inlier : least;
+}
+
+// Appends the multiples of 128 of outliers, which are lanes of `bits`, from input k on. Entries are quads.
+static inline void note_outlier_steps(F multiples, int64_t k, unsigned bits, OutlierList& outliers) {
+  alignas(64) int8_t steps[kLanes];
+  store_s8(steps, to_int(multiples));
+  for (int lane = 0; lane < kLanes; lane += 4) {
+    if (!(bits >> lane & 15)) continue;
+    uint32_t four;
+    __builtin_memcpy(&four, steps + lane, 4);
+    outliers.append((k + lane) / 4, four);
+  }
+}
+
+// Rounds a row to whole multiples of its scale: -127..127, and up to kLargestStep for outliers, whose multiples of 128
+// are stored apart.
+static void quantize_row(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target) {
+  constexpr int kShift = 128;  // of int8 weights
+  const float top = top_of_row(y, padded_inputs, target.outlier);
+  const F inverse = set1(top > 1e-30f ? 127.0f / top : 0.0f), most = set1(127.0f);
+  I sum = izero(), outlier_sum = izero();
+  each_vector(y, padded_inputs, [&](int64_t k, F x) {
+    const F rounded = round_even(mul(x, inverse));
+    const M is_outlier = less(most, abs(rounded));
+    const unsigned bits = mask_bits(is_outlier);
+    F rest = rounded;
+    if (__builtin_expect(bits != 0, 0)) {
+      const F multiples = select(is_outlier, round_even(mul(rounded, set1(1.0f / 128))), zero());
+      rest = fma(multiples, set1(-128.0f), rounded);
+      outlier_sum = iadd(outlier_sum, to_int(multiples));
+      note_outlier_steps(multiples, k, bits, *target.outliers);
+    }
+    const I low = to_int(rest);
+    sum = iadd(sum, low);
+    store_s8(steps + k, low);
+  });
+  target.scale[target.row] = top * (1.0f / 127.0f);
+  target.correction[target.row] = -kShift * ireduce_add(sum);
+  static_cast<int32_t*>(target.sum)[target.row] = -kShift * ireduce_add(outlier_sum);
+}
+
+// Interleaves the rows by four inputs each.
+static void interleave_steps(const int8_t* steps, int64_t padded_inputs, int8_t* values) {
+  const auto* from = reinterpret_cast<const Quad*>(steps);
+  auto* to = reinterpret_cast<Quad*>(values);
+  const int64_t num_quads = padded_inputs / 4;
+  for (int64_t k = 0; k < num_quads; ++k)
+    for (int r = 0; r < kBlockRows; ++r) to[k * kBlockRows + r] = from[r * num_quads + k];
+}
+
+static void interleave(const float* y, int64_t padded_inputs, const RowTarget& target) {
+  float* out = static_cast<float*>(target.values) + target.row;
+  for (int64_t k = 0; k < padded_inputs; ++k) out[k * kBlockRows] = y[k];
+}
+
+}  // namespace chairlift::CHAIRLIFT_ISA

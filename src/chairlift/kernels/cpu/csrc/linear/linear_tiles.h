@@ -1,0 +1,165 @@
+// Products of packed weights and rows of activations: the functions that are compiled for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "linear/weight_formats.h"
+
+namespace chairlift {
+
+// A stripe is sixteen output rows, interleaved so that one vector load reads the same inputs of all of them.
+//
+//   grouped      [groups of 32][low bits, then high bits] in planes of [16 rows][4 bytes], see place_of_quad;
+//                then for each group [16] scales and [16] minimums or zero points; then for each 256 inputs the same
+//                super-scales
+//   int8         [inputs / 4][16 rows][4 bytes], each value plus 128; then [16] f32 scales
+//   f8_e4m3      [inputs][16 rows][1]; then for each 128 inputs [16] f32 scales, times 256 (see load_e4m3)
+//   bf16         [inputs / 2][16 rows][2]
+//   f16, f32     [inputs][16 rows]
+//
+// Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
+//
+// Stripes of grouped weights that many blocks of rows multiply are unpacked to [inputs / 4][16 rows][4] codes, then for
+// each group [16] f32 scales and, in formats with minimums, [16] f32 minimums.
+
+// Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too. With
+// int8 weights they have one scale for each row, so that one sum of integers runs over all inputs.
+constexpr bool has_row_scale(WeightFormat format) { return format == WeightFormat::int8; }
+
+// The layout of the activations of a block of rows; the number of rows is a constant of layout and instruction set.
+//
+//   bytes        values [inputs / 4][block rows][4] int8
+//   byte_tiles   values [inputs / 64][block rows][64] int8, zero beyond the last input
+//   floats       values [inputs][block rows] f32
+//   bf16_pairs   values [inputs / 2][block rows][2] bf16
+//   bf16_tiles   values [inputs / 32][block rows][32] bf16
+//
+// Bytes have scales. With grouped weights there are, for each group of 32, [groups][block rows] of scale (f32), correction
+// (int32: minus the sum of the values) and sum (f32: scale times the sum of the values); and if weights have groups of 16,
+// [groups of 16][block rows] of the same correction. With int8 there are [block rows] of scale, correction (minus the sum
+// of the values times the 128 of the weights) and outlier correction (int32, in `sum`).
+//
+// Outliers are inputs of several times the mean magnitude of their group or row, which would leave too few of the eight
+// bits for the other inputs. Their values are stored for each entry that has an outlier in any row of the block, in
+// ascending order, with zeros for the other rows:
+//
+//   grouped   entries are inputs, values [entries][block rows] f32; `values` has zeros there
+//   int8      entries are quads of four inputs, values [entries][block rows][4] int8, or for byte_tiles
+//             [entries / 16][block rows][16][4], zero beyond the last entry. Activation / scale is an integer
+//             of up to 15 bits, of which these are the multiples of 128, and `values` has the rest
+enum class ActivationLayout { bytes, byte_tiles, floats, bf16_pairs, bf16_tiles };
+
+// Whether activations are rounded to bfloat16.
+constexpr bool is_bf16(ActivationLayout layout) {
+  return layout == ActivationLayout::bf16_pairs || layout == ActivationLayout::bf16_tiles;
+}
+
+struct ActivationBlock {
+  const void* values;
+  const float* scale;
+  const int32_t* correction;
+  const void* sum;
+  const int32_t* half_correction;  // of groups of 16; null if no weights have them
+  const int32_t* num_outliers;
+  const int32_t* outliers;  // the index of each entry
+  const void* outlier_values;
+};
+// Fewer than n / kMinOutlier of n values can exceed kMinOutlier times their mean.
+constexpr int kMinOutlier = 3;
+// The largest activation / scale of int8: 127 * 128 plus a rest that rounds down.
+constexpr int kLargestStep = 127 * 128 + 63;
+
+// The product of one stripe, or all stripes of a tile, with one block of rows. Columns are outputs.
+struct StripeTask {
+  const uint8_t* stripe;
+  int64_t stripe_bytes;  // the distance between stripes
+  int num_stripes;       // 1 or ProductKernel::tile_stripes
+  const uint8_t* ahead;  // weights to be prefetched
+  int64_t ahead_bytes;
+  int64_t ahead_step;  // bytes to be prefetched with each group of inputs
+  int64_t padded_inputs;
+  ActivationBlock block;
+  int num_rows;
+  const float* bias;  // [16] per stripe, or null
+  float* out;         // the output of the first row and column
+  int64_t out_stride;
+  int num_columns;
+  bool add;  // out += instead of out =
+};
+
+enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu };
+
+constexpr bool is_norm(Prologue kind) { return kind == Prologue::rms_norm || kind == Prologue::layer_norm; }
+constexpr bool is_gated(Prologue kind) {
+  return kind == Prologue::silu_and_mul || kind == Prologue::gelu_tanh_and_mul || kind == Prologue::swigluoai_and_mul;
+}
+
+// The function of a row before the product.
+struct PrologueArgs {
+  Prologue kind;
+  const float* weight;
+  const float* bias;
+  float eps;
+};
+
+// The sum of the residual stream and a branch: of_sum(stream + multiplier * after(branch)).
+struct ResidualArgs {
+  PrologueArgs after, of_sum;  // norms or none
+  float multiplier;
+  float scale = 1;  // the factor of the result
+};
+
+// The outliers of a row, in ascending order of their entries.
+struct OutlierList {
+  void append(int64_t entry, uint32_t value) {
+    entries[count] = static_cast<int32_t>(entry);
+    values[count++] = value;
+  }
+
+  int32_t count = 0;
+  int32_t* entries;
+  uint32_t* values;  // the four bytes of a float, or of a quad
+};
+
+// The destination of the activations of a row: the arrays of its block (`values` for float formats only), its index and
+// its outliers.
+struct RowTarget {
+  void* values;
+  float* scale;
+  int32_t* correction;
+  void* sum;
+  int32_t* half_correction;
+  int row, block_rows;
+  float outlier;  // the threshold of outliers, in multiples of the mean magnitude of their group or row
+  OutlierList* outliers;
+};
+
+// The product with weights of one format, and the layout of its activations.
+struct ProductKernel {
+  int block_rows, tile_stripes;
+  ActivationLayout layout;
+  void (*multiply)(const StripeTask& task);
+  // Copies a row of floats to the values of a block; null where the layout has bytes.
+  void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target) = nullptr;
+  // The same product from unpacked stripes, for tiles of at least min_unpacked_blocks blocks of rows. Null if stripes of
+  // this format are never unpacked.
+  int min_unpacked_blocks = 0;
+  void (*unpack)(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) = nullptr;
+  void (*multiply_unpacked)(const StripeTask& task) = nullptr;
+};
+
+struct LinearTiles {
+  ProductKernel products[kNumWeightFormats];
+  // Computes y [inputs] from x [inputs], or x [2 * inputs] if it is gated; y may be x. next: a row to be prefetched.
+  void (*prologue)(const PrologueArgs& args, const float* x, const float* next, int64_t inputs, float* y);
+  // Computes the sum of a row of the residual stream and a branch [n] in `stream`, and overwrites `branch`. Null adds
+  // nothing.
+  void (*add_branch)(const ResidualArgs& args, float* branch, int64_t n, float* stream);
+  // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
+  void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
+  void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
+  // Copies the steps of the rows of a block, padded_inputs apart, to its values in the layout `bytes`.
+  void (*interleave_steps)(const int8_t* steps, int64_t padded_inputs, int8_t* values);
+};
+
+}  // namespace chairlift

@@ -1,0 +1,160 @@
+#include "linear/mixture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "runtime/isa.h"
+#include "runtime/pool.h"
+#include "runtime/reusable_memory.h"
+
+namespace chairlift {
+namespace {
+
+// Few rows take less time than the threads need to meet.
+constexpr int64_t kRowsPerTask = 8;
+
+// Calls body(row) for each row, on all threads if there are many.
+template <typename Body>
+void each_row(int64_t rows, const Body& body) {
+  const auto run_task = [&](int64_t task, int) {
+    for (int64_t row = task * kRowsPerTask; row < std::min((task + 1) * kRowsPerTask, rows); ++row) body(row);
+  };
+  if (rows <= kRowsPerTask)
+    run_task(0, 0);
+  else
+    Pool::get().run(divide_up(rows, kRowsPerTask), run_task);
+}
+
+}  // namespace
+
+// One expert of a row: first with its logit, then with its weight.
+struct Mixture::Choice {
+  int32_t expert;
+  float weight;
+};
+
+// The rows of each expert, in ascending order: those of expert e are at first[e] to first[e + 1] - 1.
+struct Mixture::Groups {
+  static size_t num_bytes(int64_t num_choices, int64_t num_experts) {
+    return static_cast<size_t>(num_choices) * (sizeof(int32_t) + sizeof(float)) +
+           static_cast<size_t>(num_experts + 1) * sizeof(int32_t);
+  }
+  Groups(void* memory, int64_t num_choices)
+      : rows(static_cast<int32_t*>(memory)),
+        weights(reinterpret_cast<float*>(rows + num_choices)),
+        first(reinterpret_cast<int32_t*>(weights + num_choices)) {}
+  int64_t num_rows(int64_t expert) const { return first[expert + 1] - first[expert]; }
+
+  int32_t* rows;
+  float* weights;
+  int32_t* first;
+};
+
+Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> experts, int64_t experts_per_token,
+                 bool softmax_of_chosen, std::vector<float> expert_scales)
+    : router_(std::move(router)),
+      experts_(std::move(experts)),
+      experts_per_token_(experts_per_token),
+      softmax_of_chosen_(softmax_of_chosen),
+      expert_scales_(std::move(expert_scales)) {
+  const auto num_experts = static_cast<int64_t>(experts_.size());
+  const int64_t size = router_->in_features();
+  if (router_->out_features() != num_experts || num_experts == 0)
+    throw std::invalid_argument("the router must have one output for each expert");
+  if (!expert_scales_.empty() && expert_scales_.size() != experts_.size())
+    throw std::invalid_argument("expert_scales must have one value for each expert");
+  if (experts_per_token < 1 || experts_per_token > num_experts)
+    throw std::invalid_argument("experts_per_token must be from 1 to " + std::to_string(num_experts) + ", got " +
+                                std::to_string(experts_per_token));
+  inner_size_ = experts_[0].up->out_features();
+  for (const Expert& expert : experts_)
+    if (expert.up->in_features() != size || expert.down->out_features() != size ||
+        expert.up->out_features() != inner_size_ || expert.down->input_width() != inner_size_)
+      throw std::invalid_argument("all experts must have the input size of the router and equal inner sizes");
+}
+
+// Writes the experts of a row with the largest logits, and their weights. Of equal logits the first is chosen.
+void Mixture::choose(const float* logits, Choice* choices) const {
+  const auto num_experts = static_cast<int32_t>(experts_.size());
+  const int64_t most = experts_per_token_;
+  int64_t count = 0;
+  for (int32_t expert = 0; expert < num_experts; ++expert) {
+    const float logit = logits[expert];
+    if (count == most && !(logit > choices[most - 1].weight)) continue;
+    int64_t at = count < most ? count++ : most - 1;
+    for (; at > 0 && logit > choices[at - 1].weight; --at) choices[at] = choices[at - 1];
+    choices[at] = {expert, logit};
+  }
+  const float top = choices[0].weight;
+  float sum = 0;
+  if (softmax_of_chosen_)
+    for (int64_t i = 0; i < most; ++i) sum += std::exp(choices[i].weight - top);
+  else
+    for (int32_t expert = 0; expert < num_experts; ++expert) sum += std::exp(logits[expert] - top);
+  for (int64_t i = 0; i < most; ++i) {
+    choices[i].weight = std::exp(choices[i].weight - top) / sum;
+    if (!expert_scales_.empty()) choices[i].weight *= expert_scales_[static_cast<size_t>(choices[i].expert)];
+  }
+}
+
+Mixture::Groups Mixture::group(const Choice* choices, int64_t rows, void* memory) const {
+  const int64_t num_choices = rows * experts_per_token_;
+  const Groups groups(memory, num_choices);
+  std::fill_n(groups.first, experts_.size() + 1, 0);
+  for (int64_t i = 0; i < num_choices; ++i) ++groups.first[choices[i].expert];
+  int32_t end = 0;
+  for (size_t expert = 0; expert <= experts_.size(); ++expert) end = groups.first[expert] += end;
+  for (int64_t i = num_choices - 1; i >= 0; --i) {  // from the last, so that `first` ends at the first rows
+    const int32_t at = --groups.first[choices[i].expert];
+    groups.rows[at] = static_cast<int32_t>(i / experts_per_token_);
+    groups.weights[at] = choices[i].weight;
+  }
+  return groups;
+}
+
+// The layer that is computed after an expert, or null.
+const Linear* Mixture::next_layer(const Groups& groups, int64_t expert) const {
+  for (auto next = static_cast<size_t>(expert) + 1; next < experts_.size(); ++next)
+    if (groups.num_rows(static_cast<int64_t>(next))) return experts_[next].up.get();
+  return nullptr;
+}
+
+void Mixture::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride) const {
+  thread_local ReusableMemory routing_memory, group_memory, row_memory;
+  if (rows <= 0) return;
+  const auto num_experts = static_cast<int64_t>(experts_.size());
+  const int64_t size = router_->in_features(), num_choices = rows * experts_per_token_;
+  auto* const choices = static_cast<Choice*>(
+      routing_memory.get(static_cast<size_t>(num_choices) * sizeof(Choice) +
+                         static_cast<size_t>(rows * num_experts) * sizeof(float)));
+  auto* const logits = reinterpret_cast<float*>(choices + num_choices);
+  (*router_)(x, x_stride, rows, logits, num_experts, false);
+  each_row(rows, [&](int64_t row) {
+    choose(logits + row * num_experts, choices + row * experts_per_token_);
+    std::fill_n(out + row * out_stride, size, 0.0f);
+  });
+  const Groups groups = group(choices, rows, group_memory.get(Groups::num_bytes(num_choices, num_experts)));
+  int64_t most_rows = 0;
+  for (int64_t expert = 0; expert < num_experts; ++expert) most_rows = std::max(most_rows, groups.num_rows(expert));
+  auto* const inner = static_cast<float*>(
+      row_memory.get(static_cast<size_t>(most_rows * (inner_size_ + size)) * sizeof(float)));
+  float* const outer = inner + most_rows * inner_size_;
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
+    const int64_t count = groups.num_rows(expert), first = groups.first[expert];
+    if (count == 0) continue;
+    const Expert& layers = experts_[static_cast<size_t>(expert)];
+    (*layers.up)(x, x_stride, count, inner, inner_size_, false, layers.down.get(), groups.rows + first);
+    (*layers.down)(inner, inner_size_, count, outer, size, false, next_layer(groups, expert));
+    each_row(count, [&](int64_t row) {
+      const PrologueArgs none = {Prologue::none, nullptr, nullptr, 0};
+      isa().linear.add_branch({none, none, groups.weights[first + row]}, outer + row * size, size,
+                              out + groups.rows[first + row] * out_stride);
+    });
+  }
+}
+
+}  // namespace chairlift

@@ -1,0 +1,5 @@
+#define CHAIRLIFT_ISA amx
+#define CHAIRLIFT_ISA_NAME "amx"
+#define CHAIRLIFT_VNNI
+#define CHAIRLIFT_SIMD "simd/avx512.h"
+#include "runtime/isa_tiles.inl"

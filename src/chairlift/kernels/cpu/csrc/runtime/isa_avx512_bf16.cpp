@@ -1,0 +1,31 @@
+// The table of AVX-512 VNNI, with other products for bfloat16 weights, and for keys and values.
+#define CHAIRLIFT_ISA avx512_bf16
+#define CHAIRLIFT_VNNI
+#define CHAIRLIFT_SIMD "simd/avx512.h"
+#include "attention/attention_bf16.inl"
+#include "attention/attention_pairs.inl"
+#include "linear/linear_bf16.inl"
+#include "runtime/isa_table.h"
+
+namespace chairlift {
+
+namespace avx512_vnni { extern const IsaTable kTable; }
+
+namespace avx512_bf16 {
+
+// A function, because a global would be initialized with instructions that the CPU may not have.
+const IsaTable& table() {
+  static const IsaTable table = [] {
+    IsaTable changed = avx512_vnni::kTable;
+    changed.name = "avx512-bf16";
+    changed.linear.products[static_cast<int>(WeightFormat::bf16)] = {
+        kPairBlockRows, kTileStripes, ActivationLayout::bf16_pairs, multiply_bf16_pairs, interleave_pairs};
+    changed.attention.attend = attention::attend_tiled<attention::PairInstructions>;
+    changed.ceilings.products[5] = {"dot_bf16", kChains * kLanes * 4, dot_bf16_rounds};
+    return changed;
+  }();
+  return table;
+}
+
+}  // namespace avx512_bf16
+}  // namespace chairlift

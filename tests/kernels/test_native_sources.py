@@ -1,0 +1,44 @@
+"""Checks that each kernel source that is compiled for several instruction sets can be compiled alone."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import chairlift
+
+CSRC = Path(chairlift.__file__).parent / "kernels" / "cpu" / "csrc"
+OPTIONS = (
+    "-std=c++17 -fsyntax-only -mavx2 -mfma -mf16c -mbmi -mbmi2 "
+    "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16"
+).split()
+SOURCE = """
+#define CHAIRLIFT_ISA avx512_bf16
+#define CHAIRLIFT_ISA_NAME "avx512-bf16"
+#define CHAIRLIFT_VNNI
+#define CHAIRLIFT_SIMD "simd/avx512.h"
+#include "{}"
+"""
+
+
+def compile_alone(source: Path) -> str:
+    """The first errors of the compiler; empty if there are none."""
+    text = SOURCE.format(source.relative_to(CSRC).as_posix())
+    command = ["g++", *OPTIONS, f"-I{CSRC}", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr[:2000]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the instruction set is one of x86")
+def test_sources_do_not_depend_on_the_order_of_includes() -> None:
+    sources = sorted(CSRC.rglob("*.inl"))
+    assert len(sources) > 15
+    with ThreadPoolExecutor(2) as threads:
+        errors = dict(zip(sources, threads.map(compile_alone, sources), strict=True))
+    assert {source.name: error for source, error in errors.items() if error} == {}
