@@ -13,10 +13,20 @@ import pytest
 import chairlift
 
 CSRC = Path(chairlift.__file__).parent / "kernels" / "cpu" / "csrc"
-OPTIONS = (
-    "-std=c++17 -fsyntax-only -mavx2 -mfma -mf16c -mbmi -mbmi2 "
-    "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16"
-).split()
+LEVELS = (
+    "avx2",
+    "fma",
+    "f16c",
+    "bmi",
+    "bmi2",
+    "avx512f",
+    "avx512bw",
+    "avx512dq",
+    "avx512vl",
+    "avx512vnni",
+    "avx512bf16",
+)
+OPTIONS = ["-std=c++17", "-fsyntax-only", *(f"-m{level}" for level in LEVELS)]
 SOURCE = """
 #define CHAIRLIFT_ISA avx512_bf16
 #define CHAIRLIFT_ISA_NAME "avx512-bf16"
