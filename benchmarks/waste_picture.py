@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from chairlift.lab.presets.vllm_experiments import POLICIES
-from chairlift.lab.presets.vllm_fig2 import PUBLISHED
+from chairlift.lab.presets import PRESETS
 from chairlift.lab.report import drawing
 from chairlift.lab.report.drawing import Fill
 from chairlift.lab.report.memory import KINDS
@@ -18,6 +17,9 @@ from chairlift.lab.report.waste import waste_shares
 
 UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")
 MIN_WRITTEN = 0.035
+
+PUBLISHED: Mapping[str, Mapping[str, float]] = PRESETS["vllm-fig2"].data["studies"][0]["published"]
+"""Percent of the KV memory by policy and kind."""
 
 
 def draw(runs: Sequence[RecordedRun]) -> Figure:
@@ -50,8 +52,8 @@ def _draw_ours(axes: Axes, runs: Sequence[RecordedRun]) -> None:
 
 def _draw_published(axes: Axes) -> None:
     labels = []
-    for row, (kv, shares) in enumerate(PUBLISHED.items()):
-        labels.append(f"{POLICIES[kv]} = {kv}")
+    for row, (policy, shares) in enumerate(PUBLISHED.items()):
+        labels.append(policy)
         left = 0.0
         for kind in KINDS[:-1]:
             fill = drawing.KIND_FILLS[kind]

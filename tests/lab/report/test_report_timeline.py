@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recorded_runs import engine_started
 
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
-from chairlift.lab.presets.vllm_fig2 import PUBLISHED
+from chairlift.lab.presets import PRESETS
 from chairlift.lab.report.latency_picture import cdf
 from chairlift.lab.report.memory_picture import means, stairs, time_edges
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
@@ -69,8 +69,8 @@ def _last_of_each(found: list[float], shares: list[float]) -> list[tuple[float, 
 
 
 def test_published_shares_add_up() -> None:
-    for kv, shares in PUBLISHED.items():
-        assert sum(shares.values()) == pytest.approx(100, abs=0.15), kv
+    for policy, shares in PRESETS["vllm-fig2"].data["studies"][0]["published"].items():
+        assert sum(shares.values()) == pytest.approx(100, abs=0.15), policy
 
 
 def two_steps() -> list[Event]:

@@ -140,7 +140,7 @@ def test_too_small_a_pool_is_rejected() -> None:
 
 
 def test_simulation_loads_no_torch() -> None:
-    names = ("sim.simulator", "sim.roofline", "sim.fitted_cost_model", "presets.vllm_fig3")
+    names = ("sim.simulator", "sim.roofline", "sim.fitted_cost_model", "presets")
     modules = ", ".join(f"chairlift.lab.{name}" for name in names)
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

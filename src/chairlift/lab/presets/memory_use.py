@@ -1,0 +1,154 @@
+"""The runner of studies of KV memory: slots by use, running requests and throughput in the steady state of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from chairlift.clock import VirtualClock
+from chairlift.errors import ConfigError
+from chairlift.events import Event, EventSink, Step
+from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
+from chairlift.lab.sim.simulator import make_engine_core, simulate
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.observability.tracker import SLOT_KINDS
+from chairlift.request import Request
+from chairlift.sampling_params import SamplingParams
+
+WARM_UP_SHARE: Final = 0.1
+"""The share of the requests that are admitted before the first counted step."""
+
+
+def run(study: Study) -> StudyResult:
+    """Simulate each system with several seeds, at the rate of the workload or with all requests at once."""
+    rows: dict[str, Row] = {}
+    keys = {}
+    for system in study.systems():
+        runs = [measure_memory(system, system.requests(seed), study.measures) for seed in study.seeds]
+        rows[system.label] = {name: MeasuredValue.from_values([run[name] for run in runs]) for name in study.measures}
+        keys[system.label] = (system.case, system.name)
+    return StudyResult(study, rows, keys)
+
+
+def measure_memory(
+    system: StudySystem, requests: Sequence[WorkloadRequest], measures: Sequence[str]
+) -> dict[str, float]:
+    """Simulate the requests, and return the measures (see `SteadyStateTally`)."""
+    num_outputs = system.workload.get("num_outputs", 1)
+    tally = SteadyStateTally(num_outputs * len(requests))
+    arrivals = at_rate(requests, system.workload.get("request_rate", math.inf))
+    if num_outputs > 1:
+        simulate_siblings(system, arrivals, num_outputs, tally)
+    else:
+        simulate(arrivals, system.config, system.cost_model, tally)
+    return {name: tally.value(name) for name in measures}
+
+
+class SteadyStateTally:
+    """An event sink that adds up the steps between the admission of WARM_UP_SHARE of the requests and of the last one.
+
+    If all requests arrive at once, the queue is not empty after any of these steps. The kinds of slots need no
+    correction at the end, because the length of every request is forced and equals its declared limit.
+    """
+
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._admitted: set[str] = set()
+        self._num_steps = self._num_rows = self._num_finished = self._num_saved = self._num_held = 0
+        self._seconds = self._row_seconds = 0.0
+        self._slots = dict.fromkeys(SLOT_KINDS, 0)
+        self._most_held = self._most_written = 0
+
+    def emit(self, event: Event) -> None:
+        if not isinstance(event, Step):
+            return
+        self._most_held = max(self._most_held, _held(event))
+        self._most_written = max(self._most_written, event.token_states)
+        if len(self._admitted) < self._num_requests:
+            self._admitted.update(event.admitted)
+            if WARM_UP_SHARE * self._num_requests <= len(self._admitted) < self._num_requests:
+                self._add(event)
+
+    def _add(self, step: Step) -> None:
+        seconds = step.time - step.scheduled_time
+        self._num_steps += 1
+        self._num_rows += step.num_running
+        self._seconds += seconds
+        self._row_seconds += seconds * step.num_running
+        self._num_finished += len(step.finished)
+        self._num_saved += step.saved
+        self._num_held += _held(step)
+        for kind in SLOT_KINDS:
+            self._slots[kind] += getattr(step, kind)
+
+    def value(self, name: str) -> float:
+        """Return a measure.
+
+        Over the whole run: `held` and `written`, the largest numbers of slots that requests hold and that have tokens,
+        and their difference `never_used`. Over the counted steps: `batch`, the running requests, with equal weights of
+        the steps; `batch_by_time`, the same weighted by duration; `saved`, the slots saved by sharing in percent of
+        those without it; `finished_per_s`; and the kinds of slots in percent of the pool, where `external` includes the
+        free ones, and `waste` is all but `token_states`.
+
+        Raises:
+            ConfigError: there are too few requests, so that no step is counted.
+        """
+        peaks = {"held": self._most_held, "written": self._most_written}
+        if name == "never_used":
+            return peaks["held"] - peaks["written"]
+        return peaks[name] if name in peaks else self._mean(name)
+
+    def _mean(self, name: str) -> float:
+        if not self._num_steps:
+            raise ConfigError(
+                f"num_prompts={self._num_requests} is too small: all requests were admitted at once. Use more than fit "
+                f"into the KV memory together."
+            )
+        num_slots = sum(self._slots.values())
+        shares = {kind: 100 * slots / num_slots for kind, slots in self._slots.items()}
+        shares["external"] += shares["free"]
+        means = {
+            "batch": self._num_rows / self._num_steps,
+            "batch_by_time": self._row_seconds / self._seconds,
+            "saved": 100 * self._num_saved / (self._num_held + self._num_saved),
+            "finished_per_s": self._num_finished / self._seconds,
+            "waste": 100 - shares["token_states"],
+        }
+        return (means | shares)[name]
+
+
+def _held(step: Step) -> int:
+    return step.token_states + step.reserved + step.internal
+
+
+def simulate_siblings(system: StudySystem, items: Sequence[WorkloadRequest], count: int, events: EventSink) -> None:
+    """Simulate requests in order of arrival, with `count` outputs per prompt."""
+    clock = VirtualClock()
+    core, _ = make_engine_core(system.config, system.cost_model, clock, events)
+    upcoming = deque(items)
+    while upcoming or core.has_work:
+        if not core.has_work:
+            clock.advance(max(0.0, upcoming[0].arrival - clock.now()))
+        while upcoming and upcoming[0].arrival <= clock.now():
+            for request in siblings(upcoming.popleft(), count):
+                core.add(request)
+        core.step()
+
+
+def siblings(item: WorkloadRequest, count: int) -> list[Request]:
+    """Return `count` requests for the same prompt, of which the first is the leader."""
+    leader_id = f"{item.request_id}-0"
+    return [
+        Request(
+            f"{item.request_id}-{index}",
+            list(item.prompt_token_ids),
+            SamplingParams(ignore_eos=True, max_tokens=item.output_len),
+            item.output_len,
+            arrival_time=item.arrival,
+            leader_id=leader_id if index else None,
+            output_len=item.output_len,
+        )
+        for index in range(count)
+    ]

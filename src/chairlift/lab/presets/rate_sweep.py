@@ -1,0 +1,164 @@
+"""The runner of studies by request rate: measures at given rates, or the highest rate that meets a limit.
+
+A study has `rates`, in requests per second, and then a row for each rate and system. Or it has `limits` by heading, and
+then a row for each system with the highest rate at which all conditions of a limit hold:
+
+    "at_most"    measures with their maximum; {"times_alone": N, ...} is a multiple of the value of a single request
+    "at_least"   measures with their minimum
+    "value"      the measure to report at that rate instead of the rate
+
+With `minutes` in the workload, the number of requests at a rate is that of so many minutes, and at least 200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+from chairlift.events import EventBroadcaster
+from chairlift.lab.metrics.percentile import Summary
+from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
+from chairlift.lab.metrics.run import RunTally
+from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
+from chairlift.lab.sim.simulator import simulate
+from chairlift.lab.workload.request import WorkloadRequest
+
+MIN_REQUESTS: Final = 200
+"""Minimum number of requests at each rate of a workload with `minutes`, for a meaningful mean."""
+
+TOLERANCE: Final = 0.02
+"""The relative error of a highest rate, unless the study has another `tolerance`."""
+
+
+def run(study: Study) -> StudyResult:
+    """Simulate each system at the rates, or search its highest rates."""
+    rows: dict[str, Row] = {}
+    keys = {}
+    for system in study.systems():
+        requests = system.requests(study.seed)
+        for rate in system.rates:
+            label = f"{rate:g}/s, {system.label}"
+            found = measure_run(system, requests, rate)
+            rows[label] = {name: MeasuredValue(found[name]) for name in study.measures}
+            keys[label] = (f"{rate:g}/s, {system.case}", system.name)
+        if system.limits:
+            rows[system.label] = _highest_rates(study, system, requests)
+            keys[system.label] = (system.case, system.name)
+    headings = {name: f"requests/s at {name}" for name in study.settings.get("limits", {})}
+    return StudyResult(study, rows, keys, headings)
+
+
+def _highest_rates(study: Study, system: StudySystem, requests: Sequence[WorkloadRequest]) -> Row:
+    row: Row = {}
+    measured = cache(lambda rate: measure_run(system, requests, rate))
+    for name, limit in system.limits.items():
+        bounds = {key: _bound(study, key, value) for key, value in limit["at_most"].items()}
+        is_met = _condition(measured, bounds, limit.get("at_least", {}))
+        rate = highest_rate(is_met, 1.0, study.settings.get("tolerance", TOLERANCE))
+        value = measured(rate)[limit["value"]] if rate and "value" in limit else rate
+        row[name] = MeasuredValue(value) if math.isfinite(value) else None
+    return row
+
+
+def _condition(
+    measured: Callable[[float], dict[str, float]], at_most: Mapping[str, float], at_least: Mapping[str, float]
+) -> Callable[[float], bool]:
+    def is_met(rate: float) -> bool:
+        found = measured(rate)
+        return all(found[key] <= most for key, most in at_most.items()) and all(
+            found[key] >= least for key, least in at_least.items()
+        )
+
+    return is_met
+
+
+def _bound(study: Study, measure: str, value: float | Mapping[str, Any]) -> float:
+    """A given limit, or a multiple of the value that a single request has in the first system of the study."""
+    if not isinstance(value, Mapping):
+        return value
+    alone = WorkloadRequest("alone", 0.0, [0] * value["input_len"], value["output_len"])
+    first = next(study.systems())
+    return float(value["times_alone"] * measure_run(first, [alone], math.inf)[measure])
+
+
+def measure_run(system: StudySystem, requests: Sequence[WorkloadRequest], rate: float) -> dict[str, float]:
+    """Simulate requests of a system at a rate to their end, and return all measures. Every request must fit."""
+    if (minutes := system.workload.get("minutes")) is not None and system.num_prompts is None:
+        requests = requests[: max(MIN_REQUESTS, round(rate * 60 * minutes))]
+    tally, finished = RunTally(), list[RequestMetrics]()
+    requests_tally = RequestTally(lambda _, metrics: finished.append(metrics))
+    sinks = EventBroadcaster(tally, requests_tally)
+    result = simulate(at_rate(requests, rate), system.config, system.cost_model, sinks)
+    assert not result.rejected, result.rejected[0]
+    run = tally.result()
+
+    def summary(name: str) -> Summary:
+        found: Summary | None = getattr(run, name)
+        assert found is not None, "every request has finished"
+        return found
+
+    e2e, normalized = summary("e2e_latency"), summary("normalized_latency")
+    return {
+        "total_tokens_per_s": run.total_tokens_per_s,
+        "requests_per_s": run.requests_per_s,
+        "num_steps": run.num_steps,
+        "peak_batch_size": run.peak_batch_size,
+        "mean_batch_size": run.mean_batch_size,
+        "preemptions": run.preemptions,
+        "ttft_p50": summary("ttft").p50,
+        "itl_p99": 0.0 if run.itl is None else run.itl.p99,
+        "queue_time_p50": summary("queue_time").p50,
+        "completion_ratio": completion_ratio(finished),
+        "e2e_latency_p50": e2e.p50,
+        "e2e_latency_p90": e2e.p90,
+        "e2e_latency_p99": e2e.p99,
+        "normalized_latency": normalized.mean,
+        "normalized_latency_p50": normalized.p50,
+    }
+
+
+def completion_ratio(finished: Sequence[RequestMetrics]) -> float:
+    """Finished requests per arrival, between the arrivals of the middle request and of the last one.
+
+    The queue time alone shows an overload only when all seats are in use.
+    """
+    arrivals = sorted(request.arrival for request in finished)
+    start, end = arrivals[len(arrivals) // 2], arrivals[-1]
+    num_ended = sum(start < request.token_times[-1] <= end for request in finished)
+    num_arrived = sum(start < arrival <= end for arrival in arrivals)
+    return num_ended / num_arrived if num_arrived else 1.0
+
+
+def highest_rate(is_met: Callable[[float], bool], start: float, tolerance: float = TOLERANCE) -> float:
+    """Search the highest request rate at which a condition is met, if it is met at no higher one.
+
+    The search doubles or halves `start` until the rate is enclosed, then halves the range on a logarithmic scale.
+
+    Args:
+        is_met: whether the condition is met at a rate in requests per second.
+        start: the first rate.
+        tolerance: the condition is not met at a rate that is higher by this share.
+
+    Returns:
+        0.0 if it is not met at a thousandth of `start`, infinity if it is met at a thousand times `start`.
+    """
+    low = high = start
+    if is_met(start):
+        while is_met(high := low * 2):
+            low = high
+            if low > 1000 * start:
+                return math.inf
+    else:
+        while not is_met(low := high / 2):
+            high = low
+            if high < start / 1000:
+                return 0.0
+    while high > low * (1 + tolerance):
+        rate = math.sqrt(low * high)
+        if is_met(rate):
+            low = rate
+        else:
+            high = rate
+    return low

@@ -1,0 +1,367 @@
+"""A study of a preset: its engines and requests, and the table of published and simulated values.
+
+The settings of a run are merged from those of the preset, the study, the case and the system, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+from rich.table import Table
+
+from chairlift.config import SchedulerConfig
+from chairlift.engine.startup.model_shape import ModelShape
+from chairlift.lab.sim.devices import DEVICES, Device
+from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.sim.simulator import SimConfig
+from chairlift.lab.tables import make_text_table
+from chairlift.lab.workload.anyscale import anyscale_workload
+from chairlift.lab.workload.arrivals import ArrivalProcess
+from chairlift.lab.workload.lengths import FixedLength, HistogramLengths, paired_lengths, parse_lengths
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload, shared_prefixes
+
+MEMORY_SHARE: Final = 0.9
+"""The share of device memory for weights, K and V: the default of vLLM's `gpu_memory_utilization`."""
+
+LABELS: Final = {
+    "token_states": "token states, %",
+    "reserved": "reserved, %",
+    "internal": "internal fragmentation, %",
+    "external": "external fragmentation and others, %",
+    "waste": "all but token states, %",
+    "batch": "running requests",
+    "batch_by_time": "running requests by time",
+    "saved": "memory saved, %",
+    "finished_per_s": "requests/s",
+    "held": "slots reserved",
+    "written": "slots written",
+    "never_used": "slots never used",
+    "total_tokens_per_s": "prompt and output tokens/s",
+    "requests_per_s": "requests/s",
+    "num_steps": "steps",
+    "peak_batch_size": "largest batch",
+    "mean_batch_size": "batch",
+    "preemptions": "preemptions",
+    "ttft_p50": "TTFT p50, s",
+    "itl_p99": "ITL p99, s",
+    "queue_time_p50": "queue time p50, s",
+    "completion_ratio": "finished requests per arrival",
+    "e2e_latency_p50": "E2E latency p50, s",
+    "e2e_latency_p90": "E2E latency p90, s",
+    "e2e_latency_p99": "E2E latency p99, s",
+    "normalized_latency": "E2E latency per output token, mean, s",
+    "normalized_latency_p50": "E2E latency per output token, p50, s",
+}
+"""The headings of the measures."""
+
+
+@dataclass(frozen=True)
+class StudySystem:
+    """One system in one case of a study, with its merged settings.
+
+    Attributes:
+        limits: the conditions of a search for the highest rate (see `rate_sweep`).
+    """
+
+    case: str
+    name: str
+    engine: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    rates: Sequence[float]
+    limits: Mapping[str, Mapping[str, Any]]
+    num_prompts: int | None
+
+    @property
+    def label(self) -> str:
+        return ", ".join(part for part in (self.case, self.name) if part)
+
+    @property
+    def model(self) -> ModelShape:
+        return model_shape(self.engine["model"])
+
+    @property
+    def device(self) -> Device:
+        device = self.engine["device"]
+        return DEVICES[device] if isinstance(device, str) else Device(**device)
+
+    @cached_property
+    def cost_model(self) -> Roofline:
+        return Roofline(self.model, self.device, self.engine.get("tensor_parallel_size", 1))
+
+    @property
+    def num_slots(self) -> int:
+        """The number of KV slots: as given, the token budget (`quota`), or what the devices hold beside the weights."""
+        if self.engine.get("quota"):
+            return int(self.engine["max_num_batched_tokens"])
+        if "num_slots" in self.engine:
+            return int(self.engine["num_slots"])
+        return num_kv_slots(self.model, self.device, self.engine.get("num_devices", 1))
+
+    @property
+    def config(self) -> SimConfig:
+        """The simulated engine. A token budget of null is max_model_len, so that no prompt is divided."""
+        engine = self.engine
+        static = {name: engine[name] for name in ("batching", "static_batch_size", "static_run_to") if name in engine}
+        limits = SchedulerConfig(
+            engine["max_model_len"],
+            engine["max_num_seqs"],
+            engine["max_num_batched_tokens"] or engine["max_model_len"],
+            **static,
+        )
+        block_size, kv = engine.get("block_size", 16), engine.get("kv", "paged")
+        return SimConfig(
+            limits,
+            num_blocks=self.num_slots // block_size,
+            block_size=block_size,
+            kv=kv,
+            kv_arena="buddy" if kv == "paged" else engine.get("kv_arena", "buddy"),
+            enable_prefix_caching=engine.get("enable_prefix_caching", False),
+            model=self.model,
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of requests of a run."""
+        return int(self.num_prompts or self.workload.get("num_prompts", 1))
+
+    def requests(self, seed: int) -> list[WorkloadRequest]:
+        """Draw the requests, which arrive once per second on average. `at_rate` changes their rate and nothing else."""
+        requests = self._draw(seed)
+        if self.workload.get("max_tokens") is not None:
+            requests = [replace(request, max_tokens=self.workload["max_tokens"]) for request in requests]
+        if "token_by_token" in self.workload:
+            requests = token_by_token(requests, self.workload["token_by_token"])
+        return requests
+
+    def _draw(self, seed: int) -> list[WorkloadRequest]:
+        workload, count, vocab_size = self.workload, self.count, self.model.vocab_size
+        if "request" in workload:
+            prompt_len, output_len, max_tokens = workload["request"]
+            return [WorkloadRequest(self.case, 0.0, list(range(prompt_len)), output_len, max_tokens)]
+        if "histogram" in workload:
+            return draw_histogram(workload["histogram"], self.engine["max_model_len"], seed, count)
+        if "anyscale" in workload:
+            return anyscale_workload(workload["anyscale"], count, request_rate=workload.get("request_rate"))
+        prompt, output = parse_lengths(workload["input_len"]), parse_lengths(workload["output_len"])
+        if "prefix" in workload:
+            prefix = FixedLength(workload["prefix"])
+            return shared_prefixes(seed, count, 1, prefix, prompt, output, ArrivalProcess(), vocab_size)
+        return make_workload(
+            seed, count, prompt, output, ArrivalProcess(1.0), vocab_size, max_model_len=workload.get("max_model_len")
+        )
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table of a preset with its options.
+
+    Attributes:
+        preset: the fields of the preset's file.
+        settings: the fields of the study.
+        num_prompts: number of requests of each run; None: as in the workload.
+    """
+
+    preset: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    seed: int
+    num_prompts: int | None
+
+    @property
+    def seeds(self) -> range:
+        return range(self.seed, self.seed + self.settings.get("seeds", 1))
+
+    @property
+    def measures(self) -> list[str]:
+        return list(self.settings.get("measures", ()))
+
+    def systems(self) -> Iterator[StudySystem]:
+        """All systems of all cases."""
+        names = self.settings.get("systems", list(self.preset["systems"]))
+        for case, own in self.settings.get("cases", {"": {}}).items():
+            for name in names:
+                levels = (self.preset, self.settings, own, self.preset["systems"][name])
+                merged = {part: _merge(part, levels) for part in ("engine", "workload")}
+                rates, limits = (own.get(key, self.settings.get(key, ())) for key in ("rates", "limits"))
+                yield StudySystem(case, name, **merged, rates=rates, limits=dict(limits), num_prompts=self.num_prompts)
+
+    def constants(self) -> list[tuple[str, str]]:
+        """The settings that were chosen and the constants of the cost models, as (name, value)."""
+        first, *_ = systems = list(self.systems())
+        requests = " or ".join(dict.fromkeys(f"{system.count:,}" for system in systems))
+        seeds = f"seed {self.seed}" if len(self.seeds) == 1 else f"seeds {self.seeds[0]} to {self.seeds[-1]}"
+        found = [(self.settings["title"], f"{requests} requests per run, {seeds}")]
+        for part in ("engine", "workload"):
+            common = set.intersection(*({str(pair) for pair in getattr(each, part).items()} for each in systems))
+            chosen = [pair for pair in getattr(first, part).items() if str(pair) in common]
+            found += [(name, str(value)) for name, value in chosen if name not in ("model", "device", "num_prompts")]
+        for system in systems:
+            found += system.cost_model.constants()
+        return list(dict.fromkeys(found))
+
+
+def _merge(part: str, levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for level in levels for name, value in level.get(part, {}).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredValue:
+    """The mean of a value over the seeds, and the largest deviation from it."""
+
+    mean: float
+    deviation: float = 0.0
+
+    @classmethod
+    def from_values(cls, values: Sequence[float]) -> MeasuredValue:
+        mean = fmean(values)
+        return cls(mean, max(abs(value - mean) for value in values))
+
+
+Row = dict[str, MeasuredValue | None]
+"""The values of one row by measure; None if there is none, such as an infinite rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """The simulated values of a study beside the published ones.
+
+    Attributes:
+        rows: the values of each row by its label.
+        keys: the case, within which ratios are computed, and the system of each row.
+        headings: the headings of measures that are not in LABELS.
+    """
+
+    study: Study
+    rows: dict[str, Row]
+    keys: dict[str, tuple[str, str]]
+    headings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> list[str]:
+        return list(next(iter(self.rows.values())))
+
+    def published(self, label: str, measure: str) -> float | str | None:
+        """A number, a text such as "about 8", or None if nothing was published."""
+        value: float | str | None = self.study.settings.get("published", {}).get(label, {}).get(measure)
+        return value
+
+    def ratio(self, label: str, measure: str) -> float | None:
+        """The ratio of a row and another row of its case.
+
+        The study names the other one: the row is divided by it (`to` a system, or `to` the lowest), or it is divided by
+        the row (`of` a system).
+        """
+        settings, case = self.study.settings["ratio"], self.keys[label][0]
+        values = {self.keys[each][1]: row[measure] for each, row in self.rows.items() if self.keys[each][0] == case}
+        known = {name: value.mean for name, value in values.items() if value is not None}
+        own = known.get(self.keys[label][1])
+        if "of" in settings:
+            return known[settings["of"]] / own if own and settings["of"] in known else None
+        base = min(known.values(), default=None) if settings["to"] == "lowest" else known.get(settings["to"])
+        return own / base if own is not None and base else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values for JSON: published and ours by row and measure."""
+        rows: dict[str, Any] = {}
+        for label, row in self.rows.items():
+            rows[label] = {
+                measure: {"published": self.published(label, measure), "ours": value and round(value.mean, 4)}
+                | ({"deviation": round(value.deviation, 4)} if value and len(self.study.seeds) > 1 else {})
+                for measure, value in row.items()
+            }
+            for measure in self.ratios:
+                ratio = self.ratio(label, measure)
+                name = f"{measure} ratio"
+                rows[label][name] = {"published": self.published(label, name), "ours": ratio and round(ratio, 3)}
+        return {"title": self.study.settings["title"], "rows": rows}
+
+    @property
+    def ratios(self) -> list[str]:
+        """The measures whose ratio is shown."""
+        return list(self.study.settings.get("ratio", {}).get("measures", ()))
+
+    def table(self) -> Table:
+        """The table of published and simulated values; ± is the largest deviation of a seed."""
+        columns, record = [self.study.settings.get("column", "system")], self.to_dict()["rows"]
+        names = [*self.measures, *(f"{measure} ratio" for measure in self.ratios)]
+        shown = {name: any(row[name]["published"] is not None for row in record.values()) for name in names}
+        for name, is_published in shown.items():
+            heading = self._heading(name)
+            columns += [f"{heading}, published", "ours"] if is_published else [f"{heading}, ours"]
+        rows = []
+        for label, row in record.items():
+            cells = [label]
+            for name, is_published in shown.items():
+                cells += [format_value(row[name]["published"])] if is_published else []
+                deviation = f" ± {format_value(row[name]['deviation'])}" if "deviation" in row[name] else ""
+                cells.append(format_value(row[name]["ours"]) + deviation)
+            rows.append(cells)
+        return make_text_table(self.study.settings["title"], columns, rows)
+
+    def _heading(self, name: str) -> str:
+        measure = name.removesuffix(" ratio")
+        label = self.headings.get(measure) or LABELS.get(measure, measure)
+        if measure == name:
+            return label
+        settings = self.study.settings["ratio"]
+        what = f"{settings['of']} divided by it" if "of" in settings else f"ratio to {settings['to']}"
+        return f"{label.partition(',')[0]}, {what}"
+
+
+def format_value(value: float | str | None) -> str:
+    """The cell of a number with about three digits, a text, or a dash."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if value == round(value, 2) else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def num_kv_slots(model: ModelShape, device: Device, num_devices: int) -> int:
+    """The number of KV slots that fit into `num_devices` devices in addition to the weights of a model."""
+    num_bytes = MEMORY_SHARE * num_devices * device.memory_bytes - model.weight_bytes
+    assert num_bytes > 0, f"{model.name} does not fit into {num_devices} of {device.name}"
+    return int(num_bytes // model.kv_bytes_per_slot)
+
+
+def draw_histogram(dataset: str, max_model_len: int, seed: int, count: int) -> list[WorkloadRequest]:
+    """Draw `count` requests with the lengths of a data set, which arrive once per second on average.
+
+    Prompt and output lengths are drawn independently, because the vLLM paper does not publish which prompt belongs to
+    which output. The tokens of the prompts are zeros, which no policy without a prefix cache reads.
+    """
+    prompt, output = HistogramLengths.load(f"{dataset}-input"), HistogramLengths.load(f"{dataset}-output")
+    pairs = paired_lengths(prompt, output, max_model_len, np.random.default_rng([seed, 0]), count)
+    times = ArrivalProcess(1.0).times(np.random.default_rng([seed, 1]), count)
+    return [
+        WorkloadRequest(f"r{index}", time, bytes(prompt_len), output_len)
+        for index, (time, (prompt_len, output_len)) in enumerate(zip(times, pairs, strict=True))
+    ]
+
+
+def token_by_token(requests: Sequence[WorkloadRequest], batch_size: int) -> list[WorkloadRequest]:
+    """Transform requests to the steps of FasterTransformer for prompts of different lengths (Yu et al., section 6.2).
+
+    Its first step computes all prompts of a batch up to the length of the shortest, and the rest of each prompt one
+    token per step. Batches consist of consecutive requests, as with a full queue.
+    """
+    transformed = []
+    for start in range(0, len(requests), batch_size):
+        batch = requests[start : start + batch_size]
+        shortest = min(len(request.prompt_token_ids) for request in batch)
+        for request in batch:
+            rest = len(request.prompt_token_ids) - shortest
+            prompt = request.prompt_token_ids[:shortest]
+            transformed.append(replace(request, prompt_token_ids=prompt, output_len=request.output_len + rest))
+    return transformed
+
+
+def at_rate(requests: Sequence[WorkloadRequest], rate: float) -> list[WorkloadRequest]:
+    """Requests that arrive once per second on average at `rate` per second instead; infinite: all at once."""
+    return [replace(request, arrival=request.arrival / rate) for request in requests]

@@ -1,0 +1,174 @@
+"""The presets: their data, options, output, and simulated numbers that equal the published ones."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from preset_studies import mean, run, study, systems
+
+from chairlift.errors import ConfigError
+from chairlift.lab.presets import PRESETS, RUNNERS, PresetOptions, find_preset, print_preset, print_presets
+from chairlift.lab.presets.memory_use import SteadyStateTally
+from chairlift.lab.presets.study import LABELS, MeasuredValue, at_rate, format_value
+from chairlift.lab.sim.simulator import simulate
+
+MAX, POW2, ORACLE = "Orca (Max) = max", "Orca (Pow2) = pow2", "Orca (Oracle) = oracle"
+PAGED = "vLLM = paged"
+
+
+def test_every_preset_is_listed_with_its_source() -> None:
+    assert all(preset.data["title"] and preset.data["source"] for preset in PRESETS.values())
+    out = io.StringIO()
+    print_presets(PRESETS.values(), out)
+    assert all(name in out.getvalue() for name in PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_data_name_systems_measures_and_rows_that_exist(name: str) -> None:
+    data = PRESETS[name].data
+    assert data["notes"]
+    for part in PRESETS[name].studies(PresetOptions()):
+        assert part.settings["runner"] in RUNNERS
+        labels = {system.label for system in part.systems()}
+        labels |= {f"{rate:g}/s, {system.label}" for system in part.systems() for rate in system.rates}
+        assert set(part.settings.get("published", {})) <= labels
+        measures = {*part.measures, *part.settings.get("limits", {})}
+        assert measures <= {*LABELS, *part.settings.get("limits", {})}
+        for row in part.settings.get("published", {}).values():
+            assert {measure.removesuffix(" ratio") for measure in row} <= measures
+
+
+def test_vllm_fig3_equals_the_published_numbers() -> None:
+    """Kwon et al., SOSP'23, Figure 3: 2038 and 507 slots are never used."""
+    (result,) = find_preset("vllm-fig3").run(PresetOptions())
+    assert {label: mean(result, label, "never_used") for label in result.rows} == {"A": 2038, "B": 507}
+    for label, row in result.study.settings["published"].items():
+        assert all(mean(result, label, measure) == value for measure, value in row.items())
+
+
+@pytest.mark.parametrize(("dataset", "count"), [("sharegpt", 1000), ("alpaca", 3000)])
+def test_batches_and_token_states_equal_the_published_ones(dataset: str, count: int) -> None:
+    """With nearly as many requests as the preset; the numbers depend on lengths and memory only."""
+    case = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}[dataset]
+    cases = {case: {"workload": {"histogram": dataset}}}
+    measures = ["batch", "token_states"]
+    result = run("vllm-fig13", 0, count, cases=cases, seeds=2, measures=measures, systems=[POW2, ORACLE])
+    shares = find_preset("vllm-fig2").data["studies"][0]["published"]
+    for name in (POW2, ORACLE):
+        label = f"{case}, {name}"
+        assert mean(result, label, "batch") == pytest.approx(result.published(label, "batch"), rel=0.05)
+        if dataset == "sharegpt":
+            assert mean(result, label, "token_states") == pytest.approx(shares[name]["token_states"], abs=3)
+
+
+def test_shares_of_memory_add_up() -> None:
+    result = run("vllm-fig2", 0, 150, seeds=1)
+    for label in result.rows:
+        parts = [mean(result, label, name) for name in ("token_states", "reserved", "internal", "external")]
+        assert sum(parts) == pytest.approx(100)
+    assert mean(result, MAX, "external") == pytest.approx(100 * (1 - 7 * 2048 / 15_728))
+    shares = [mean(result, label, "token_states") for label in (MAX, ORACLE, PAGED)]
+    assert shares == sorted(shares)
+    assert mean(result, PAGED, "waste") == pytest.approx(100 - shares[-1])
+
+
+def test_max_runs_seven_requests() -> None:
+    result = run("vllm-fig13", 0, 40, seeds=1, systems=[MAX])
+    assert {mean(result, label, "batch") for label in result.rows} == {7.0}
+    assert [result.published(label, "batch") for label in result.rows] == [7.0, 7.0]
+
+
+def test_more_outputs_per_prompt_save_more_memory() -> None:
+    cases = {
+        str(count): {"workload": {"histogram": "alpaca", "num_outputs": count, "request_rate": 40.0 / count}}
+        for count in (2, 4, 6)
+    }
+    result = run("vllm-fig15", 0, 200, seeds=1, cases=cases)
+    two, four, six = (mean(result, label, "saved") for label in cases)
+    assert 0 < two < four < six < 100
+
+
+def test_throughput_ratio_grows_with_the_shared_prefix() -> None:
+    result = run("vllm-fig16", 0, 400, seeds=1)
+    short, long = (result.ratio(f"prefix of {size} tokens, {PAGED}", "finished_per_s") for size in (80, 341))
+    assert short is not None
+    assert long is not None
+    assert 1 < short < long
+    batches = [mean(result, f"prefix of 80 tokens, {name}", "batch") for name in (ORACLE, PAGED)]
+    assert batches[0] < batches[1] <= 256
+
+
+def test_paging_sustains_the_highest_rates() -> None:
+    case: dict[str, Any] = {"Alpaca": {"workload": {"histogram": "alpaca"}}}
+    names = ["FasterTransformer = static, max", MAX, PAGED]
+    limits = {"0.2 s": {"at_most": {"normalized_latency": 0.2}}}
+    ratio = {"of": PAGED, "measures": ["0.2 s"]}
+    result = run("vllm-fig12", 1, 60, cases=case, systems=names, limits=limits, ratio=ratio, published={})
+    static, reserving = (mean(result, f"Alpaca, {name}", "0.2 s") for name in names[:2])
+    assert 0 < static < reserving
+    assert result.rows[f"Alpaca, {PAGED}"]["0.2 s"] is None, "so few requests do not fill the memory"
+    assert result.ratio(f"Alpaca, {MAX}", "0.2 s") is None
+
+
+def test_large_blocks_increase_latency_and_small_ones_do_not() -> None:
+    cases = {"Alpaca": {"workload": {"histogram": "alpaca"}, "rates": [60]}}
+    result = run("vllm-fig18b", 0, 600, cases=cases, systems=["1", "16", "256"])
+    ratios = [result.ratio(label, "normalized_latency") or 0.0 for label in result.rows]
+    assert ratios[0] == pytest.approx(ratios[1], rel=0.02)
+    assert min(ratios) == 1
+    assert ratios[2] > 1.05
+
+
+def test_too_few_prompts_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="num_prompts=5 is too small"):
+        run("vllm-fig2", 0, 5, seeds=1)
+    tally = SteadyStateTally(3)
+    system = systems("vllm-fig2", 0, 3)[PAGED]
+    simulate(at_rate(system.requests(0), float("inf")), system.config, system.cost_model, tally)
+    with pytest.raises(ConfigError, match="num_prompts=3 is too small"):
+        tally.value("batch")
+
+
+def test_output_has_constants_tables_notes_and_json() -> None:
+    preset, out = find_preset("vllm-fig3"), io.StringIO()
+    results = preset.run(PresetOptions())
+    print_preset(preset, results, out)
+    print_preset(preset, results, out, as_json=True)
+    text = out.getvalue()
+    places = [
+        text.index(part) for part in ("Slots reserved and never", "flops_efficiency", "published", "2,038", "- No")
+    ]
+    assert places == sorted(places)
+    record = json.loads(text.splitlines()[-1])
+    assert record["preset"] == "vllm-fig3"
+    assert record["studies"][0]["rows"]["A"]["never_used"] == {"published": 2038, "ours": 2038}
+
+
+def test_options_that_do_not_apply_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="workload_seed=1 does not apply; its options are: num_prompts"):
+        find_preset("anyscale").run(PresetOptions(workload_seed=1))
+    with pytest.raises(ConfigError, match="num_prompts=3 does not apply; its options are: none"):
+        find_preset("vllm-fig3").run(PresetOptions(num_prompts=3))
+    with pytest.raises(ConfigError, match="num_prompts must be at least 1"):
+        PresetOptions(num_prompts=0)
+    with pytest.raises(ConfigError, match="is unknown; use one of "):
+        find_preset("fig4")
+
+
+def test_seed_and_count_reach_the_constants() -> None:
+    chosen = find_preset("sarathi").studies(PresetOptions(workload_seed=2, num_prompts=4))
+    assert all("4 requests per run, seed 2" in dict(part.constants())[part.settings["title"]] for part in chosen)
+    assert "seeds 0 to 2" in dict(study("vllm-fig2", 0, None).constants())["Slots of the KV memory by use"]
+
+
+def test_values_over_seeds_are_mean_and_largest_deviation() -> None:
+    assert MeasuredValue.from_values([1.0, 2.0, 6.0]) == MeasuredValue(3.0, 3.0)
+
+
+def test_cells_have_about_three_digits() -> None:
+    assert [format_value(value) for value in (None, "about 8", 0, 1, 36.9, 12.345, 1234.5, 0.12345)] == [
+        "-", "about 8", "0", "1", "36.9", "12.35", "1,234", "0.123",
+    ]  # fmt: skip
