@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.application import create_app
-from chairlift.server.http.allowed_hosts import AllowedHosts
+from chairlift.server.draining_server import DrainingServer
 from chairlift.server.http.cors import CorsOptions
-from chairlift.server.http.drain import DrainingServer
-from chairlift.server.http.protocol import uvicorn_config
+from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.preparation import PreparationWorkers
@@ -110,7 +109,7 @@ def run_server(
     cors: CorsOptions | None = None,
     tls: ssl.SSLContext | None = None,
     workers: PreparationWorkers | None = None,
-    allowed_hosts: AllowedHosts | None = None,
+    allowed_hosts: Sequence[str] | None = None,
     pages: PageOptions | None = None,
 ) -> Iterator[RunningServer]:
     if ON_CLUSTER:
@@ -129,18 +128,16 @@ def run_server(
     )
     if ON_CLUSTER:
         observe_replicas(app.state.models.default, llm._client)
-    with run_app(app, limits, tls) as (url, server):
+    with run_app(app, tls) as (url, server):
         access_log = None if observability is None else observability.access_log
         yield RunningServer(llm, url, app.state.admission, server, access_log)
 
 
 @contextlib.contextmanager
-def run_app(
-    app: FastAPI, limits: ServerLimits | None = None, tls: ssl.SSLContext | None = None
-) -> Iterator[tuple[str, DrainingServer]]:
+def run_app(app: FastAPI, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, DrainingServer]]:
     """Run an application on a free port; yields its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn_config(app, limits or ServerLimits(), tls, log_level="warning")
+    config = uvicorn_config(app, tls, log_level="warning")
     server = DrainingServer(config, app.state.models, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -14,7 +14,7 @@ from chairlift.grammar import checker, compiler
 from chairlift.loading.text import template_sandbox
 from chairlift.server.api import tokenization
 from chairlift.server.batch import batch_index, batch_lines, batch_runner
-from chairlift.server.http import parse_queue
+from chairlift.server.http import http_protocol, streaming
 from chairlift.server.http.server_limits import HELP, ServerLimits
 from chairlift.server.preparation import preparation, request_plan, worker
 from chairlift.server.protocol import base, item_limits
@@ -29,7 +29,8 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     structured_outputs: tuple(name for name in vars(structured_outputs) if name.startswith("MAX_")),
     compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_CACHED", "MAX_MASK_SECONDS"),
     preparation: ("MAX_SECONDS",),
-    parse_queue: ("SLICE_BYTES", "MAX_PIPELINED"),
+    http_protocol: ("MAX_HEADER_BYTES", "KEEP_ALIVE_SECONDS"),
+    streaming: ("WRITE_SECONDS",),
     worker: ("MEMORY_BYTES",),
     checker: ("MEMORY_BYTES",),
     template_sandbox: ("CPU_SECONDS", "MAX_OUTPUT_CHARACTERS"),
@@ -91,7 +92,7 @@ def test_the_table_of_item_limits_is_that_of_the_code() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
-    [("max_body_bytes", 8 << 20, "8 MiB"), ("header_timeout", 10.0, "10 s"), ("MAX_LINES", 1 << 24, "16,777,216")],
+    [("max_body_bytes", 8 << 20, "8 MiB"), ("drain_timeout", 60.0, "60 s"), ("MAX_LINES", 1 << 24, "16,777,216")],
 )
 def test_units_come_from_names(name: str, value: float, text: str) -> None:
     assert shown(name, value) == text

@@ -140,7 +140,7 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
         ({"num-threads": None}, {}, "num_threads is not set"),
         ({"port": 9000}, {}, "port=9000 has no effect in a cluster: set http_options of Ray Serve"),
         ({"replicas": 3}, {}, "replicas has no effect in a cluster: use the argument replicas"),
-        ({"header-timeout": 3}, {}, "header_timeout has no effect in a cluster"),
+        ({"header-timeout": 3}, {}, "header-timeout is not an option of this command"),
         ({"drain-timeout": 3}, {}, "use the argument drain_timeout"),
         ({"keep-alive": 5}, {}, "keep_alive has no effect in a cluster"),
         ({"allow-unauthenticated": None}, {}, "there is no API key, and Ray Serve's proxy may be reachable"),

@@ -33,10 +33,9 @@ class Served:
     stderr_lines: list[str] = field(default_factory=list)
 
     def processes(self) -> list[psutil.Process]:
-        """Return the HTTP process, the engine process and their child processes, without the guard process."""
+        """Return the HTTP process, the engine process and their child processes."""
         front = psutil.Process(self.process.pid)
-        children = front.children(recursive=True)
-        return [front, *(child for child in children if not any("exit_guard" in word for word in child.cmdline()))]
+        return [front, *front.children(recursive=True)]
 
     def num_descriptors(self) -> int:
         return sum(process.num_fds() for process in self.processes())

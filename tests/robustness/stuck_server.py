@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -36,10 +35,8 @@ def loop_in_python() -> None:
 
 
 HANGS: dict[str, Callable[[], object]] = {
-    "c-with-lock": lambda: ctypes.PyDLL(None).sleep(SECONDS),
     "c-without-lock": lambda: ctypes.CDLL(None).sleep(SECONDS),
     "python": loop_in_python,
-    "regex": lambda: re.match("(a+)+$", "a" * 60 + "b"),
     "executor": lambda: ctypes.CDLL(None).sleep(SECONDS),
 }
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 PROXY_OPTIONS: Final = ("host", "port")
-PROXY_LIMITS: Final = ("max_header_bytes", "max_unsent_bytes", "header_timeout", "write_timeout")
-"""Options and limits of connections, which Ray Serve's proxy accepts."""
+"""Options of connections, which Ray Serve's proxy accepts."""
 
 
 def build_application(arguments: Mapping[str, Any]) -> Application:
@@ -122,11 +121,6 @@ def _check_effects(served: Mapping[str, Any]) -> None:
     for name in PROXY_OPTIONS:
         if options[name] != defaults[name]:
             raise ConfigError(f"{name}={options[name]} has no effect in a cluster: set http_options of Ray Serve")
-    for name in PROXY_LIMITS:
-        if getattr(served["limits"], name) != getattr(ServerLimits(), name):
-            raise ConfigError(
-                f"{name} has no effect in a cluster: Ray Serve's proxy accepts the connections; remove it"
-            )
     if served["limits"].drain_timeout != ServerLimits().drain_timeout:
         raise ConfigError("drain_timeout has no effect in a cluster: use the argument drain_timeout")
     if access.ssl_certfile is not None or access.ssl_keyfile is not None:

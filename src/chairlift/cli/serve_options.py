@@ -23,7 +23,7 @@ from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import load_keys
-from chairlift.server.http.allowed_hosts import AllowedHosts, parse_hosts
+from chairlift.server.http.allowed_hosts import parse_hosts
 from chairlift.server.http.cors import CorsOptions, parse_list
 from chairlift.server.http.server_limits import HELP, ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
@@ -152,7 +152,7 @@ def _access(values: OptionValues) -> AccessOptions:
     keys = load()
     reloader = None if file is None else KeyReloader(keys, file, load)
     hosts = chosen.pop("allowed_hosts")
-    allowed_hosts = None if hosts is None else AllowedHosts(parse_hosts(hosts))
+    allowed_hosts = None if hosts is None else parse_hosts(hosts)
     return AccessOptions(keys, cors=_cors(values), allowed_hosts=allowed_hosts, key_reloader=reloader, **chosen)
 
 

@@ -11,6 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -26,11 +28,9 @@ from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.endpoint import OPENAI_ERRORS
 from chairlift.server.api.endpoints import ENDPOINTS, make_planners
 from chairlift.server.api.routes import EndpointCaller, make_router
-from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.error_responses import describe_error
-from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.http.unicode_check import check_unicode
 from chairlift.server.models.engine_loader import EngineLoader
@@ -58,7 +58,7 @@ def create_app(
     observability: ObservabilityOptions | None = None,
     cors: CorsOptions | None = None,
     workers: PreparationWorkers | None = None,
-    allowed_hosts: AllowedHosts | None = None,
+    allowed_hosts: Sequence[str] | None = None,
     pages: PageOptions | None = None,
 ) -> FastAPI:
     """Create the application that serves the API over one engine. It closes the engine when it shuts down.
@@ -118,7 +118,7 @@ def create_models_app(
     limits: ServerLimits | None = None,
     observability: ObservabilityOptions | None = None,
     cors: CorsOptions | None = None,
-    allowed_hosts: AllowedHosts | None = None,
+    allowed_hosts: Sequence[str] | None = None,
     pages: PageOptions | None = None,
     key_reloader: KeyReloader | None = None,
     share_usage: Callable[[AdmissionController], Coroutine[None, None, None]] | None = None,
@@ -180,12 +180,13 @@ def create_models_app(
     app.state.admission = admission
     app.state.models = manager
     _add_middlewares(app, limits, keys, cors or CorsOptions())
-    app.add_middleware(HostMiddleware, allowed=allowed_hosts or AllowedHosts())
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False)
     if observability is not None:
         has_body = observability.access_log_bodies
         app.add_middleware(CallLogMiddleware, observer=observers, listeners=listeners, has_body=has_body)
     for kind in (RequestValidationError, ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
+    app.add_exception_handler(ClientDisconnect, _end_call)
     caller = EndpointCaller(calls, admission, threads, limits.max_json_depth)
     routers = [make_router(ENDPOINTS, caller)]
     routers += [models.router(manager), engine.router(manager), requests.router(observers, calls, admission)]
@@ -204,11 +205,16 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
     that pages can read errors of any kind. The framework adds another ServerErrorMiddleware, which encloses all others;
     its responses have no CORS headers and are not logged.
     """
-    app.add_middleware(BodyLimitMiddleware, limits=limits)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=limits.max_body_bytes)
     app.add_middleware(KeyMiddleware, keys=keys)
     app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
     if cors.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors.middleware_options())
+
+
+async def _end_call(_request: Request, _error: Exception) -> Response:
+    """End the call of a client that has disconnected before the end of its body. The response is not sent."""
+    return Response(status_code=499)
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:

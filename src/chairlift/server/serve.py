@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import signal
 import socket
 import sys
 import time
@@ -17,8 +19,6 @@ from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.http.init_process import fork_if_process_1
-from chairlift.server.http.process_exit import EXIT_SECONDS, ProcessExit
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
@@ -49,6 +49,7 @@ class EngineCluster(StartingEngine, Protocol):
 
 
 MAX_PORT: Final = 65535
+STANDARD_ERROR: Final = 2
 SWITCH_SECONDS: Final = 0.001
 """Seconds for which a thread may hold the interpreter lock while the event loop waits for it."""
 
@@ -69,7 +70,7 @@ def run(
     model_limits: ModelLimits | None = None,
     start_cluster: Callable[[EngineConfig], EngineCluster] | None = None,
 ) -> None:
-    """Run a server until a signal stops it. `DrainingServer` and `ProcessExit` describe how it stops.
+    """Run a server until a signal stops it. `DrainingServer` describes how it stops.
 
     Args:
         config: The configuration of the engine.
@@ -86,7 +87,8 @@ def run(
             option is invalid. These errors are raised before the model is loaded. Then as for
             `ProcessClient.wait_until_ready`.
     """
-    fork_if_process_1()
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
     if models is None:
         config = server_config(config, access)
     else:
@@ -104,8 +106,8 @@ def run(
     from chairlift.engine.memory_trimming import trim_memory
     from chairlift.server.access.admission import AdmissionController
     from chairlift.server.application import create_models_app
-    from chairlift.server.http.drain import DrainingServer
-    from chairlift.server.http.protocol import uvicorn_config
+    from chairlift.server.draining_server import DrainingServer, end_process_after
+    from chairlift.server.http.http_protocol import uvicorn_config
 
     admission = AdmissionController(limits, access.keys, is_fair=config.scheduling_policy == "fair")
     if engine is not None:
@@ -128,16 +130,13 @@ def run(
         allowed_hosts=access.allowed_hosts_for(host),
         pages=pages,
     )
-    process_exit = ProcessExit(limits.drain_timeout)
-    uvicorn_options = uvicorn_config(app, limits, tls, log_config=None, access_log=False, timeout_keep_alive=60)
-    server = DrainingServer(uvicorn_options, manager, admission, process_exit)
+    uvicorn_options = uvicorn_config(app, tls, log_config=None, access_log=False)
+    server = DrainingServer(uvicorn_options, manager, admission, end_process_after)
     trim_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets=[listener])
     finally:
-        process_exit.end_at_next_signal()
-        process_exit.limit(EXIT_SECONDS)
         manager.close()
 
 

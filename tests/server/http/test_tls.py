@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import ssl
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -20,11 +17,8 @@ from certificates import self_signed
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.http.tls import load_tls_context
 from running_server import RunningServer, run_server
-
-QUICK = ServerLimits(header_timeout=0.4, body_timeout=0.4, write_timeout=0.4, max_unsent_bytes=8192)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +31,7 @@ def server(tiny_model_dir: Callable[..., Path], pair: tuple[Path, Path]) -> Iter
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
     )
-    with run_server(llm, "tiny", limits=QUICK, tls=load_tls_context(*pair)) as running:
+    with run_server(llm, "tiny", tls=load_tls_context(*pair)) as running:
         running.slow_down(0.005)
         yield running
 
@@ -142,29 +136,11 @@ def test_access_options_load_their_certificate(pair: tuple[Path, Path]) -> None:
 # -- clients ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 60])
-def test_a_handshake_that_is_not_finished_ends_after_header_timeout(server: RunningServer, num_bytes: int) -> None:
-    connection = server.connect()
-    connection.sendall(client_hello(b"a.b")[:num_bytes])
-    assert until_closed(connection) == b""
-
-
 def test_300_unfinished_handshakes_do_not_delay_a_request(server: RunningServer, trusting: ssl.SSLContext) -> None:
     with ExitStack() as connections:
         for _ in range(300):
             connections.enter_context(server.connect()).sendall(client_hello(b"a.b")[:60])
         assert httpx.get(f"{server.url}/health", verify=trusting).status_code == 200
-
-
-def test_a_connection_is_closed_if_the_client_does_not_end_its_session(
-    server: RunningServer, trusting: ssl.SSLContext
-) -> None:
-    session = start_tls(server, trusting)
-    assert b" 408 " in session.recv(4096), "it sent no headers"
-    assert session.recv(4096) == b"", "the server ends the session"
-    with socket.socket(fileno=session.detach()) as connection:
-        connection.settimeout(10)
-        assert connection.recv(1) == b"", "and closes the connection, though the client keeps it open"
 
 
 @pytest.mark.parametrize(
@@ -190,31 +166,3 @@ def test_old_versions_of_tls_are_rejected(
     trusting.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
         start_tls(server, trusting)
-
-
-def test_the_connection_of_a_client_that_stops_reading_is_closed_over_tls(
-    server: RunningServer, trusting: ssl.SSLContext
-) -> None:
-    session = start_tls(server, trusting, receive_buffer=4096)
-    session.sendall(_post({"prompt": [3, 4], "max_tokens": 250, "ignore_eos": True, "stream": True, "logprobs": 20}))
-    deadline = time.monotonic() + 15
-    while not server.llm.num_unfinished:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    while server.llm.num_unfinished or server.uvicorn.server_state.connections:
-        assert time.monotonic() < deadline, "the stream of a client that does not read continues"
-        time.sleep(0.005)
-    session.close()
-
-
-def test_half_a_body_over_tls_gets_a_408(server: RunningServer, trusting: ssl.SSLContext) -> None:
-    session = start_tls(server, trusting)
-    session.sendall(_post({"prompt": [3]})[:-4])
-    assert session.recv(4096).startswith(b"HTTP/1.1 408")
-    session.close()
-
-
-def _post(body: dict[str, Any]) -> bytes:
-    content = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    return head + b"Content-Length: %d\r\n\r\n%b" % (len(content), content)

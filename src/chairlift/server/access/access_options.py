@@ -12,7 +12,7 @@ from pathlib import Path
 from chairlift.errors import ConfigError
 from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing
-from chairlift.server.http.allowed_hosts import LOOPBACK_HOSTS, AllowedHosts
+from chairlift.server.http.allowed_hosts import ANY_HOST, LOOPBACK_HOSTS, parse_host
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.tls import load_tls_context
 
@@ -38,7 +38,7 @@ class AccessOptions:
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     cors: CorsOptions = field(default_factory=CorsOptions)
-    allowed_hosts: AllowedHosts | None = None
+    allowed_hosts: tuple[str, ...] | None = None
     key_reloader: KeyReloader | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class AccessOptions:
             return None
         return load_tls_context(self.ssl_certfile, self.ssl_keyfile)
 
-    def allowed_hosts_for(self, host: str) -> AllowedHosts:
+    def allowed_hosts_for(self, host: str) -> tuple[str, ...]:
         """The hosts that requests to a server on the address `host` may name.
 
         If `allowed_hosts` is None, a server without keys on the loopback allows the names of the loopback and `host`.
@@ -75,8 +75,8 @@ class AccessOptions:
         if self.allowed_hosts is not None:
             return self.allowed_hosts
         if self.keys or self.allow_unauthenticated or not is_loopback(host):
-            return AllowedHosts()
-        return AllowedHosts((*LOOPBACK_HOSTS, host))
+            return (ANY_HOST,)
+        return (*LOOPBACK_HOSTS, parse_host(host))
 
     def check_host(self, host: str) -> None:
         """Reject an address that other machines can reach, unless the server has keys or `allow_unauthenticated`.

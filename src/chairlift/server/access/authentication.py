@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access.call import Call
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing
-from chairlift.server.http.error_responses import RejectedHttpRequestError
+from chairlift.server.http.error_responses import error_response
+from chairlift.server.protocol.base import ErrorInfo
 
 PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json"})
 """Paths for probes and monitoring and the pages, which need no key. Their responses contain nothing about single
@@ -29,7 +31,7 @@ class KeyMiddleware:
             secret = _secret(Headers(scope=scope))
             key = self._find_key(secret, scope["path"])
             if key is None:
-                await _rejection(secret).response()(scope, receive, send)
+                await _rejection(secret)(scope, receive, send)
                 return
             scope.setdefault("state", {})["call"] = Call(key)
         await self._app(scope, receive, send)
@@ -52,10 +54,10 @@ def _secret(headers: Headers) -> str | None:
     return None if header is None else header.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def _rejection(secret: str | None) -> RejectedHttpRequestError:
+def _rejection(secret: str | None) -> JSONResponse:
     if secret is None:
         message = "this server requires an API key: send it as `Authorization: Bearer KEY`"
     else:
         message = "the API key is not known to this server: check it, or request one from the operator"
-    headers = {"WWW-Authenticate": "Bearer"}
-    return RejectedHttpRequestError(401, message, code="invalid_api_key", headers=headers)
+    info = ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key")
+    return error_response(401, info, {"WWW-Authenticate": "Bearer"})

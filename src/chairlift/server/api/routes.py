@@ -87,7 +87,6 @@ class EndpointCaller:
             prepare = lease.service.preparation.prepare
             prepared = await prepare(call.key.tenant, endpoint.path, raw, self._max_json_depth)
             del raw
-            request.state.release_body()
             self._calls.check(prepared.body, lease, call)
             context = CallContext(endpoint, call, lease, self._admission)
             return await endpoint.serve(context, prepared.body, prepared.plan)

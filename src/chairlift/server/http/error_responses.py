@@ -26,35 +26,6 @@ MIN_SIMILARITY: Final = 0.8
 """The similarity above which a known path is suggested, from 0 to 1 as in `difflib`."""
 
 
-class RejectedHttpRequestError(Exception):
-    """A request that a middleware rejects. Its connection is closed after the response.
-
-    Args:
-        status: The HTTP status.
-        kind: The `type` of the error in the body.
-        code: The `code` of the error in the body.
-        headers: Headers of the response.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self._status = status
-        self._info = ErrorInfo(message=message, type=kind, code=code)
-        self._headers = {"Connection": "close", **(headers or {})}
-
-    def response(self) -> JSONResponse:
-        """The response to the request."""
-        return error_response(self._status, self._info, self._headers)
-
-
 def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """A response with an error in OpenAI's form."""
     return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status, headers=headers)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 
-from chairlift.server.http.body_limits import BODILESS_METHODS, LARGE_BODY
+from chairlift.server.http.body_limits import LARGE_BODY
 
 Path = tuple[str | int, ...]
 
@@ -36,9 +36,9 @@ async def check_unicode(request: Request) -> None:
     Raises:
         RequestValidationError: A field contains an unpaired surrogate. The error names the first one.
     """
-    if request.method in BODILESS_METHODS:
+    if request.method == "GET":
         return
-    body = await request.body()  # BodyLimitMiddleware has received it already.
+    body = await request.body()
     error = _find_error(body) if len(body) < LARGE_BODY else await asyncio.to_thread(_find_error, body)
     if error is not None:
         raise error

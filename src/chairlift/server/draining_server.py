@@ -1,41 +1,46 @@
-"""Draining: a server that receives a signal answers the accepted calls before it stops.
+"""DrainingServer: a uvicorn server that answers the accepted calls before it stops, and a watchdog of its process.
 
-SIGTERM, Ctrl-C --> /ready and new calls get a 503 --> all calls answered, or drain_timeout --> stop
-                                  a second signal ends the remaining calls with an error -------^
+SIGTERM, Ctrl-C --> /ready and new calls get a 503 --> all calls answered, or drain_timeout --> stop --> exit status 0
+                                  a second signal ends the remaining calls with an error -------^          |
+                                        the watchdog ends a process that still runs (exit status 1) <------+
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import Final, Protocol
 
 import uvicorn
 
-from chairlift.server.http.process_exit import (
-    ENGINE_STOP_SECONDS,
-    EXIT_SECONDS,
-    FLUSH_SECONDS,
-    FORCED_ENGINE_STOP_SECONDS,
-    FORCED_EXIT_SECONDS,
-    FORCED_FLUSH_SECONDS,
-    ProcessExit,
-)
-from chairlift.server.http.server_limits import ServerLimits
+from chairlift.server.access.admission import AdmissionController
 
 logger = logging.getLogger("chairlift")
 
+STOP_SECONDS: Final = 3
+"""Seconds in which connections can send their responses, and the engine can finish its step, after the drain."""
 
-class CallCounter(Protocol):
-    """Counts the calls in progress, and rejects new ones while the server drains."""
+FORCED_STOP_SECONDS: Final = 1
+"""STOP_SECONDS after a second signal. In this time streams get an error event."""
 
-    is_draining: bool
-    num_calls: int
-    limits: ServerLimits
-    clock: Callable[[], float]
+WATCHDOG_SECONDS: Final = 2
+"""Seconds after STOP_SECONDS or FORCED_STOP_SECONDS at which the watchdog ends the process."""
+
+STANDARD_ERROR: Final = 2
+
+
+def end_process_after(seconds: float) -> None:
+    """End this process after some seconds, unless it ends before or this function is called again.
+
+    The watchdog is a thread of faulthandler, which does not need the interpreter lock. It writes the stacks of all
+    threads to standard error, and ends the process with exit status 1. Child processes end by themselves when their
+    standard input is closed.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STANDARD_ERROR)
 
 
 class ServerEngine(Protocol):
@@ -50,31 +55,37 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that keeps listening until it has drained.
 
     Args:
-        config: The configuration of uvicorn. Its `timeout_graceful_shutdown` is overwritten with FLUSH_SECONDS.
+        config: The configuration of uvicorn. Its `timeout_graceful_shutdown` is overwritten with STOP_SECONDS.
         engine: Is stopped when the server has drained.
-        process_exit: Limits the time until the process ends. None if the process continues after the server.
+        start_watchdog: Limits the seconds until the process ends, such as `end_process_after`. None if the process
+            continues after the server.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
         engine: ServerEngine,
-        admission: CallCounter,
-        process_exit: ProcessExit | None = None,
+        admission: AdmissionController,
+        start_watchdog: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__(config)
-        config.timeout_graceful_shutdown = FLUSH_SECONDS
         self._engine = engine
         self._admission = admission
-        self._process_exit = process_exit
+        self._start_watchdog = start_watchdog or (lambda _seconds: None)
         self._deadline = 0.0
         self._is_forced = False
+        self._set_stop_seconds(STOP_SECONDS)
+
+    def _set_stop_seconds(self, seconds: int) -> None:
+        self.config.timeout_graceful_shutdown = self._stop_seconds = seconds
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to drain at the first signal, and stop at the second one. Runs as a signal handler."""
         admission = self._admission
         if not admission.is_draining:
-            self._deadline = admission.clock() + admission.limits.drain_timeout
+            drain_timeout = admission.limits.drain_timeout
+            self._deadline = admission.clock() + drain_timeout
+            self._start_watchdog(drain_timeout + STOP_SECONDS + WATCHDOG_SECONDS)
             admission.is_draining = True
             logger.info(
                 "shutting down after %d calls in progress are answered; send the signal again to stop immediately",
@@ -83,26 +94,8 @@ class DrainingServer(uvicorn.Server):
         elif not self._is_forced:
             self._is_forced = True
             self.force_exit = self.should_exit
-            self.config.timeout_graceful_shutdown = FORCED_FLUSH_SECONDS
-            self._limit_exit(FORCED_EXIT_SECONDS)
-        else:
-            self.should_exit = self.force_exit = True
-
-    def _limit_exit(self, seconds: float) -> None:
-        if self._process_exit is not None:
-            self._process_exit.limit(seconds)
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve as uvicorn does, and wait for worker threads while signals are still handled."""
-        with self.capture_signals():
-            await self._serve(sockets)
-            await asyncio.get_running_loop().shutdown_default_executor()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the server, and report the signals of this event loop to the guard process too."""
-        if self._process_exit is not None:
-            self._process_exit.watch_signals()
-        await super().startup(sockets)
+            self._set_stop_seconds(FORCED_STOP_SECONDS)
+            self._start_watchdog(FORCED_STOP_SECONDS + WATCHDOG_SECONDS)
 
     async def on_tick(self, counter: int) -> bool:
         """Stop the server when it has drained or its time is over. uvicorn calls this every 0.1 s."""
@@ -116,12 +109,11 @@ class DrainingServer(uvicorn.Server):
                 self._engine.stop(f"the server stopped before it had answered this request ({reason}): send it again")
             self.should_exit = is_late or not admission.num_calls
             if self.should_exit:
-                self._limit_exit(EXIT_SECONDS)
+                self._start_watchdog(self._stop_seconds + WATCHDOG_SECONDS)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the engine while connections send the responses that were written to them."""
-        seconds = FORCED_ENGINE_STOP_SECONDS if self._is_forced else ENGINE_STOP_SECONDS
-        closing = asyncio.create_task(self._engine.aclose(seconds))
+        closing = asyncio.create_task(self._engine.aclose(self._stop_seconds))
         await super().shutdown(sockets)
         await closing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -17,6 +18,10 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.keys import ANONYMOUS
+from chairlift.server.draining_server import FORCED_STOP_SECONDS, STOP_SECONDS, WATCHDOG_SECONDS, DrainingServer
+from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from plain_http import NO_TLS
 from running_server import RunningServer, completion_body, run_server, wait_for
@@ -84,17 +89,78 @@ def test_after_the_drain_timeout_the_remaining_calls_end_with_an_error(draining:
 
 
 @pytest.mark.parametrize("draining", [60.0], indirect=True)
-def test_a_second_signal_stops_the_server_immediately(draining: RunningServer) -> None:
+def test_a_second_signal_ends_streams_with_an_error(draining: RunningServer) -> None:
     with httpx.stream("POST", f"{draining.url}/v1/completions", json=completion_body(200, stream=True)) as response:
         wait_for(lambda: draining.llm.num_unfinished == 1)
-        draining.uvicorn.handle_exit(signal.SIGINT, None)
-        time.sleep(0.15)
-        assert not draining.uvicorn.should_exit
-        draining.uvicorn.handle_exit(signal.SIGINT, None)
-        started = time.monotonic()
+        for _ in range(2):
+            draining.uvicorn.handle_exit(signal.SIGINT, None)
         events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
-    assert time.monotonic() - started < 3
     assert "(it received a second signal): send it again" in events[-1]["error"]["message"]
+
+
+class RecordingEngine:
+    """An engine that records the reason for which it was stopped."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def stop(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    async def aclose(self, seconds: float | None = None) -> None:
+        pass
+
+
+class Drain:
+    """A server without connections, at a time that the test sets, and the seconds given to its watchdog."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.engine = RecordingEngine()
+        self.watchdog: list[float] = []
+        self.admission = AdmissionController(ServerLimits(drain_timeout=60.0), clock=lambda: self.now)
+        config = uvicorn_config(None, log_level="warning")
+        self.server = DrainingServer(config, self.engine, self.admission, self.watchdog.append)
+
+    def signal(self) -> None:
+        self.server.handle_exit(signal.SIGTERM, None)
+
+    def stops_at(self, now: float) -> bool:
+        self.now = now
+        return asyncio.run(self.server.on_tick(1))
+
+
+def test_a_server_stops_as_soon_as_its_calls_have_ended() -> None:
+    drain = Drain()
+    slot = drain.admission.reserve_slot(ANONYMOUS)
+    assert not drain.stops_at(101.0)
+    drain.signal()
+    assert not drain.stops_at(159.0)
+    assert drain.watchdog == [60.0 + STOP_SECONDS + WATCHDOG_SECONDS]
+    slot.close()
+    assert drain.stops_at(159.5)
+    assert not drain.engine.reasons
+    assert drain.watchdog[1:] == [STOP_SECONDS + WATCHDOG_SECONDS]
+
+
+def test_a_server_stops_at_its_drain_timeout_at_the_latest() -> None:
+    drain = Drain()
+    drain.admission.reserve_slot(ANONYMOUS)
+    drain.signal()
+    assert not drain.stops_at(159.9)
+    assert drain.stops_at(160.0)
+    assert "(drain_timeout=60 s): send it again" in drain.engine.reasons[0]
+
+
+def test_a_second_signal_stops_the_server_at_once_and_a_third_one_delays_nothing() -> None:
+    drain = Drain()
+    drain.admission.reserve_slot(ANONYMOUS)
+    for _ in range(3):
+        drain.signal()
+    assert drain.watchdog[1:] == [FORCED_STOP_SECONDS + WATCHDOG_SECONDS]
+    assert drain.server.config.timeout_graceful_shutdown == FORCED_STOP_SECONDS
+    assert drain.stops_at(100.0)
+    assert "(it received a second signal)" in drain.engine.reasons[0]
 
 
 def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
