@@ -127,7 +127,6 @@ def test_hub_name(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.Monke
         downloads.append((name, patterns))
         return str(tiny_model_dir("llama"))
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_: [])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     files = resolve_model("org/name-1.5B")
     assert files == ModelFiles("hf", tiny_model_dir("llama"), "org/name-1.5B")
@@ -162,7 +161,6 @@ def test_hub_errors(error: Exception, problem: str, monkeypatch: pytest.MonkeyPa
     def fail(*args: object, **options: object) -> str:
         raise error
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_: [])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelLoadError, match=problem) as caught:
         resolve_model("org/name")

@@ -24,7 +24,7 @@ def pull(
     ] = DEFAULT_MODEL,
     accept_terms: Annotated[bool, typer.Option("--accept-terms", help="Accept the terms of use of the model.")] = False,
 ) -> None:
-    """Download a model, and print its path. An interrupted download from the hub is continued."""
+    """Download a model, and print its path. Files that are in the cache are not downloaded again."""
     from chairlift.loading.resolve import resolve_model
 
     typer.echo(resolve_model(model, accept_terms=accept_terms).path)

