@@ -23,40 +23,15 @@ WEIGHTS_FILE: Final = "adapter_model.safetensors"
 PREFIX: Final = "base_model.model."
 ENDINGS: Final = {".lora_A.weight": "A", ".lora_B.weight": "B"}
 
-NEUTRAL_FIELDS: Final = frozenset(
-    {
-        "peft_type",
-        "r",
-        "lora_alpha",
-        "use_rslora",
-        "rank_pattern",
-        "alpha_pattern",
-        "target_modules",
-        "init_lora_weights",
-        "bias",
-        # Of training, or already applied to the tensors of the file.
-        "auto_mapping",
-        "base_model_name_or_path",
-        "corda_config",
-        "ensure_weight_tying",
-        "eva_config",
-        "exclude_modules",
-        "fan_in_fan_out",
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "loftq_config",
-        "lora_dropout",
-        "lora_ga_config",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "task_type",
-    }
-)
-"""The fields of a configuration that are read, or have no effect on the results. Others must be empty."""
+_FIELDS: Final = """
+    alpha_pattern auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying eva_config exclude_modules
+    fan_in_fan_out inference_mode init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha
+    lora_dropout lora_ga_config megatron_core peft_type peft_version qalora_group_size r rank_pattern revision
+    runtime_config target_modules task_type use_rslora
+"""
+NEUTRAL_FIELDS: Final = frozenset(_FIELDS.split())
+"""The fields of a configuration that are read, that concern training only, or that were applied to the tensors of the
+file already. Others must be empty."""
 
 BASE_CHANGING_INITS: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` under which training replaces the weights of the base model."""

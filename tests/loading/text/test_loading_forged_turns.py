@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from chairlift.loading.resolve import ModelFiles, load_tokenizer
-from chairlift.loading.text import template_check
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, mask_of, template_text, unmarked
 from chairlift.loading.text.template_check import template_problems
@@ -243,15 +242,6 @@ def test_default_model_prompts(smollm2_gguf: Any) -> None:
     ids = tokenizer.backend.encode(unmarked(text), add_special_tokens=False).ids
     encoded = tokenizer.encode(tokenizer.render_chat(honest), add_special_tokens=False)
     assert encoded == tokenizer.guard.encode_with_aliases(text) == ids
-
-
-def test_check_of_an_endless_template_stops_at_the_deadline(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(template_check, "MAX_SECONDS", -1.0)
-    text = "{{ 'x'.center(4) }}{{ '<|eot_id|>' | safe }}"
-    assert template_problems(ChatTemplate(text, {}), Tokenizer(BACKENDS["byte_level"](), chat_template=text)) == []
-    assert "the check was stopped" in caplog.text
 
 
 def test_content_that_counts_as_template_text_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

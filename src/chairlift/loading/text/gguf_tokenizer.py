@@ -83,27 +83,15 @@ O200K: Final = PreTokenizer((_O200K,), ignore_merges=True)
 DEFAULT: Final = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 
 PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
-    "default": DEFAULT,
-    "gpt-2": GPT2,
-    "phi-2": GPT2,
-    "olmo": GPT2,
-    "smollm": DIGITS_THEN_GPT2,
-    "starcoder": DIGITS_THEN_GPT2,
-    "refact": DIGITS_THEN_GPT2,
-    "codeshell": DIGITS_THEN_GPT2,
-    "llama-bpe": LLAMA3,
-    "llama3": LLAMA3,
-    "llama-v3": LLAMA3,
-    "falcon3": LLAMA3,
-    "pixtral": LLAMA3,
-    "dbrx": LLAMA3_WITH_MERGES,
-    "smaug-bpe": LLAMA3_WITH_MERGES,
-    "qwen2": QWEN2,
-    "deepseek-r1-qwen": QWEN2_WITHOUT_NFC,
-    "megrez": QWEN2_WITHOUT_NFC,
-    "stablelm2": QWEN2_WITHOUT_NFC,
-    "tekken": TEKKEN,
-    "gpt-4o": O200K,
+    **dict.fromkeys(("default",), DEFAULT),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), DIGITS_THEN_GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), LLAMA3_WITH_MERGES),
+    **dict.fromkeys(("qwen2",), QWEN2),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "stablelm2"), QWEN2_WITHOUT_NFC),
+    **dict.fromkeys(("tekken",), TEKKEN),
+    **dict.fromkeys(("gpt-4o",), O200K),
 }
 """`tokenizer.ggml.pre` -> the rules of the byte-level BPE vocabulary."""
 

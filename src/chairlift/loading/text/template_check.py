@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -15,8 +14,6 @@ from chairlift.loading.text.tokenizer import Tokenizer
 SENTINEL: Final = "qzvx"
 """A string that does not occur in templates, by which the probe's content is found in a prompt."""
 MAX_NAMED: Final = 5
-MAX_SECONDS: Final = 5.0
-"""The time after which no further probe is rendered, so that an endless template does not delay the start."""
 logger = logging.getLogger(__name__)
 
 Conversation = tuple[list[dict[str, Any]], dict[str, Any]]
@@ -35,21 +32,17 @@ def template_problems(template: ChatTemplate, tokenizer: Tokenizer) -> list[str]
     if not spellings:
         return []
     hostile = SENTINEL + SENTINEL.join(["", *spellings, ""])
-    deadline = time.monotonic() + MAX_SECONDS
     problems: list[str] = []
-    for prompt in _rendered(template, "x", deadline):
+    for prompt in _rendered(template, "x"):
         problems += _lost_tokens(prompt, tokenizer)
-    for prompt in _rendered(template, hostile, deadline):
+    for prompt in _rendered(template, hostile):
         problems += _content_as_template(prompt)
     return list(dict.fromkeys(problems))
 
 
-def _rendered(template: ChatTemplate, content: str, deadline: float) -> Iterator[MarkedText]:
-    """Yield the prompts of the conversations that the template accepts, until the deadline in monotonic time."""
+def _rendered(template: ChatTemplate, content: str) -> Iterator[MarkedText]:
+    """Yield the prompts of the conversations that the template accepts."""
     for messages, variables in _conversations(content, "tools" in template.variables):
-        if time.monotonic() > deadline:
-            logger.warning("chat template: the check was stopped after %g s", MAX_SECONDS)
-            return
         try:
             yield template.render(messages, **variables)
         except RequestError as error:
