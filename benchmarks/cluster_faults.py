@@ -32,7 +32,7 @@ from benchmarks.ray_cluster import Cluster, replica_processes
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 
 SCENARIOS: Final = ("replica", "ingress", "hung", "update", "scale", "load")
 OUTCOMES: Final = ("finished", "error", "closed", "lost")
@@ -170,7 +170,7 @@ def main() -> None:
             rows[name] = run_scenario(cluster, name)
     finally:
         cluster.stop()
-    facts = host_facts()
+    facts = machine_facts()
     if arguments.json:
         counts = {name: {"sent": row.total(), **{key: row[key] for key in OUTCOMES}} for name, row in rows.items()}
         print(json.dumps({"machine": facts, "scenarios": counts}, default=str))

@@ -21,7 +21,7 @@ import httpx
 from benchmarks.cluster_faults import OPTIONS
 from benchmarks.ray_cluster import Cluster
 
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.server.access.keys import digest
 
 SETTLE_SECONDS: Final = 5.0
@@ -72,11 +72,11 @@ def main() -> None:
             accepted, seconds = asyncio.run(count_accepted(cluster.url, arguments.seconds))
         finally:
             cluster.stop()
-    record = {"machine": host_facts(), "accepted": accepted, "seconds": seconds, "per_second": accepted / seconds}
+    record = {"machine": machine_facts(), "accepted": accepted, "seconds": seconds, "per_second": accepted / seconds}
     if arguments.json:
         print(json.dumps(record, default=str))
     else:
-        print(host_facts())
+        print(machine_facts())
         print(f"{accepted / seconds:.2f} requests/s in {seconds:.0f} s; the limit is 10")
 
 

@@ -23,7 +23,7 @@ from benchmarks.ray_cluster import Cluster
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 
 OPTIONS: Final = {"num-threads": 1, "max-num-seqs": 16, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
 ROUTERS: Final = {
@@ -116,7 +116,7 @@ def main() -> None:
 def print_results(results: Mapping[str, list[dict[str, float]]], *, as_json: bool) -> None:
     """Print the median and the range of each value of all rounds, by system."""
     if as_json:
-        print(json.dumps({"machine": host_facts(), "results": results}, default=str))
+        print(json.dumps({"machine": machine_facts(), "results": results}, default=str))
         return
     table = Table("", *results)
     for key in next(iter(results.values()))[0]:
@@ -126,7 +126,7 @@ def print_results(results: Mapping[str, list[dict[str, float]]], *, as_json: boo
             cells.append(f"{median(values):.3g} ({min(values):.3g} to {max(values):.3g})")
         table.add_row(key, *cells)
     console = Console()
-    console.print(host_facts())
+    console.print(machine_facts())
     console.print(table)
 
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.config import SchedulerConfig
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.sim.cluster import ClusterSimulation
 from chairlift.lab.sim.cluster_config import ClusterConfig, Failure, Scaling
 from chairlift.lab.sim.devices import find_device
@@ -141,7 +141,7 @@ def main() -> None:
     cases = arguments.cases or (CASES if arguments.trace is None else TRACE_CASES)
     rows = [run(replicas, case, arguments) for replicas in arguments.replicas for case in cases]
     if arguments.json:
-        print(json.dumps({"machine": host_facts(), "seed": arguments.seed, "results": rows}, default=str))
+        print(json.dumps({"machine": machine_facts(), "seed": arguments.seed, "results": rows}, default=str))
         return
     table = Table(
         "replicas", "router", "hit rate", "TTFT p50 (ms)", "TTFT p99 (ms)", "finished", "lost", "replica s", "speed"
@@ -159,7 +159,7 @@ def main() -> None:
             f"{row['simulated_seconds_per_second']:.1f}",
         )
     console = Console(width=110)
-    console.print(host_facts())
+    console.print(machine_facts())
     console.print(f"seed {arguments.seed}; speed: simulated seconds per second")
     console.print(table)
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift import LLM, SamplingParams
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.worker.memory import format_memory
 
 OUTPUT_TOKENS = 8
@@ -82,7 +82,7 @@ def main() -> None:
 def report(
     seconds: dict[str, list[float]], cached: dict[str, int], num_bytes: int, options: argparse.Namespace
 ) -> None:
-    machine, console = host_facts(), Console(width=120)
+    machine, console = machine_facts(), Console(width=120)
     console.print(
         f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "
         f"python {machine.python}, {machine.system}"

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift import LLM
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 
 SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 VOCAB_SIZE: Final = 30522
@@ -173,7 +173,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 def report(seconds: dict[str, list[float]], differences: dict[str, float], options: argparse.Namespace) -> None:
-    machine = host_facts()
+    machine = machine_facts()
     console = Console(width=120)
     console.print(
         f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "

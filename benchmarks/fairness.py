@@ -33,7 +33,7 @@ from benchmarks.common import StreamedAnswer, bearer_client, serve, stream_compl
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.server.access.keys import key_record, new_secret, to_toml
 
@@ -231,7 +231,9 @@ def main() -> int:
         }
         for item in runs
     }
-    print(json.dumps({"benchmark": "fairness", "machine": asdict(host_facts()), "results": results, "claims": ratios}))
+    print(
+        json.dumps({"benchmark": "fairness", "machine": asdict(machine_facts()), "results": results, "claims": ratios})
+    )
     if given.png is not None:
         draw(runs, workload, given.png)
     return 0 if ratios["fair_flood_over_equal"] <= 2 and ratios["fair_flood_over_fcfs_flood"] <= 0.2 else 1

@@ -34,7 +34,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 
 NUM_TTFTS = 15
 ENGINE_MODULE = "chairlift.engine.process.engine_process"
@@ -257,7 +257,7 @@ def _print_report(
         table.add_row("added by HTTP: ms", "", f"{added:.1f}")
     Console(width=120).print(table)
     figures = {
-        "machine": host_facts().to_dict(),
+        "machine": machine_facts().to_dict(),
         "workload": {name: getattr(arguments, name) for name in ("streams", "input_len", "output_len", "num_threads")},
         "output_tokens_per_s": {"llm": [a.tokens_per_s for a, _ in runs], "serve": [s.tokens_per_s for _, s in runs]},
         "lost_share": cost,

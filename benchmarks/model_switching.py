@@ -32,7 +32,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.loading.fetch import fetch_model
 from chairlift.worker.memory import format_memory
 
@@ -193,7 +193,7 @@ def summarize(
     loads = [change["seconds"] for change in changes if change["change"] == "loaded"]
     unloads = [change["seconds"] for change in changes if change["change"] == "unloaded"]
     return {
-        "machine": host_facts().to_dict(),
+        "machine": machine_facts().to_dict(),
         "seed": options.seed,
         "requests": len(requests),
         "equal": sum(text is not None and text == own for (text, _), own in zip(answers, alone, strict=True)),
@@ -212,7 +212,7 @@ def summarize(
 
 def print_result(result: dict[str, Any]) -> None:
     console = Console()
-    machine = host_facts()
+    machine = machine_facts()
     console.print(
         f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "
         f"python {machine.python}, {machine.system}; seed {result['seed']}"

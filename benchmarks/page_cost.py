@@ -27,7 +27,7 @@ from benchmarks.http_cost import CostRun, ServeProcess, prompts
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 
 SETTLE_SECONDS: Final = 1.0
 """Seconds between the connection of the readers and the load, in which they receive the history."""
@@ -129,7 +129,7 @@ def print_report(arguments: argparse.Namespace, runs: dict[int, list[CostRun]]) 
                 "throughput_ratio": speed_ratio,
             }
         )
-    machine = host_facts()
+    machine = machine_facts()
     console = Console(width=120)
     console.print(
         f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "

@@ -37,7 +37,7 @@ from chairlift.kernels.interface import Kernels, run_in_order
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import MatrixParts, Weights
 from chairlift.lab.bench.driver import forced_requests
-from chairlift.lab.bench.machine import host_facts, machine_facts
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength, UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -280,7 +280,7 @@ class ProfiledEngine:
 
 def set_threads(is_native: bool, num_threads: int | None) -> None:
     """Set the number of torch threads as an engine does: one, if native kernels have threads of their own."""
-    torch.set_num_threads(1 if is_native else num_threads or host_facts().num_cores)
+    torch.set_num_threads(1 if is_native else num_threads or machine_facts().num_cores)
 
 
 def profile_kernel_sets(args: argparse.Namespace) -> tuple[str, dict[str, Profile]]:

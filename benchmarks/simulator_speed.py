@@ -18,7 +18,7 @@ from pathlib import Path
 
 from chairlift.config import SchedulerConfig
 from chairlift.events import EventFile
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.run import RunTally
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import model_shape
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--sinks", default="none,tally")
     args = parser.parse_args()
     requests = workload(args.hours, args.request_rate, args.seed)
-    facts = host_facts()
+    facts = machine_facts()
     print(f"{facts.cpu}, {facts.num_cores} cores, python {facts.python}, {facts.system}")
     print(
         f"{len(requests):,} requests at {args.request_rate:g}/s, kv {args.kv}, seed {args.seed}, {args.repeats} repeats"

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.config import DEFAULT_BLOCK_SIZE
-from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.worker.memory import format_memory, parse_memory
 
 READ_INTERVAL_SECONDS = 0.1
@@ -174,7 +174,7 @@ def print_starts(starts: list[ServerStart], args: argparse.Namespace) -> None:
         name = what.removesuffix("_bytes").replace("_", " ")
         table.add_row(name, format_memory(int(median(sizes))), format_memory(max(sizes)))
     Console().print(table)
-    record = {"machine": host_facts().to_dict(), "starts": [asdict(start) for start in starts]}
+    record = {"machine": machine_facts().to_dict(), "starts": [asdict(start) for start in starts]}
     print(json.dumps(record))
 
 

@@ -28,10 +28,11 @@ bench = Commands(help="Measure engines, policies and kernels.", no_args_is_help=
 def throughput(model: ModelOption = None, *, options: OptionValues, load: OptionValues, config: EngineConfig) -> None:
     """Measure throughput, latency, batch size and KV use of an engine under a workload, without HTTP."""
     log_to_stderr()
-    from chairlift.lab.bench.throughput import ThroughputOptions, print_throughput, run_throughput
+    from chairlift.lab.bench.benchmark_result import print_benchmark
+    from chairlift.lab.bench.throughput import ThroughputOptions, run_throughput
 
     as_json = options.pop("json")
-    print_throughput(run_throughput(config, ThroughputOptions(**load, **options)), as_json=as_json)
+    print_benchmark(run_throughput(config, ThroughputOptions(**load, **options)), as_json=as_json)
 
 
 @bench.command()
@@ -48,11 +49,12 @@ def throughput(model: ModelOption = None, *, options: OptionValues, load: Option
 def latency(model: ModelOption = None, *, options: OptionValues, config: EngineConfig) -> None:
     """Measure the latency of one batch, with prefill and decode separately, without HTTP."""
     log_to_stderr()
-    from chairlift.lab.bench.latency import LatencyOptions, print_latency, run_latency
+    from chairlift.lab.bench.benchmark_result import print_benchmark
+    from chairlift.lab.bench.latency import LatencyOptions, run_latency
 
     options["seed"] = options.pop("workload_seed")
     as_json = options.pop("json")
-    print_latency(run_latency(config, LatencyOptions(**options)), as_json=as_json)
+    print_benchmark(run_latency(config, LatencyOptions(**options)), as_json=as_json)
 
 
 NOT_FOR_COMPARE = {"batching", "static_batch_size", "static_run_to", "kv", "kv_arena", "event_log", "record_trace"}
@@ -95,8 +97,7 @@ def compare(
 ) -> None:
     """Compare batching and KV policies on one loaded model with equal memory and equal requests."""
     log_to_stderr()
-    from chairlift.lab.bench.compare import CompareOptions, published_lengths, run_compare
-    from chairlift.lab.bench.compare_tables import print_compare
+    from chairlift.lab.bench.compare import CompareOptions, print_compare, published_lengths, run_compare
     from chairlift.lab.bench.policies import parse_policies
 
     if workload is not None:

@@ -15,7 +15,8 @@ from chairlift.cli.main import app
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestArrived, Step
-from chairlift.lab.bench.latency import Iteration, LatencyOptions, measure_iteration, print_latency, run_latency
+from chairlift.lab.bench.benchmark_result import print_benchmark
+from chairlift.lab.bench.latency import Iteration, LatencyOptions, measure_iteration, run_latency
 
 TinyModel = Callable[..., Path]
 OPTIONS = LatencyOptions(input_len=12, output_len=5, batch_size=3, num_iters=3, num_iters_warmup=1)
@@ -46,32 +47,36 @@ def test_one_token_has_no_decode() -> None:
 
 def test_every_iteration_is_one_batch(tiny_model_dir: TinyModel) -> None:
     result = run_latency(config(tiny_model_dir), OPTIONS)
-    assert len(result.iterations) == 3
-    for iteration in result.iterations:
-        assert iteration.decode_per_token is not None
-        assert 0 < iteration.prefill < iteration.latency
-        assert iteration.latency == pytest.approx(iteration.prefill + 4 * iteration.decode_per_token)
-    latencies = [iteration.latency for iteration in result.iterations]
-    latency = result.distribution("latency")
-    assert latency is not None
-    assert latency.min == min(latencies)
-    assert latency.max == max(latencies)
-    assert latency.median == sorted(latencies)[1]
+    (runs,) = result.runs.values()
+    assert len(runs) == 3
+    for run in runs:
+        latency, prefill, decode = run["latency"], run["prefill"], run["decode_per_token"]
+        assert latency is not None
+        assert prefill is not None
+        assert decode is not None
+        assert 0 < prefill < latency
+        assert latency == pytest.approx(prefill + 4 * decode)
+    latencies = [run["latency"] or 0.0 for run in runs]
+    spread = result.spread(result.baseline, "latency")
+    assert spread is not None
+    assert (spread.min, spread.max) == (min(latencies), max(latencies))
+    assert spread.median == sorted(latencies)[1]
 
 
 def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel) -> None:
     result = run_latency(config(tiny_model_dir, num_kv_blocks=20), OPTIONS)
     out = io.StringIO()
-    print_latency(result, out)
-    print_latency(result, out, as_json=True)
+    print_benchmark(result, file=out)
+    print_benchmark(result, file=out, as_json=True)
     *table, last = out.getvalue().splitlines()
     record = json.loads(last)
     assert record["benchmark"] == "latency"
     assert record["machine"] == result.machine.to_dict()
-    assert record["engine"]["num_blocks"] == 20
+    (system,) = record["systems"].values()
+    assert system["engine"]["num_blocks"] == 20
     assert record["workload"]["batch_size"] == 3
-    assert set(record["results"]["prefill"]) == {"count", "mean", "median", "std", "min", "max", "p90", "p99"}
-    assert len(record["iterations"]) == 3
+    assert set(system["results"]["prefill"]) == {"median", "min", "max"}
+    assert len(system["runs"]) == 3
     for label in ("3 requests", "latency", "prefill", "decode", "torch"):
         assert any(label in line for line in table), label
 

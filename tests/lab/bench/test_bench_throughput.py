@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import pytest
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.events import Step, read_events
-from chairlift.lab.bench.throughput import REPORTED_METRICS, ThroughputOptions, print_throughput, run_throughput
+from chairlift.events import RequestArrived, read_events
+from chairlift.lab.bench.benchmark_result import RUN_METRICS, BenchmarkResult, RunValues, print_benchmark
+from chairlift.lab.bench.throughput import ThroughputOptions, run_throughput
 
 TinyModel = Callable[..., Path]
 OPTIONS = ThroughputOptions(num_prompts=6, input_len="uniform:5..40", output_len="uniform:2..9", repeats=2)
@@ -23,58 +24,63 @@ def config(tiny_model_dir: TinyModel, **changes: Any) -> EngineConfig:
     return EngineConfig(model=str(tiny_model_dir("llama")), num_threads=1, **{"num_kv_blocks": 64, **changes})
 
 
+def runs_of(result: BenchmarkResult) -> Sequence[RunValues]:
+    (runs,) = result.runs.values()
+    return runs
+
+
 def test_a_burst_is_measured_in_every_run(tiny_model_dir: TinyModel) -> None:
     result = run_throughput(config(tiny_model_dir), OPTIONS)
     workload = OPTIONS.workload(256, token_round=1)
-    assert len(result.runs) == 2
-    for run in result.runs:
-        assert run.num_answered == 6
-        assert run.output_tokens == sum(request.output_len for request in workload)
-        assert run.prompt_tokens == sum(len(request.prompt_token_ids) for request in workload)
-        assert run.cached_tokens == 0, "the runs have different tokens"
-        assert run.output_tokens_per_s == pytest.approx(run.output_tokens / run.duration)
-        assert 0 < (run.kv_use_mean or 0) <= (run.kv_use_peak or 0) <= 1
-    speed = result.spread(REPORTED_METRICS[0])
+    runs = runs_of(result)
+    assert len(runs) == 2
+    num_output = sum(request.output_len for request in workload)
+    for run in runs:
+        assert run["cached_tokens"] == 0, "the runs have different tokens"
+        rates = [run[key] or 0.0 for key in ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")]
+        num_prompt = sum(len(request.prompt_token_ids) for request in workload)
+        assert rates[1] / rates[0] == pytest.approx(num_output / 6)
+        assert rates[2] / rates[1] == pytest.approx(1 + num_prompt / num_output)
+        assert 0 < (run["kv_use_mean"] or 0) <= (run["kv_use_peak"] or 0) <= 1
+    speed = result.spread(result.baseline, "output_tokens_per_s")
     assert speed is not None
     assert 0 < speed.min <= speed.median <= speed.max
-    assert result.engine.num_blocks == 64
+    assert result.engines[result.baseline].num_blocks == 64
 
 
 def test_a_small_pool_preempts(tiny_model_dir: TinyModel) -> None:
     options = ThroughputOptions(num_prompts=6, input_len="fixed:20", output_len="fixed:24", repeats=1, num_warmups=0)
-    (run,) = run_throughput(config(tiny_model_dir, num_kv_blocks=9, block_size=8), options).runs
-    assert run.preemptions > 0
-    assert run.output_tokens == 6 * 24
-    assert run.kv_use_peak == 1.0
+    (run,) = runs_of(run_throughput(config(tiny_model_dir, num_kv_blocks=9, block_size=8), options))
+    assert (run["preemptions"] or 0) > 0
+    assert run["kv_use_peak"] == 1.0
 
 
 def test_arrivals_follow_the_request_rate(tiny_model_dir: TinyModel) -> None:
     options = ThroughputOptions(
         num_prompts=5, input_len="fixed:8", output_len="fixed:2", request_rate=20, burstiness=1e6, repeats=1
     )
-    (run,) = run_throughput(config(tiny_model_dir), options).runs
-    assert run.duration >= 4 / 20 * 0.95, "the last one arrives after four gaps"
-    assert run.num_answered == 5
+    (run,) = runs_of(run_throughput(config(tiny_model_dir), options))
+    assert 0 < (run["requests_per_s"] or 0) <= 5 / (4 / 20 * 0.95), "the last one arrives after four gaps"
 
 
 def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     result = run_throughput(config(tiny_model_dir, event_log=log), OPTIONS)
     out = io.StringIO()
-    print_throughput(result, out)
-    print_throughput(result, out, as_json=True)
+    print_benchmark(result, file=out)
+    print_benchmark(result, file=out, as_json=True)
     *table, last = out.getvalue().splitlines()
     record = json.loads(last)
     assert record["workload"]["input_len"] == "uniform:5..40"
-    assert record["engine"]["num_blocks"] == 64
+    (system,) = record["systems"].values()
+    assert system["engine"]["num_blocks"] == 64
     assert record["machine"] == result.machine.to_dict()
-    assert set(record["results"]) == {metric.key for metric in REPORTED_METRICS}
-    assert record["results"]["output_tokens_per_s"]["median"] > 0
-    assert len(record["runs"]) == 2
+    assert set(system["results"]) == {metric.key for metric in RUN_METRICS}
+    assert system["results"]["output_tokens_per_s"]["median"] > 0
+    assert len(system["runs"]) == 2
     for label in ("output tokens/s", "TTFT p99, s", "ITL p50, ms", "preemptions"):
         assert any(label in line for line in table), label
-    steps = sum(isinstance(event, Step) for event in read_events(log))
-    assert steps > sum(run.num_steps for run in result.runs), "the log has the warm-up too"
+    assert len([event for event in read_events(log) if isinstance(event, RequestArrived)]) == 4 + 2 * 6, "with warm-up"
 
 
 def test_a_workload_that_does_not_fit_is_rejected(tiny_model_dir: TinyModel) -> None:
@@ -91,7 +97,7 @@ def test_a_workload_that_does_not_fit_is_rejected(tiny_model_dir: TinyModel) -> 
         ({"num_warmups": -1}, "num_warmups must be at least 0, got -1"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"input_len": "sometimes:3"}, "unknown distribution 'sometimes'"),
-        ({"output_len": "fixed:x"}, "LENGTH must be an integer"),
+        ({"output_len": "fixed:x"}, "write fixed:LENGTH"),
         ({"request_rate": -2.0}, "request_rate must be a positive number, got -2.0"),
         ({"burstiness": 2.0}, "burstiness=2 .* set a request_rate"),
     ],

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TextIO
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
@@ -16,25 +16,34 @@ from chairlift.engine.startup.memory_plan import kv_slot_bytes
 from chairlift.engine.startup.startup_plan import plan_layout
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
-from chairlift.lab.bench.comparison_result import (
-    COMPARED,
-    WITH_RATIO,
-    PolicyRun,
-    SpeedCheck,
-    TokenCheck,
-    metric_range,
-    ratio_range,
+from chairlift.lab.bench.benchmark_result import (
+    RUN_METRICS,
+    BenchmarkResult,
+    RunValues,
+    engine_limits,
+    engine_policies,
+    print_benchmark,
+    run_values,
 )
-from chairlift.lab.bench.driver import drive, drive_all_at_once, forced_requests
-from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
+from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
-from chairlift.lab.bench.workload_options import WorkloadOptions, check_minimums, first_requests, text_tokenizer
+from chairlift.lab.bench.workload_options import (
+    WorkloadOptions,
+    check_minimums,
+    first_requests,
+    format_arrivals,
+    format_lengths,
+    text_tokenizer,
+)
+from chairlift.lab.metrics.run import RunMetrics
+from chairlift.lab.report.memory import KINDS
+from chairlift.lab.report.run_log import recorded_run
+from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleLengths
-from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import FixedLength, parse_lengths
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
-from chairlift.lab.workload.synthetic import make_workload
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 logger = logging.getLogger("chairlift")
@@ -47,11 +56,20 @@ Tokens = dict[str, list[int]]
 
 PUBLISHED: Final = "anyscale:"
 
-PROBE_ROWS: Final = 4
-PROBE_LEN: Final = 64
-PROBE_ROUNDS: Final = 3
-PROBE_TOKEN_ROUND: Final = 1 << 20
-"""First token round of the speed check. No other request has its prompts."""
+RATIOS: Final = (
+    "output_tokens_per_s",
+    "total_tokens_per_s",
+    "e2e_latency_p50",
+    "e2e_latency_p99",
+    "ttft_p50",
+    "ttft_p99",
+)
+"""The metrics whose ratio to the baseline is also shown."""
+
+_KEYS: Final = (*RATIOS, "mean_batch_size", "mean_batch_tokens", *KINDS, "padding_tokens", "recomputed_tokens",
+                "preemptions")  # fmt: skip
+COMPARED: Final = tuple(metric for key in _KEYS for metric in RUN_METRICS if metric.key == key)
+"""The metrics of a comparison, in the order of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,65 +121,85 @@ def published_lengths(
 
 
 @dataclass(frozen=True, slots=True)
-class CompareResult:
-    """The runs of all policies, with the machine and the engines that they belong to.
+class TokenDifference:
+    """The first output token of a request that differs from that of the baseline."""
+
+    round: int
+    request_id: str
+    policy: str
+    position: int
+
+
+@dataclass(slots=True)
+class TokenCheck:
+    """Whether all policies generated the same tokens for every request.
+
+    Policies change only what is computed together. Greedy tokens may therefore differ only by rounding: if two tokens
+    are almost equally likely, or if the data type has few digits.
 
     Attributes:
-        engines: the limits of the engine of each policy.
-        max_tokens: the smallest and the largest `max_tokens` of the requests.
-        order: the order of the policies in each round.
-        runs: the runs of each policy, one for each round.
-        tokens: whether all policies generated the same tokens.
-        speeds: decode speeds of a few requests that run at the same time under every policy.
+        num_requests: number of requests of all rounds.
+        num_same: number of requests with the same tokens under every policy.
+        first_difference: the first difference; None if there is none.
     """
 
-    machine: MachineFacts
-    options: CompareOptions
-    dtype: str
-    engines: dict[str, EngineStarted]
-    max_tokens: tuple[int, int]
-    order: list[list[str]]
-    runs: dict[str, list[PolicyRun]]
-    tokens: TokenCheck
-    speeds: SpeedCheck
-    peak_rss_bytes: int | None
+    num_requests: int = 0
+    num_same: int = 0
+    first_difference: TokenDifference | None = None
 
     @property
-    def baseline(self) -> str:
-        """Name of the policy that the others are compared with."""
-        return self.options.policies[0].name
+    def is_same(self) -> bool:
+        return self.num_same == self.num_requests
+
+    def add_round(self, number: int, tokens: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+        """Compare the output tokens of one round, by policy and request id."""
+        (_, first), *others = tokens.items()
+        for request_id, expected in first.items():
+            self.num_requests += 1
+            different = next((policy for policy, answers in others if answers[request_id] != expected), None)
+            if different is None:
+                self.num_same += 1
+            elif self.first_difference is None:
+                pairs = zip(tokens[different][request_id], expected, strict=True)
+                position = next(i for i, (token, other) in enumerate(pairs) if token != other)
+                self.first_difference = TokenDifference(number, request_id, different, position)
+
+    def describe(self, dtype: str) -> str:
+        """State whether the policies generated the same tokens."""
+        text = f"same tokens: {'yes' if self.is_same else 'NO'}, {self.num_same} of {self.num_requests} requests"
+        first = self.first_difference
+        if first is None:
+            return text
+        return (
+            f"{text}; the first difference: round {first.round}, request {first.request_id}, {first.policy}, "
+            f"output token {first.position} (in {dtype})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    """The runs of all policies, and whether they generated the same tokens.
+
+    Attributes:
+        order: the order of the policies in each round.
+        metrics: the metrics of the runs of each policy.
+    """
+
+    benchmark: BenchmarkResult
+    order: list[list[str]]
+    metrics: dict[str, list[RunMetrics]]
+    tokens: TokenCheck
+    dtype: str
 
     @property
     def is_sound(self) -> bool:
         """False if tokens differ although the computation is in float32."""
         return self.tokens.is_same or self.dtype != "float32"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The result for JSON, in seconds, bytes and shares."""
-        return {
-            "benchmark": "compare",
-            "machine": self.machine.to_dict(),
-            "dtype": self.dtype,
-            "workload": asdict(self.options),
-            "max_tokens": {"min": self.max_tokens[0], "max": self.max_tokens[1]},
-            "baseline": self.baseline,
-            "order": self.order,
-            "policies": {name: self._policy(name) for name in self.runs},
-            "tokens": {"same": self.tokens.is_same, **asdict(self.tokens)},
-            "decode_speed": self.speeds.to_dict(),
-            "peak_rss_bytes": self.peak_rss_bytes,
-        }
 
-    def _policy(self, name: str) -> dict[str, Any]:
-        runs, baseline = self.runs[name], self.runs[self.baseline]
-        ranges = {metric.key: metric_range(metric, runs) for metric in COMPARED}
-        ratios = {metric.key: ratio_range(metric, runs, baseline) for metric in COMPARED if metric.key in WITH_RATIO}
-        return {
-            "engine": asdict(self.engines[name]),
-            "results": {key: found and asdict(found) for key, found in ranges.items()},
-            "ratios": {key: found and asdict(found) for key, found in ratios.items()},
-            "runs": [run.to_dict() for run in runs],
-        }
+def print_compare(result: CompareResult, file: TextIO | None = None, as_json: bool = False) -> None:
+    """Write the table and the check of tokens, or the JSON line, to `file` (standard output if None)."""
+    print_benchmark(result.benchmark, [result.tokens.describe(result.dtype)], file, as_json)
 
 
 def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
@@ -192,23 +230,10 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
     ]
     for name in configs:
         _warm_up(loaded, configs[name], workloads, options.num_warmups)
-    speeds = _check_decode_speed(loaded, configs, options)
     rounds = _Rounds(loaded, configs, options)
     for workload in workloads[1:]:
         rounds.run(workload)
-    declared = [item.max_output_len for workload in workloads[1:] for item in workload]
-    return CompareResult(
-        machine=machine_facts(),
-        options=options,
-        dtype=loaded.choice.dtype,
-        engines=rounds.engines,
-        max_tokens=(min(declared), max(declared)),
-        order=rounds.order,
-        runs=rounds.runs,
-        tokens=rounds.tokens,
-        speeds=speeds,
-        peak_rss_bytes=peak_rss_bytes(),
-    )
+    return rounds.result([item.max_output_len for workload in workloads[1:] for item in workload])
 
 
 def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineConfig]:
@@ -254,59 +279,80 @@ def _warm_up(
     drive_all_at_once(engine, first_requests(workloads[0], num_warmups))
 
 
-def _check_decode_speed(loaded: LoadedModel, configs: Configs, options: CompareOptions) -> SpeedCheck:
-    """Measure the decode speed of a few requests of one length that run at the same time under every policy."""
-    limits = [config.scheduler_config(config.max_model_len or 0) for config in configs.values()]
-    num_rows = min(limit.static_batch_size if limit.batching == "static" else limit.max_num_seqs for limit in limits)
-    length = FixedLength(max(1, min(PROBE_LEN, limits[0].max_model_len // 4)))
-    options = replace(options, repeats=PROBE_ROUNDS, max_concurrency=None, save_events=None)
-    rounds = _Rounds(loaded, configs, options, label="equal work")
-    for number in range(PROBE_ROUNDS):
-        count = min(num_rows, PROBE_ROWS)
-        vocab_size = loaded.config.vocab_size
-        workload = make_workload(
-            options.seed, count, length, length, ArrivalProcess(), vocab_size, token_round=PROBE_TOKEN_ROUND + number
-        )
-        rounds.run(workload)
-    return SpeedCheck.from_steps({name: [run.step_speeds for run in runs] for name, runs in rounds.runs.items()})
-
-
 class _Rounds:
     """Runs the rounds: all policies serve one workload, in an order that rotates (A B C, B C A, C A B)."""
 
-    def __init__(self, loaded: LoadedModel, configs: Configs, options: CompareOptions, label: str = "round") -> None:
-        self._label = label
+    def __init__(self, loaded: LoadedModel, configs: Configs, options: CompareOptions) -> None:
         self._loaded = loaded
         self._configs = configs
         self._options = options
-        self.order: list[list[str]] = []
-        self.engines: dict[str, EngineStarted] = {}
-        self.runs: dict[str, list[PolicyRun]] = {name: [] for name in configs}
-        self.tokens = TokenCheck()
+        self._order: list[list[str]] = []
+        self._engines: dict[str, EngineStarted] = {}
+        self._runs: dict[str, list[RunValues]] = {name: [] for name in configs}
+        self._metrics: dict[str, list[RunMetrics]] = {name: [] for name in configs}
+        self._unsaturated: dict[str, None] = {}
+        self._tokens = TokenCheck()
 
     def run(self, workload: Sequence[WorkloadRequest]) -> None:
         """Run one round."""
         names = list(self._configs)
-        shift = len(self.order) % len(names)
+        shift = len(self._order) % len(names)
         order = names[shift:] + names[:shift]
-        self.order.append(order)
+        self._order.append(order)
         tokens = {name: self._run(name, workload) for name in order}
-        self.tokens.add_round(len(self.order), {name: tokens[name] for name in names})
+        self._tokens.add_round(len(self._order), {name: tokens[name] for name in names})
 
     def _run(self, name: str, workload: Sequence[WorkloadRequest]) -> Tokens:
         log = EventList()
         engine = build_engine(self._configs[name], loaded=self._loaded, events=log)
-        tokens = drive(engine, workload, self._options.max_concurrency)
-        for item in workload:
-            assert len(tokens[item.request_id]) == item.output_len, "a request has not the forced number of tokens"
-        run = PolicyRun.from_events(log.events)
-        self.engines.setdefault(name, engine.facts.started)
-        self.runs[name].append(run)
-        number, repeats, speed = len(self.order), self._options.repeats, run.metrics.output_tokens_per_s
-        logger.info("%s %d of %d, %s: %.1f output tokens/s", self._label, number, repeats, name, speed)
+        tokens = run_forced(engine, log, workload, self._options.max_concurrency)
+        self._engines.setdefault(name, engine.facts.started)
+        run = recorded_run(log.events)
+        waste = waste_shares(run)
+        if not waste.is_saturated:
+            self._unsaturated[name] = None
+        self._metrics[name].append(run.metrics)
+        self._runs[name].append(run_values(run.metrics) | waste.shares)
+        number, repeats, speed = len(self._order), self._options.repeats, run.metrics.output_tokens_per_s
+        logger.info("round %d of %d, %s: %.1f output tokens/s", number, repeats, name, speed)
         if number == 1 and self._options.save_events is not None:
             _save_events(log, self._options.save_events / f"{name.replace('/', '-')}.jsonl")
         return tokens
+
+    def result(self, max_tokens: Sequence[int]) -> CompareResult:
+        """The result of all rounds, whose requests declare these `max_tokens`."""
+        baseline, engines = next(iter(self._configs)), {name: self._engines[name] for name in self._configs}
+        run, low, high, dtype = self._metrics[baseline][0], min(max_tokens), max(max_tokens), self._loaded.choice.dtype
+        slots = "KV slots: by the true lengths, mean over the steps in which requests waited"
+        if self._unsaturated:
+            slots += f" ({', '.join(self._unsaturated)}: over all steps, because no request waited)"
+        benchmark = BenchmarkResult(
+            benchmark="compare",
+            title=f"{engines[baseline].model}: {run.num_requests} requests {format_arrivals(self._options)}, "
+            f"{run.prompt_tokens:,} prompt and {run.output_tokens:,} output tokens; {len(self._order)} "
+            f"{'round' if len(self._order) == 1 else 'rounds'} with one run of each policy",
+            machine=machine_facts(),
+            options=self._options,
+            engines=engines,
+            runs=self._runs,
+            metrics=COMPARED,
+            peak_rss_bytes=peak_rss_bytes(),
+            ratios=RATIOS,
+            notes=[
+                f"{dtype}; all policies: {engine_limits(engines[baseline])}",
+                *(f"{name}: {engine_policies(engine)}" for name, engine in engines.items()),
+                f"{format_lengths(self._options)}; max_tokens of the requests: "
+                f"{high if low == high else f'{low} to {high}'}",
+                f"{slots}; mean batch size: finished rows of static batches are included",
+            ],
+            facts={
+                "dtype": dtype,
+                "max_tokens": {"min": low, "max": high},
+                "order": self._order,
+                "tokens": {"same": self._tokens.is_same, **asdict(self._tokens)},
+            },
+        )
+        return CompareResult(benchmark, self._order, self._metrics, self._tokens, dtype)
 
 
 def _create_folder(folder: Path | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.startup.factory import Engine
 from chairlift.errors import ConfigError, RequestError
+from chairlift.events import EventList
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.sampling_params import SamplingParams
@@ -84,6 +85,21 @@ def drive(
             tokens[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
                 feed.finish(output.request_id, tokens[output.request_id], core.now() - start)
+    return tokens
+
+
+def run_forced(
+    engine: Engine, log: EventList, workload: Sequence[WorkloadRequest], max_concurrency: int | None = None
+) -> dict[str, list[int]]:
+    """Run the workload to its end; its events replace those of the run before in the log of the engine.
+
+    Returns:
+        The output tokens of each request by id, whose numbers are checked.
+    """
+    del log.events[1:]
+    tokens = drive(engine, workload, max_concurrency)
+    for item in workload:
+        assert len(tokens[item.request_id]) == item.output_len, "a request has not the forced number of tokens"
     return tokens
 
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TextIO
+from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, Event, EventList, RequestArrived, RequestWaiting, Step
-from chairlift.lab.bench.distribution import Distribution
-from chairlift.lab.bench.driver import drive, forced_requests
-from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.throughput import engine_caption
+from chairlift.events import Event, EventList, RequestArrived, RequestWaiting, Step
+from chairlift.lab.bench.benchmark_result import BenchmarkMetric, BenchmarkResult, engine_limits, engine_policies
+from chairlift.lab.bench.driver import forced_requests, run_forced
+from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import check_minimums
-from chairlift.lab.tables import make_table, number, print_report
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.request import WaitReason
 
-CAPACITY_WAIT_REASONS = {
+CAPACITY_WAIT_REASONS: Final = {
     WaitReason.SEATS.value: "max_num_seqs seats",
     WaitReason.MEMORY.value: "the KV pool",
     WaitReason.PREEMPTION.value: "the KV pool",
@@ -32,6 +30,12 @@ CAPACITY_WAIT_REASONS = {
 }
 """By wait reason, the limit that keeps the requests from being one batch. A wait for the token budget is not listed: a
 long prefill takes several steps."""
+
+METRICS: Final = (
+    BenchmarkMetric("latency", "latency", "s"),
+    BenchmarkMetric("prefill", "prefill", "ms", 1e3),
+    BenchmarkMetric("decode_per_token", "decode by token", "ms", 1e3),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,36 +87,7 @@ class Iteration:
     decode_per_token: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyResult:
-    """The times of the iterations, with the machine, the engine and the batch that they belong to."""
-
-    machine: MachineFacts
-    engine: EngineStarted
-    options: LatencyOptions
-    iterations: list[Iteration]
-    peak_rss_bytes: int | None
-
-    def distribution(self, phase: str) -> Distribution | None:
-        """The distribution of a field of `Iteration` over the iterations; None if no iteration has a value."""
-        values = [getattr(iteration, phase) for iteration in self.iterations]
-        return Distribution.from_values([value for value in values if value is not None])
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result for JSON, in seconds."""
-        found = {phase: self.distribution(phase) for phase in ("latency", "prefill", "decode_per_token")}
-        return {
-            "benchmark": "latency",
-            "machine": self.machine.to_dict(),
-            "engine": asdict(self.engine),
-            "workload": asdict(self.options),
-            "results": {phase: values and values.to_dict() for phase, values in found.items()},
-            "peak_rss_bytes": self.peak_rss_bytes,
-            "iterations": [asdict(iteration) for iteration in self.iterations],
-        }
-
-
-def run_latency(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
+def run_latency(config: EngineConfig, options: LatencyOptions) -> BenchmarkResult:
     """Build the engine, warm it up, and run the batch `options.num_iters` times.
 
     Raises:
@@ -125,7 +100,23 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
         iterations = _iterations(engine, log, options)
     finally:
         engine.close()
-    return LatencyResult(machine_facts(), engine.facts.started, options, iterations, peak_rss_bytes())
+    started = engine.facts.started
+    return BenchmarkResult(
+        benchmark="latency",
+        title=f"{started.model}: one batch of {options.batch_size} requests, {options.input_len} prompt and "
+        f"{options.output_len} output tokens each",
+        machine=machine_facts(),
+        options=options,
+        engines={started.model: started},
+        runs={started.model: [asdict(iteration) for iteration in iterations]},
+        metrics=METRICS,
+        peak_rss_bytes=peak_rss_bytes(),
+        notes=[
+            engine_policies(started),
+            engine_limits(started),
+            f"{len(iterations)} iterations after {options.num_iters_warmup} to warm up; decode: after the prefill",
+        ],
+    )
 
 
 def _iterations(engine: Engine, log: EventList, options: LatencyOptions) -> list[Iteration]:
@@ -135,8 +126,7 @@ def _iterations(engine: Engine, log: EventList, options: LatencyOptions) -> list
     forced_requests(engine, options.workload(vocab_size, 0))
     with progress_bar("iterations", total) as advance:
         for token_round in range(total):
-            del log.events[1:]
-            drive(engine, options.workload(vocab_size, token_round))
+            run_forced(engine, log, options.workload(vocab_size, token_round))
             _check_one_batch(log.events, options)
             iterations.append(measure_iteration(log.events))
             advance()
@@ -176,26 +166,3 @@ def _check_one_batch(events: Sequence[Event], options: LatencyOptions) -> None:
             )
     if any(isinstance(event, Step) and event.preempted for event in events):
         raise ConfigError(f"{batch} outgrow the KV pool: reduce batch_size, or enlarge the pool.")
-
-
-def print_latency(result: LatencyResult, file: TextIO | None = None, as_json: bool = False) -> None:
-    """Write a table with the distribution of each phase over the iterations, or the JSON line, to `file`."""
-    options, columns = result.options, ["mean", "median", "p90", "p99", "min", "max"]
-    title = (
-        f"{result.engine.model}: one batch of {options.batch_size} requests, "
-        f"{options.input_len} prompt and {options.output_len} output tokens each"
-    )
-    caption = (
-        f"{engine_caption(result.machine, result.engine, result.peak_rss_bytes)}\n{len(result.iterations)} iterations "
-        f"after {options.num_iters_warmup} to warm up; decode: mean time of each token after the prefill"
-    )
-    table = make_table(title, ["", *columns], caption)
-    for label, phase, scale in (
-        ("latency, s", "latency", 1.0),
-        ("prefill, ms", "prefill", 1e3),
-        ("decode, ms/token", "decode_per_token", 1e3),
-    ):
-        if (distribution := result.distribution(phase)) is not None:
-            values = distribution.to_dict()
-            table.add_row(label, *(number(values[column] * scale) for column in columns))
-    print_report([table], result.to_dict(), file, as_json)

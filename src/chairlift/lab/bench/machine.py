@@ -30,8 +30,8 @@ VECTOR_FLAGS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """The machine and the versions of a process that does not compute.
+class MachineFacts:
+    """The machine and the versions of a process that runs an engine.
 
     Attributes:
         cpu: name of the CPU.
@@ -39,6 +39,9 @@ class HostFacts:
         num_cores: number of logical cores that this process may use.
         memory_bytes: memory of the whole machine.
         system: name and version of the operating system.
+        num_threads: number of computing threads: the larger of torch's and the native kernels' number.
+        isa: instruction set of the native kernels; None if they are not loaded.
+        accelerator: name of the CUDA device; None without one.
     """
 
     cpu: str
@@ -46,54 +49,35 @@ class HostFacts:
     num_cores: int
     memory_bytes: int
     system: str
+    num_threads: int
+    isa: str | None
+    accelerator: str | None
     chairlift: str
+    torch: str
     python: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFacts(HostFacts):
-    """The machine and the versions of a process that runs an engine.
+def machine_facts() -> MachineFacts:
+    """Read the facts about this process."""
+    import torch
 
-    Attributes:
-        num_threads: number of computing threads: the larger of torch's and the native kernels' number.
-        isa: instruction set of the native kernels; None if they are not loaded.
-        accelerator: name of the CUDA device; None without one.
-    """
-
-    num_threads: int
-    isa: str | None
-    accelerator: str | None
-    torch: str
-
-
-def host_facts() -> HostFacts:
-    """Read the facts about this process without loading torch."""
     model, flags = _cpu(Path("/proc/cpuinfo"))
-    return HostFacts(
+    native = find_kernel_set("native")
+    return MachineFacts(
         cpu=model,
         vector_flags=flags,
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=int(psutil.virtual_memory().total),
         system=platform.platform(),
-        chairlift=chairlift.__version__,
-        python=platform.python_version(),
-    )
-
-
-def machine_facts() -> MachineFacts:
-    """Read the facts about this process, with torch and kernels."""
-    import torch
-
-    native = find_kernel_set("native")
-    return MachineFacts(
-        **host_facts().to_dict(),
         num_threads=max(torch.get_num_threads(), native.num_threads),
         isa=native.instruction_set,
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        chairlift=chairlift.__version__,
         torch=torch.__version__,
+        python=platform.python_version(),
     )
 
 

@@ -21,7 +21,7 @@ from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.weight_formats import BYTES_PER_INPUT
-from chairlift.lab.bench.distribution import MeasuredRange
+from chairlift.lab.bench.benchmark_result import MeasuredRange
 from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes

@@ -1,0 +1,182 @@
+"""The result of a benchmark of engines: values of each run of each system, its table and its JSON line.
+
+`bench throughput` and `bench latency` have one system, and `bench compare` has several, one for each policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, TextIO
+
+from rich.table import Table
+
+from chairlift.events import EngineStarted
+from chairlift.lab.bench.machine import MachineFacts, machine_caption
+from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics
+from chairlift.lab.tables import make_table, number, print_report, row_label
+
+RunValues = Mapping[str, float | None]
+"""The unscaled values of one run by metric; None if the run does not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkMetric:
+    """A metric: its label, and the unit of the value after scaling."""
+
+    key: str
+    label: str
+    unit: str
+    scale: float = 1.0
+
+
+RUN_METRICS = tuple(BenchmarkMetric(metric.key, metric.label, metric.unit, metric.scale) for metric in REPORTED_METRICS)
+"""The metrics of a run of a workload."""
+
+
+def run_values(run: RunMetrics) -> dict[str, float | None]:
+    """The values of RUN_METRICS."""
+    return {metric.key: metric.value(run) for metric in REPORTED_METRICS}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRange:
+    """The median, the minimum and the maximum over the repeats of a measurement, in the unit of the values."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def from_values(cls, values: Sequence[float | None]) -> MeasuredRange | None:
+        """The range of the values; None if a value is missing or there are none."""
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
+            return None
+        return cls(median(known), min(known), max(known))
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkResult:
+    """The runs of one or several systems, with the machine, the engines and the workload that they belong to.
+
+    Attributes:
+        title: the workload, for the table.
+        options: the options of the benchmark.
+        engines: the limits of the engine of each system.
+        runs: the values of each run of each system, one for each round. The first system is the baseline.
+        metrics: the metrics in the order of the table.
+        ratios: the metrics whose ratio to the baseline is shown too.
+        notes: lines for the caption.
+        facts: further fields of the JSON line.
+    """
+
+    benchmark: str
+    title: str
+    machine: MachineFacts
+    options: Any
+    engines: Mapping[str, EngineStarted]
+    runs: Mapping[str, Sequence[RunValues]]
+    metrics: Sequence[BenchmarkMetric]
+    peak_rss_bytes: int | None
+    ratios: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> str:
+        """Name of the system that the others are compared with."""
+        return next(iter(self.runs))
+
+    def spread(self, system: str, key: str) -> MeasuredRange | None:
+        """The unscaled metric over the runs of a system; None if a run does not have it."""
+        return MeasuredRange.from_values([run[key] for run in self.runs[system]])
+
+    def ratio(self, system: str, key: str) -> MeasuredRange | None:
+        """The ratio of the metric to that of the baseline, computed in each round: a machine that becomes slower
+        between rounds does not change it."""
+        ratios: list[float | None] = []
+        for run, base in zip(self.runs[system], self.runs[self.baseline], strict=True):
+            value, base_value = run[key], base[key]
+            ratios.append(None if value is None or not base_value else value / base_value)
+        return MeasuredRange.from_values(ratios)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result for JSON, in seconds, bytes and shares."""
+        return {
+            "benchmark": self.benchmark,
+            "machine": self.machine.to_dict(),
+            "workload": asdict(self.options),
+            "systems": {name: self._system(name) for name in self.runs},
+            "peak_rss_bytes": self.peak_rss_bytes,
+            **self.facts,
+        }
+
+    def _system(self, name: str) -> dict[str, Any]:
+        spreads = {metric.key: self.spread(name, metric.key) for metric in self.metrics}
+        ratios = {key: self.ratio(name, key) for key in self.ratios}
+        return {
+            "engine": asdict(self.engines[name]),
+            "results": {key: spread and asdict(spread) for key, spread in spreads.items()},
+            "ratios": {key: ratio and asdict(ratio) for key, ratio in ratios.items()},
+            "runs": [dict(run) for run in self.runs[name]],
+        }
+
+    def table(self) -> Table:
+        """A table with the median and the range of every metric: three columns for one system, else one for each."""
+        caption = "\n".join([machine_caption(self.machine, self.peak_rss_bytes), *self.notes])
+        is_single = len(self.runs) == 1
+        columns = ["median", "min", "max"] if is_single else list(self.runs)
+        table = make_table(self.title, ["", *columns], caption)
+        for metric in self.metrics:
+            if is_single:
+                self._add_single(table, metric)
+            else:
+                self._add_compared(table, metric)
+        return table
+
+    def _add_single(self, table: Table, metric: BenchmarkMetric) -> None:
+        spread = self.spread(self.baseline, metric.key)
+        if spread is not None:
+            values = (spread.median, spread.min, spread.max)
+            table.add_row(row_label(metric.label, metric.unit), *(number(value * metric.scale) for value in values))
+
+    def _add_compared(self, table: Table, metric: BenchmarkMetric) -> None:
+        """Add the medians and, for a metric with ratios, the range and the median of the ratios of the rounds."""
+        spreads = [self.spread(name, metric.key) for name in self.runs]
+        rows = {"median": row_label(metric.label, metric.unit)}
+        if metric.key in self.ratios and len(self.runs[self.baseline]) > 1:
+            rows |= {"min": "  minimum", "max": "  maximum"}
+        for statistic, label in rows.items():
+            values = ("" if spread is None else number(getattr(spread, statistic) * metric.scale) for spread in spreads)
+            table.add_row(label, *values)
+        if metric.key in self.ratios:
+            ratios = [self.ratio(name, metric.key) for name in self.runs]
+            cells = ("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios)
+            table.add_row(f"  ratio to {self.baseline}", *cells, end_section=True)
+
+
+def print_benchmark(
+    result: BenchmarkResult, lines: Sequence[str] = (), file: TextIO | None = None, as_json: bool = False
+) -> None:
+    """Write the table and further lines, or the JSON line, to `file` (standard output if None)."""
+    print_report([result.table(), *lines], result.to_dict(), file, as_json)
+
+
+def engine_limits(engine: EngineStarted) -> str:
+    """One line for a caption: the pool and the limits of an engine."""
+    return (
+        f"KV pool {engine.num_blocks} blocks of {engine.block_size} = {engine.num_blocks * engine.block_size:,} slots, "
+        f"max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
+        f"max_model_len {engine.max_model_len}"
+    )
+
+
+def engine_policies(engine: EngineStarted) -> str:
+    """One line for a caption: the policies of an engine."""
+    kv = engine.kv if engine.kv_arena is None else f"{engine.kv}, {engine.kv_arena}"
+    static = ""
+    if engine.static_batch_size is not None:
+        static = f"({engine.static_batch_size}), run to {engine.static_run_to}"
+    return f"{engine.batching}{static}, kv {kv}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}"
