@@ -124,43 +124,39 @@ def test_concurrent_calls_are_counted_until_they_end() -> None:
     admit(controller, info("a"))
 
 
-def test_utility_calls_count_as_requests_but_use_no_tokens() -> None:
+def test_a_call_without_the_engine_counts_as_a_request_and_uses_no_tokens() -> None:
     clock = Clock()
     controller = make_controller(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=60, max_concurrent=1))
     permit = admit(controller, info("a"), prompt_len=60)
     permit.track_prompt(60).record_output(output(30))
-    with pytest.raises(OverloadedError, match="max_concurrent"), controller.admit_utility_call(info("a")):
-        pass
+    with pytest.raises(OverloadedError, match="max_concurrent"):
+        controller.reserve_slot(info("a"))
     permit.close()
     with pytest.raises(OverloadedError, match="tokens_per_minute=60, and 0 are left"):
         admit(controller, info("a"), prompt_len=1)
     for _ in range(2):
-        with controller.admit_utility_call(info("a")):
-            assert controller.num_calls == 1
-    with pytest.raises(OverloadedError, match="requests_per_minute=3"), controller.admit_utility_call(info("a")):
-        pass
+        slot = controller.reserve_slot(info("a"))
+        controller.count_request(info("a"))
+        slot.close()
+    with pytest.raises(OverloadedError, match="requests_per_minute=3"):
+        controller.reserve_slot(info("a"))
+    with pytest.raises(OverloadedError, match="requests_per_minute=3"):
+        controller.count_request(info("a"))
     clock.now += 31.0
     admit(controller, info("a"), prompt_len=1)
 
 
-def test_a_query_counts_as_a_request_but_not_as_a_concurrent_call() -> None:
+def test_a_query_is_admitted_beyond_the_concurrent_calls_and_while_the_server_drains() -> None:
     clock = Clock()
     controller = make_controller(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=10, max_concurrent=1))
     admit(controller, info("a"), prompt_len=10)
     controller.is_draining = True
-    controller.admit_query(info("a"))
-    controller.admit_query(info("a"))
+    controller.count_request(info("a"))
+    controller.count_request(info("a"))
     with pytest.raises(OverloadedError, match=r"requests_per_minute=3, and 0 are left: try again in 20\.0 s"):
-        controller.admit_query(info("a"))
+        controller.count_request(info("a"))
     clock.now += 20.0
-    controller.admit_query(info("a"))
-
-
-def test_queries_of_an_admin_are_not_limited() -> None:
-    controller = make_controller(Clock(), a=KeyLimits(requests_per_minute=1))
-    for _ in range(5):
-        controller.admit_query(KeyInfo("a", "a", True))
-    admit(controller, info("a"))
+    controller.count_request(info("a"))
 
 
 def test_a_rejected_call_uses_nothing_of_the_limits_of_its_key() -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.clock import format_duration
 from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.access.keys import KeyInfo, KeyLimits, KeyRing
+from chairlift.server.access.keys import KeyInfo, KeyRing
 from chairlift.server.access.rate_limits import KeyMeter
 from chairlift.server.access.service_rate import ServiceRate
 from chairlift.server.http.server_limits import ServerLimits
@@ -92,7 +91,10 @@ class AdmissionController:
         num_tokens = sum(map(len, prompts))
         if timeout is not None and not 0 < timeout < math.inf:
             raise RequestError(f"timeout must be a number of seconds > 0, got {timeout}", "timeout")
-        self._release_slot(slot)
+        if slot is None:
+            self._check_draining()
+        else:
+            slot.close()
         self._check_queue(len(prompts), num_tokens)
         meter = self._meter(key)
         meter.check_call()
@@ -122,17 +124,10 @@ class AdmissionController:
         meter.check_call()
         return CallSlot(self, meter)
 
-    def _release_slot(self, slot: CallSlot | None) -> None:
-        if slot is None:
-            self._check_draining()
-        else:
-            slot.close()
-
     def update_limits(self) -> None:
         """Use the limits that the keys have now. Their rates begin with a full minute."""
         for tenant, meter in self._meters.items():
-            known = self._keys.by_tenant.get(tenant)
-            meter.set_limits(KeyLimits() if known is None else known.limits)
+            meter.set_limits(self._keys.limits_of(tenant))
 
     def take_usage(self) -> dict[tuple[str, str], float]:
         """Return what tenants have used of this server since the last call, by tenant and unit."""
@@ -162,33 +157,15 @@ class AdmissionController:
             if tenant in self._meters:
                 self._meters[tenant].charge(unit, amount)
 
-    @contextlib.contextmanager
-    def admit_utility_call(self, key: KeyInfo, slot: CallSlot | None = None) -> Iterator[None]:
-        """Admit a call that needs no engine, such as token counting. It counts as a request, but not by its tokens.
-
-        Raises:
-            OverloadedError: A limit of the key has been reached, or the server drains.
-        """
-        self._release_slot(slot)
-        meter = self._meter(key)
-        meter.check_call()
-        meter.record("requests", 1.0)
-        with contextlib.closing(CallSlot(self, meter)):
-            yield
-
-    def admit_query(self, key: KeyInfo) -> None:
-        """Admit a query about other calls, such as why they wait.
-
-        A query counts as a request, but it is admitted beyond `max_concurrent` and while the server drains. Queries
-        with an admin key are not limited.
+    def count_request(self, key: KeyInfo) -> None:
+        """Count a call that needs no engine, such as token counting. It counts as a request, but not by its tokens.
 
         Raises:
             OverloadedError: The key has used its requests per minute.
         """
-        if not key.is_admin:
-            meter = self._meter(key)
-            meter.check("requests", 1.0)
-            meter.record("requests", 1.0)
+        meter = self._meter(key)
+        meter.check("requests", 1.0)
+        meter.record("requests", 1.0)
 
     def _check_draining(self) -> None:
         if self.is_draining:
@@ -197,8 +174,7 @@ class AdmissionController:
 
     def _meter(self, key: KeyInfo) -> KeyMeter:
         if key.tenant not in self._meters:
-            known = self._keys.by_tenant.get(key.tenant)
-            self._meters[key.tenant] = KeyMeter(key.name, KeyLimits() if known is None else known.limits, self.clock)
+            self._meters[key.tenant] = KeyMeter(key.name, self._keys.limits_of(key.tenant), self.clock)
         return self._meters[key.tenant]
 
     def _salt(self, key: KeyInfo, cache_salt: str | None) -> str | None:

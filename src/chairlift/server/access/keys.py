@@ -137,6 +137,11 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def limits_of(self, tenant: str) -> KeyLimits:
+        """The limits of a tenant, which has none if it has no key any more."""
+        key = self.by_tenant.get(tenant)
+        return KeyLimits() if key is None else key.limits
+
     def find(self, secret: str) -> KeyInfo | None:
         """The key with this secret, or None. The time does not depend on the position of the key, nor on a match."""
         wanted, found = digest(secret), None

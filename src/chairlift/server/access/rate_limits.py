@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from chairlift.clock import format_duration
 from chairlift.errors import OverloadedError, RequestError
@@ -40,9 +39,6 @@ class TokenBucket:
         return max(0.0, (amount - self.level(now)) * 60 / self.per_minute)
 
 
-UNITS: Final = ("requests", "tokens")
-
-
 class KeyMeter:
     """Measures the use of one API key, and rejects calls that would exceed its limits.
 
@@ -54,7 +50,6 @@ class KeyMeter:
     Attributes:
         num_concurrent: The calls of the key in progress on this server.
         num_remote_concurrent: Its calls in progress on other servers.
-        totals: What the key has used of this server, by unit.
     """
 
     def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
@@ -63,21 +58,19 @@ class KeyMeter:
         self._buckets: dict[str, TokenBucket] = {}
         self.num_concurrent = 0
         self.num_remote_concurrent = 0
-        self.totals = dict.fromkeys(UNITS, 0.0)
-        self._taken = dict(self.totals)
+        self._usage: dict[str, float] = {}
         self.set_limits(limits)
 
     def take_usage(self) -> dict[str, float]:
         """Return what the key has used of this server since the last call, by unit."""
-        before, self._taken = self._taken, dict(self.totals)
-        return {unit: total - before[unit] for unit, total in self.totals.items() if total != before[unit]}
+        usage, self._usage = self._usage, {}
+        return usage
 
     def set_limits(self, limits: KeyLimits) -> None:
         """Use these limits from now on. A rate that does not change keeps what has been used of it."""
         self._limits = limits
-        rates = {unit: getattr(limits, f"{unit}_per_minute") for unit in UNITS}
         old, self._buckets = self._buckets, {}
-        for unit, per_minute in rates.items():
+        for unit, per_minute in (("requests", limits.requests_per_minute), ("tokens", limits.tokens_per_minute)):
             if unit in old and old[unit].per_minute == per_minute:
                 self._buckets[unit] = old[unit]
             elif per_minute is not None:
@@ -119,7 +112,7 @@ class KeyMeter:
 
     def record(self, unit: str, amount: float) -> None:
         """Count an amount that the key has used of this server, even if it exceeds the limit."""
-        self.totals[unit] += amount
+        self._usage[unit] = self._usage.get(unit, 0.0) + amount
         self.charge(unit, amount)
 
     def charge(self, unit: str, amount: float) -> None:

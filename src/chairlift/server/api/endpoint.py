@@ -78,7 +78,6 @@ class CallContext:
     admission: AdmissionController
 
 
-async def serve_planned(context: CallContext, _body: RequestBody, content: bytes) -> Response:
+async def serve_planned(_context: CallContext, _body: RequestBody, content: bytes) -> Response:
     """Answer a call of an endpoint that runs nothing on the engine. Its plan is the body of the response."""
-    with context.admission.admit_utility_call(context.call.key, context.call.slot):
-        return Response(content, media_type="application/json")
+    return Response(content, media_type="application/json")

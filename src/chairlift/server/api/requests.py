@@ -126,7 +126,8 @@ def router(observers: ModelObservers, calls: ModelCalls, admission: AdmissionCon
     @routes.get("/v1/requests/{request_id}/explain", responses={**NOT_FOUND_ERRORS, 429: {"model": ErrorBody}})
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
         """Explain why a request waited. This counts towards the requests per minute of the key."""
-        admission.admit_query(call_of(request).key)
+        if not (key := call_of(request).key).is_admin:
+            admission.count_request(key)
         wait = calls.find_wait(request_id)
         if wait is not None and not observers.viewer(call_of(request).key).can_see(wait.tenant):
             wait = None

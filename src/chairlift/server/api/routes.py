@@ -73,9 +73,15 @@ class EndpointCaller:
             return await endpoint.serve(CallContext(endpoint, call, lease, self._admission), body, plan)
 
     async def _plan(self, endpoint: Endpoint[Any, Any], lease: ModelLease, call: Call, body: Any) -> Any:
+        self._check_rate(endpoint, call)
+        return await lease.service.preparation.plan(endpoint.path, body)
+
+    def _check_rate(self, endpoint: Endpoint[Any, Any], call: Call) -> None:
+        """Check the rates of the key before the body is planned. A call without requests to the engine is counted."""
         if endpoint.id_prefix:
             self._admission.check_token_rate(call.key)
-        return await lease.service.preparation.plan(endpoint.path, body)
+        else:
+            self._admission.count_request(call.key)
 
     async def _respond_to_large(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
         selection = ModelSelection()
@@ -84,6 +90,7 @@ class EndpointCaller:
         async with self._calls.lease(endpoint.id_prefix, selection, call) as lease:
             raw = await request.body()
             request._body = b""  # The body is not read again, but the request exists until its stream ends.
+            self._check_rate(endpoint, call)
             prepare = lease.service.preparation.prepare
             prepared = await prepare(call.key.tenant, endpoint.path, raw, self._max_json_depth)
             del raw

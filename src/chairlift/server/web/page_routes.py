@@ -141,7 +141,8 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
     @routes.post("/v1/page/simulation")
     async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate static batching of requests. This counts towards the requests per minute of the key."""
-        admission.admit_query(call_of(request).key)
+        if not (key := call_of(request).key).is_admin:
+            admission.count_request(key)
         body = await read_body(request, SimulationBody)
         tracker = manager.find(model, call_of(request).key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
