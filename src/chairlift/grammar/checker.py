@@ -13,7 +13,14 @@ import subprocess
 import sys
 from typing import BinaryIO, Final
 
-from chairlift.system.child_process import START_SECONDS, ChildProcess, limit_memory, read_frame, write_frame
+from chairlift.system.child_process import (
+    START_SECONDS,
+    ChildProcess,
+    limit_memory,
+    python_command,
+    read_frame,
+    write_frame,
+)
 
 MEMORY_BYTES: Final = 1 << 30
 
@@ -28,7 +35,9 @@ class GrammarChecker(ChildProcess):
 
     def __init__(self, limits: dict[str, int], seconds: float) -> None:
         # Its own session keeps it from receiving the signals of keys pressed at the terminal.
-        super().__init__(__name__, json.dumps(limits), stderr=subprocess.DEVNULL, start_new_session=True)
+        super().__init__(
+            python_command(__name__, json.dumps(limits)), stderr=subprocess.DEVNULL, start_new_session=True
+        )
         self._seconds = seconds
 
     def can_compile(self, grammar: str) -> bool:

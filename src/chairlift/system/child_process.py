@@ -1,4 +1,4 @@
-"""A child process that answers one request at a time and is killed if it does not answer in time.
+"""A supervised child process: its start, frames to and from it, deadlines for replies, and its end.
 
 Requests and replies are frames: the length of the content in 8 bytes, and the content.
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import IO, Any, Final
 
 HEADER: Final = struct.Struct("<Q")
@@ -21,20 +21,24 @@ START_SECONDS: Final = 60.0
 """Maximum seconds to start a process and import its modules."""
 
 
-class ChildProcess:
-    """A process that runs a Python module, which must read its requests with `read_frame`.
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
 
-    Only one thread at a time may use it, except for `kill`. After an error the caller must close it.
+
+class ChildProcess:
+    """A process that reads its requests with `read_frame`.
+
+    Only one thread at a time may exchange frames with it. After an error of `exchange` the caller must close it.
 
     Args:
-        module: The name of the module.
-        arguments: The command-line arguments of the module.
-        options: Further arguments of `subprocess.Popen`.
+        command: The program and its arguments, such as `python_command` returns.
+        options: Further arguments of `subprocess.Popen`. With `stdout=None` the process writes no replies.
     """
 
-    def __init__(self, module: str, *arguments: str, **options: Any) -> None:
-        self._command = [sys.executable, "-m", module, *arguments]
-        self._options = options
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        self._command = command
+        self._options = {"stdout": subprocess.PIPE, **options}
         self._process: subprocess.Popen[bytes] | None = None
         self._parent: int | None = None
         self._is_killed = False
@@ -64,13 +68,20 @@ class ChildProcess:
         self.close()
         self._is_killed = False
         self._parent = os.getpid()
-        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **self._options)
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, **self._options)
         with self._lock:
             self._process = process
         if self._is_killed:  # By a call of `kill` that came before this process could be found.
             self.kill()
         if ready_seconds is not None:
             self._read_reply(process, (), ready_seconds)
+
+    def send(self, request: bytes) -> None:
+        """Send a frame that has no reply. Nothing happens if the process has ended."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            write_frame(self._process.stdin, request)
 
     def exchange(self, *requests: bytes, seconds: float) -> bytes:
         """Send frames and return the reply.
@@ -129,6 +140,19 @@ class ChildProcess:
             else:
                 process.kill()
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process if it runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for the exit of the process. Return its status, or minus a signal; None after `seconds` or `close`."""
+        process = self._process
+        try:
+            return None if process is None else process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
     def close(self) -> None:
         """Kill the process if it runs, and wait until it has ended."""
         with self._lock:
@@ -138,9 +162,9 @@ class ChildProcess:
             return
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 def read_frame(file: IO[bytes]) -> bytes | None:

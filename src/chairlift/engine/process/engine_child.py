@@ -6,8 +6,6 @@ import contextlib
 import logging
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -34,11 +32,12 @@ from chairlift.engine.process.wire import (
 )
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ConfigError, EngineDeadError
+from chairlift.system.child_process import ChildProcess, python_command
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.memory_limits import limit_hint
 from chairlift.worker.memory import format_memory
 
-ENGINE_COMMAND: Final = (sys.executable, "-m", "chairlift.engine.process.engine_process")
+ENGINE_COMMAND: Final = tuple(python_command("chairlift.engine.process.engine_process"))
 STACK_DUMP_SECONDS: Final = 0.5
 """Time from `request_stack_dump` until the stacks are written."""
 
@@ -71,22 +70,19 @@ class EngineChild:
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self.link, address = _open_link(self._folder)
             undo.callback(self.link.close)
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            self._process = ChildProcess(command, stdout=None, start_new_session=True)
+            self._process.start()
             undo.pop_all()
-        assert self._process.stdin is not None
-        launch = msgspec.json.encode(EngineLaunch.create(config, address, self._folder, log_level, turn_folder)) + b"\n"
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(launch)
-            self._process.stdin.flush()
+        launch = EngineLaunch.create(config, address, self._folder, log_level, turn_folder)
+        self._process.send(msgspec.json.encode(launch))
         self.kill = self._process.kill
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        pid = self._process.pid
+        assert pid is not None
+        self.pid = pid
 
     @property
     def has_exited(self) -> bool:
-        return self._process.poll() is not None
+        return self._process.pid is None or self._process.wait(0) is not None
 
     def notify_on_exit(self, on_exit: Callable[[], None]) -> None:
         """Call `on_exit` on a thread of its own when the process has exited."""
@@ -100,6 +96,7 @@ class EngineChild:
     def exit_description(self) -> str:
         """The exit status or signal of the process, with the probable cause; waits for its exit."""
         status = self._process.wait()
+        assert status is not None
         if status >= 0:
             return f"exit status {status}"
         try:
@@ -133,14 +130,8 @@ class EngineChild:
         if self.is_closed:
             return
         self.is_closed = True
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._process.wait(seconds)
+        self._process.close()
         self.link.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

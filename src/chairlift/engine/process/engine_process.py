@@ -1,6 +1,6 @@
 """The engine in a process of its own: `python -m chairlift.engine.process.engine_process`, started by a ProcessClient.
 
-A line of JSON on standard input has the configuration of the engine and the address of the front end. Standard input
+The first frame on standard input has the configuration of the engine and the address of the front end. Standard input
 stays open as long as the front end runs; when it is closed, this process exits.
 """
 
@@ -48,6 +48,7 @@ from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError
 from chairlift.events import DroppableEvent, Event
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from chairlift.system.child_process import read_frame
 from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_memory
 from chairlift.system.step_turn import StepTurn
 
@@ -63,7 +64,7 @@ NO_TURN: Final[AbstractContextManager[None]] = nullcontext()
 
 
 class EngineLaunch(msgspec.Struct):
-    """The line on standard input. `folder` is private to the two processes, and the last one removes it."""
+    """The frame on standard input, as JSON. `folder` is private to the two processes, and the last one removes it."""
 
     address: Address
     config: dict[str, Any]
@@ -169,7 +170,7 @@ def main() -> None:
     # Terminals and service managers signal all processes, but running requests must finish before this one stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineLaunch)
+    launch = msgspec.json.decode(read_frame(sys.stdin.buffer) or b"", type=EngineLaunch)
     threading.Thread(target=_exit_with_front_end, args=(launch.folder,), name="chairlift-lifeline", daemon=True).start()
     faulthandler.enable()
     link = open_engine_link(launch.address)

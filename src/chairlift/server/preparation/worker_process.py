@@ -11,7 +11,7 @@ from chairlift.errors import ChairliftError, OverloadedError, RequestError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.planners import Planners, PreparedRequest
-from chairlift.system.child_process import START_SECONDS, ChildProcess
+from chairlift.system.child_process import START_SECONDS, ChildProcess, python_command
 
 MAX_MEMORY: Final = 512 << 20
 """A worker that uses more bytes of memory after a body is ended, which frees its memory."""
@@ -82,7 +82,7 @@ class PreparationProcess(ChildProcess):
 
     def __init__(self, setup: WorkerSetup) -> None:
         # Ctrl-C at a terminal must reach only the server, which ends its workers.
-        super().__init__("chairlift.server.preparation.worker", start_new_session=True)
+        super().__init__(python_command("chairlift.server.preparation.worker"), start_new_session=True)
         self._setup = setup
         self.prepare_call(is_cancelled=False)
 
