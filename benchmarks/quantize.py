@@ -298,19 +298,20 @@ def write_checkpoint(source: Path, target: Path, method: Method, ignored: list[s
 def measure(folder: Path, source: Path, text: Path, num_windows: int) -> list[str]:
     """Return the cells of a table: bytes in the file and in memory, their ratio, perplexity, and KL divergence."""
     from chairlift.config import EngineConfig
-    from chairlift.engine.startup.native_memory_plan import native_parts
-    from chairlift.kernels.cpu.formats import matrix_bytes
+    from chairlift.engine.startup.memory_plan import file_parts
+    from chairlift.kernels.registry import find_kernel_set
     from chairlift.lab.bench.perplexity import PerplexityOptions, run_perplexity
     from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 
     files = resolve_model(str(folder))
     config = load_config(files)
     formats = matrix_formats(files, config)
+    memory = find_kernel_set("native").memory("float32", "cpu", None)
     planned = sum(
-        matrix_bytes(name, out, matrix.in_features)
+        stored.num_bytes
         for layer in config.layers
         for matrix in layer.matrices
-        for name, out in native_parts(matrix, formats, None)
+        for stored in memory.weights(file_parts(matrix, formats), matrix.in_features)
     )
     stored = load_file(folder / FILE)
     in_file = sum(t.nbytes for name, t in stored.items() if "_proj" in name and not name.endswith("bias"))

@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.engine.startup.loaded_model import default_num_threads
-from chairlift.engine.startup.native_memory_plan import native_parts
 from chairlift.kernels.cpu import load
+from chairlift.lab.bench.kernels.benchmark import native_parts
 from chairlift.lab.bench.kernels.ceilings import READ_BYTES, KernelWork
 from chairlift.lab.bench.kernels.passes import LAYERS, LinearPass
 from chairlift.lab.bench.machine import machine_facts

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
-from chairlift.engine.startup.memory_plan import total
 from chairlift.errors import ModelLoadError
+from chairlift.kernels.kernel_memory import total
 from chairlift.models.decoder import DecoderModel
 from chairlift.models.parameter_memory import parameter_bytes
 from native import needs_native

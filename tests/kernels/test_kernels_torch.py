@@ -18,6 +18,7 @@ from chairlift.kernels.interface import NO_PROLOGUE, Prologue
 from chairlift.kernels.portable import REFERENCE, TORCH
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.torch_attention import TorchAttention
+from chairlift.kernels.torch_memory import TILE_BYTES
 from chairlift.kernels.torch_plan import cut_tiles
 from chairlift.models.declaration import RopeConfig
 from chairlift.models.rotary import rotary_table
@@ -92,7 +93,7 @@ def test_attention_over_shapes(head_dim: int, heads: tuple[int, int], block_size
 @pytest.mark.parametrize("window", [None, 1, 5, 40, 1000])
 def test_attention_over_tiles_and_windows(monkeypatch: pytest.MonkeyPatch, tile_bytes: int, window: int | None) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(torch_plan, "CPU_TILE_BYTES", tile_bytes)
+    monkeypatch.setitem(TILE_BYTES, "cpu", tile_bytes)
     monkeypatch.setattr(torch_plan, "TILE_OVERHEAD_BYTES", tile_bytes)
     shape = AttentionShape(4, 2, 16, 0.3, torch.float32, CPU)
     work = [(i, length - 1, length) for i, length in enumerate((5, 90, 1, 17, 16, 64, 88, 3))]

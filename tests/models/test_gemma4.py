@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from test_gguf_parity import assert_logits_of_transformers, load, write_gguf
 
 from chairlift.engine.startup.memory_plan import kv_slot_bytes
-from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import ModelLoadError
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.declaration import ModelConfig, RopeConfig
 from chairlift.models.registry import read_gguf_config, read_hf_config

@@ -18,9 +18,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from chairlift import EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.memory_plan import total
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.cpu.formats import matrix_bytes
+from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
 from chairlift.models.declaration import EXPERTS, ModelConfig, RopeConfig

@@ -23,16 +23,17 @@ from safetensors.torch import load_file, save_file
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.memory_plan import total
-from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.native_memory_plan import native_read_bytes
+from chairlift.engine.startup.memory_plan import step_weight_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS, Activation
+from chairlift.kernels.kernel_memory import total
+from chairlift.kernels.registry import find_kernel_set
 from chairlift.lab.bench.kernels.benchmark import KernelOptions, run_kernels
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
@@ -339,7 +340,8 @@ def test_kernel_benchmark_measures_the_declared_products(folder: Path) -> None:
     assert [time.kernel for time in measured] == ["layers", "qkv", "output", "gate_up", "down", "LM head"]
     declared = load_config(resolve_model(str(folder)))
     read = sum(time.work.num_bytes for time in measured if time.kernel != "layers")
-    assert read == native_read_bytes(declared, matrix_formats(resolve_model(str(folder)), declared), None)
+    native = find_kernel_set("native").memory("float32", "cpu", None)
+    assert read == step_weight_bytes(declared, native, matrix_formats(resolve_model(str(folder)), declared))
     (decode, _) = result.attention
     keys = (LAYERS // 2 * WINDOW + LAYERS // 2 * 24) / LAYERS
     assert decode.work.num_operations == 2 * keys * 4 * HEADS * HEAD_DIM

@@ -14,15 +14,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chairlift import EngineConfig
-from chairlift.engine.startup.memory_plan import total
-from chairlift.engine.startup.model_shape import ExpertCost, LayerCost, ModelShape
-from chairlift.engine.startup.native_memory_plan import native_read_bytes, plan_native_weights
+from chairlift.engine.startup.memory_plan import plan_weights, step_weight_bytes
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.kernels.cpu.formats import matrix_bytes
+from chairlift.kernels.kernel_memory import total
+from chairlift.kernels.registry import find_kernel_set
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.lab.bench.kernels.benchmark import KernelOptions, run_kernels
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
+from chairlift.lab.sim.model_shape import ExpertCost, LayerCost, ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.loading.resolve import load_config, open_weights, resolve_model
 from chairlift.models.declaration import EXPERTS, ROUTER, ModelConfig
@@ -175,10 +176,11 @@ def test_a_missing_expert_is_named(tiny_model_dir: TinyModelDir, tmp_path: Path)
 
 def test_routers_keep_the_format_of_the_file() -> None:
     config = qwen(num_hidden_layers=1)
-    items = {item.name: item.num_bytes for item in plan_native_weights(config, lambda name: "bf16", "int8")}
+    memory = find_kernel_set("native").memory("float32", "cpu", "int8")
+    items = {item.name: item.num_bytes for item in plan_weights(config, memory, lambda name: "bf16")}
     assert items["router"] == matrix_bytes("bf16", 128, 2048)
     assert items["experts"] == 128 * (matrix_bytes("int8", 1536, 2048) + matrix_bytes("int8", 2048, 768))
-    read = native_read_bytes(config, lambda name: "bf16", "int8")
+    read = step_weight_bytes(config, memory, lambda name: "bf16")
     assert read == items["router"] + items["experts"] + items["attention"] + items["LM head"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from chairlift.config import EngineConfig
+from chairlift.kernels.kernel_memory import KernelMemory
 from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.kernels.registry import find_kernel_set
 
@@ -34,12 +35,18 @@ class KernelChoice:
         """The kernel set, with the instruction set of native kernels: "native (avx512-vnni)"."""
         return find_kernel_set(self.kernels).description
 
+    def memory(self, device: str) -> KernelMemory:
+        """The memory of the kernel set on "cpu" or "cuda"."""
+        return find_kernel_set(self.kernels).memory(self.dtype, device, self.quantization)
 
-def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
+
+def choose_kernels(config: EngineConfig, file_dtype: str, *, is_pooling: bool = False) -> KernelChoice:
     """Resolve the value "auto" of `kernels`, `dtype` and `kv_cache_dtype`.
 
     Args:
         file_dtype: the type of the model's tensors, `ModelConfig.dtype`.
+        is_pooling: whether the model computes vectors or scores. K and V of a text are then read in a few steps only,
+            so their size matters less than the exactness of the result.
 
     Raises:
         ConfigError: Native kernels cannot be loaded, and `quantization` or `kv_cache_dtype` needs them.
@@ -50,7 +57,7 @@ def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
         dtype = "float32" if config.device == "cpu" else file_dtype
     kv_cache_dtype = config.kv_cache_dtype
     if kv_cache_dtype == "auto":
-        kv_cache_dtype = "bfloat16" if kernels == "native" else dtype
+        kv_cache_dtype = "bfloat16" if kernels == "native" and not is_pooling else dtype
     return KernelChoice(kernels, dtype, kv_cache_dtype, config.quantization)
 
 

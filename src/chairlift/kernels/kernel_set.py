@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from chairlift.errors import ConfigError
+from chairlift.kernels.kernel_memory import KernelMemory
 
 if TYPE_CHECKING:
     from chairlift.kernels.interface import Kernels
@@ -48,6 +49,16 @@ class KernelSet(ABC):
             KernelsUnavailableError: this machine cannot load it.
         """
         return
+
+    @abstractmethod
+    def memory(self, dtype: str, device: str, quantization: str | None) -> KernelMemory:
+        """The memory that the set needs.
+
+        Args:
+            dtype: the type of activations, a key of DTYPE_BYTES.
+            device: "cpu" or "cuda".
+            quantization: as for `make_kernels`.
+        """
 
     @abstractmethod
     def make_kernels(self, quantization: str | None) -> Kernels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chairlift.kernels.kernel_set import KernelSet
+from chairlift.kernels.torch_memory import TorchMemory
 
 if TYPE_CHECKING:
     from chairlift.kernels.interface import Kernels
@@ -14,6 +15,9 @@ class TorchKernelSet(KernelSet):
     """The fast kernels of torch, for every device."""
 
     name = "torch"
+
+    def memory(self, dtype: str, device: str, quantization: str | None) -> TorchMemory:
+        return TorchMemory(dtype, device, packs=self.name == "torch")
 
     def make_kernels(self, quantization: str | None) -> Kernels:
         from chairlift.kernels.portable import PORTABLE_KERNELS

@@ -13,12 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache
-
-CPU_TILE_BYTES = 1 << 22
-"""The maximum size of the gathered K and V of a tile on the CPU, so that the product finds them in the cache."""
-
-GPU_TILE_BYTES = 1 << 29
-"""The maximum size of the gathered K and V of a tile on a GPU."""
+from chairlift.kernels.torch_memory import TILE_BYTES
 
 TILE_OVERHEAD_BYTES = 1 << 18
 """The amount of padding that takes as much time as the calls for one more tile."""
@@ -126,7 +121,7 @@ class AttentionPlanner:
         self._shape = shape
         self._heads = torch.arange(shape.num_kv_heads, device=shape.device)
         self._scratch = torch.empty((2, 0), dtype=shape.dtype, device=shape.device)
-        self._tile_bytes = CPU_TILE_BYTES if shape.device.type == "cpu" else GPU_TILE_BYTES
+        self._tile_bytes = TILE_BYTES[shape.device.type]
 
     def plan(self, metadata: AttentionMetadata) -> TorchPlan:
         starts, seq_lens = metadata.query_start_loc_host, metadata.seq_lens_host

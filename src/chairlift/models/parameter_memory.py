@@ -25,13 +25,8 @@ def parameter_bytes(model: object) -> int:
         if isinstance(item, torch.Tensor):
             storages.update(_storage(item))
         else:
-            native_bytes += _reported_bytes(item, "num_bytes")
+            native_bytes += _reported_bytes(item)
     return sum(storages.values()) + native_bytes
-
-
-def native_matrix_bytes(model: object) -> int:
-    """Return the bytes of the matrices that the compiled linear layers of a model read in every step."""
-    return sum(_reported_bytes(item, "matrix_bytes") for item in _objects(model))
 
 
 def _objects(model: object) -> Iterator[Any]:
@@ -48,8 +43,8 @@ def _objects(model: object) -> Iterator[Any]:
             to_visit.extend(_parts(item))
 
 
-def _reported_bytes(item: Any, attribute: str) -> int:
-    num_bytes = getattr(item, attribute, 0) if type(item).__module__.startswith("chairlift.kernels.") else 0
+def _reported_bytes(item: Any) -> int:
+    num_bytes = getattr(item, "num_bytes", 0) if type(item).__module__.startswith("chairlift.kernels.") else 0
     assert isinstance(num_bytes, int)
     return num_bytes
 

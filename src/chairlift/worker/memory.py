@@ -14,6 +14,9 @@ from chairlift.system.control_groups import ControlGroups
 if TYPE_CHECKING:
     import torch
 
+PROMPT_LOGPROB_ROWS = 256
+"""Maximum number of rows of logits in memory for prompt logprobs."""
+
 DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY_UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 _MEMORY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")

@@ -17,6 +17,7 @@ from chairlift.worker.draft_model import DraftModel
 from chairlift.worker.encoder_runner import pooled_rows
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.logprobs import LogprobTensors
+from chairlift.worker.memory import PROMPT_LOGPROB_ROWS
 from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.runner_model import RunnerModel
 from chairlift.worker.sampler import SampledTokens, Sampler
@@ -24,9 +25,6 @@ from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.torch_sampling import TorchSampling
 from chairlift.worker.transfer import to_device
-
-PROMPT_LOGPROB_ROWS = 256
-"""Maximum number of rows of logits in memory for prompt logprobs."""
 
 
 class DraftRounds:

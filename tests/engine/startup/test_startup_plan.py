@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.arena import BuddyArena
-from chairlift.engine.startup.startup_plan import plan_pool
+from chairlift.engine.startup.memory_plan import plan_pool
 from chairlift.errors import ConfigError
 from chairlift.worker import kv_cache_plan
 from chairlift.worker.kv_cache_plan import KVCachePlan

@@ -20,18 +20,18 @@ from chairlift.core.baselines.selection import KVPool
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.memory_plan import plan_weights, total
-from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.native_memory_plan import native_read_bytes
+from chairlift.engine.startup.memory_plan import plan_activations
 from chairlift.engine.startup.pool_capacity import PoolCapacity, RequestLengths, compute_pool_capacity
-from chairlift.engine.startup.startup_plan import planned_activations
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
+from chairlift.kernels.kernel_memory import total
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.models.declaration import EMBEDDING, PER_LAYER_EMBEDDING
 from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
@@ -298,7 +298,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
 def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir: Callable[..., Path]) -> None:
     config = EngineConfig(model=str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, kernels=kernels)
     loaded = load_model(config)
-    items = plan_weights(loaded.config, "float32", "cpu", kernels)
+    items = loaded.planned_weights
     assert parameter_bytes(loaded.model) == total(items)
     has_copy = any("packed copy" in item.name for item in items)
     assert has_copy == (loaded.config.tie_word_embeddings and kernels == "torch")
@@ -343,9 +343,9 @@ def test_native_weights_are_planned_to_the_byte(
     started = events.events[0]
     assert isinstance(started, EngineStarted)
     assert (started.kernels, started.kv_cache_dtype, started.quantization) == ("native", "bfloat16", quantization)
-    files = resolve_model(str(folder))
-    formats = matrix_formats(files, loaded.config)
-    assert started.weight_bytes == native_read_bytes(loaded.config, formats, quantization)
+    matrices = [item for item in loaded.planned_weights if "stripes" in item.formula]
+    unread = [EMBEDDING, PER_LAYER_EMBEDDING]
+    assert started.weight_bytes == sum(item.num_bytes for item in matrices if item.name not in unread)
 
 
 def test_planned_weights_count_a_tied_embedding_twice_and_no_kv_memory(tiny_model_dir: Callable[..., Path]) -> None:
@@ -353,7 +353,7 @@ def test_planned_weights_count_a_tied_embedding_twice_and_no_kv_memory(tiny_mode
     config = EngineConfig(model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, dtype="bfloat16")
     loaded = load_model(config)
     build_engine(config, loaded=loaded)
-    assert parameter_bytes(loaded.model) == total(plan_weights(loaded.config, "bfloat16", "cpu"))
+    assert parameter_bytes(loaded.model) == total(loaded.planned_weights)
 
 
 def test_the_startup_log_has_planned_and_used_memory(
@@ -411,7 +411,7 @@ def test_a_step_stays_below_the_planned_activations(
     )
     engine = build_engine(config)
     limits, choice = SchedulerConfig(200, 16, 240), choose_kernels(config, engine.facts.model_config.dtype)
-    items = planned_activations(engine.facts.model_config, choice, "cpu", limits, 16)
+    items = plan_activations(engine.facts.model_config, choice.memory("cpu"), limits, 16)
     bound = total([item for item in items if not item.name.startswith("gathered")])
     rng = random.Random(0)
     for index, length in enumerate([15] * 12 + [198] * 3):

@@ -16,29 +16,22 @@ from hypothesis import strategies as st
 
 from chairlift.config import QUANTIZATIONS, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
-from chairlift.engine.startup.memory_plan import (
-    PROMPT_LOGPROB_ROWS,
-    TILE_BYTES,
-    MemoryItem,
-    plan_activations,
-    plan_weights,
-    total,
-)
-from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.native_memory_plan import plan_native_activations, plan_native_weights
+from chairlift.engine.startup.memory_plan import plan_activations, plan_weights
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
-from chairlift.kernels import torch_plan
+from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, total
+from chairlift.kernels.registry import find_kernel_set
+from chairlift.kernels.torch_memory import TorchMemory
 from chairlift.lab.planning.plan_report import explain
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength, UniformLengths, parse_lengths
 from chairlift.loading.resolve import ModelFiles, load_config, matrix_formats
-from chairlift.worker import model_runner
 
 GIB = 1 << 30
 OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
@@ -62,8 +55,8 @@ def seats(num: int = 10_000) -> SchedulerConfig:
 
 def test_planned_matrices_are_those_that_a_step_reads() -> None:
     for shape in MODEL_SHAPES.values():
-        items = plan_weights(shape.config, "float16", "cuda")
-        matrices = [item for item in items if item.name in ("attention", "MLP", "embedding")]
+        items = plan_weights(shape.config, TorchMemory("float16", "cuda", packs=True), formats)
+        matrices = [item for item in items if item.name in ("attention", "MLP", "embedding", "embedding and LM head")]
         assert total(matrices) == shape.weight_bytes, shape.name
 
 
@@ -76,9 +69,13 @@ def test_kv_memory_of_opt_13b_is_that_of_the_vllm_paper() -> None:
     assert plan.fit.num_fit == 7
 
 
-def test_the_constants_are_those_of_the_kernels() -> None:
-    assert TILE_BYTES == {"cpu": torch_plan.CPU_TILE_BYTES, "cuda": torch_plan.GPU_TILE_BYTES}
-    assert PROMPT_LOGPROB_ROWS == model_runner.PROMPT_LOGPROB_ROWS
+def formats(name: str) -> str:
+    """The format in the file of each matrix."""
+    return "bf16"
+
+
+def native(quantization: str | None) -> KernelMemory:
+    return find_kernel_set("native").memory("float32", "cpu", quantization)
 
 
 def value_of(how: str) -> int:
@@ -94,12 +91,13 @@ def all_amounts() -> list[MemoryItem]:
     items = []
     for shape in MODEL_SHAPES.values():
         for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
-            items += plan_weights(shape.config, dtype, device)
+            memory = TorchMemory(dtype, device, packs=True)
+            items += plan_weights(shape.config, memory, formats)
             for limits, block_size in ((SchedulerConfig(2048, 64, 512), 16), (SchedulerConfig(30_000, 1000, 8192), 7)):
-                items += plan_activations(shape.config, limits, block_size, dtype, device)
-                items += plan_native_activations(shape.config, limits, block_size)
+                items += plan_activations(shape.config, memory, limits, block_size)
+                items += plan_activations(shape.config, native(None), limits, block_size)
         for quantization in (None, *QUANTIZATIONS):
-            items += plan_native_weights(shape.config, lambda name: "bf16", quantization)
+            items += plan_weights(shape.config, native(quantization), formats)
     return items
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import ConfigError
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES, model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.models.reading.llama_sizes import LlamaSizes

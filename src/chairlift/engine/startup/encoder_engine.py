@@ -10,10 +10,10 @@ import torch
 
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.engine.startup.loaded_model import set_threads
-from chairlift.engine.startup.memory_plan import total
-from chairlift.engine.startup.startup_plan import encoder_token_budget, planned_weights
+from chairlift.engine.startup.memory_plan import encoder_token_budget, plan_weights
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
+from chairlift.kernels.kernel_memory import total
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.pooling_config import PoolingConfig, load_pooling_config
 from chairlift.loading.random_weights import RandomWeights
@@ -101,7 +101,7 @@ def load_encoder(config: EngineConfig, files: ModelFiles, model_config: ModelCon
         num_threads=num_threads,
     )
     formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
-    planned = total(planned_weights(model_config, choice, "cpu", formats, config))
+    planned = total(plan_weights(model_config, choice.memory("cpu"), formats))
     return LoadedEncoder(files, model_config, model, choice, tokenizer, pooling, planned)
 
 

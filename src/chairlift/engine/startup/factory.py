@@ -27,15 +27,15 @@ from chairlift.engine.startup.encoder_engine import (
     make_encoder_runner,
 )
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
-from chairlift.engine.startup.memory_plan import DTYPE_BYTES, kv_slot_bytes
-from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import (
+from chairlift.engine.startup.memory_plan import (
+    kv_slot_bytes,
+    plan_activations,
     plan_layout,
     plan_pool,
-    planned_activations,
     planned_pool,
-    startup_summary,
+    step_weight_bytes,
 )
+from chairlift.engine.startup.startup_log import startup_summary
 from chairlift.engine.startup.token_budget import (
     ChunkTimer,
     describe_chunks,
@@ -47,7 +47,7 @@ from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSi
 from chairlift.kernels.registry import find_kernel_set
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.kv_layout import KVLayout
-from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
+from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
@@ -364,9 +364,7 @@ def _started(
 
 def _read_bytes(loaded: LoadedModel) -> int:
     """Bytes of weights that every step reads: the matrices of all layers and of the LM head."""
-    if loaded.choice.kernels == "native":
-        return native_matrix_bytes(loaded.model)
-    return ModelShape.from_config(loaded.config, loaded.name, DTYPE_BYTES[loaded.choice.dtype]).weight_bytes
+    return step_weight_bytes(loaded.config, loaded.choice.memory(loaded.device.type), loaded.formats)
 
 
 def _log_startup_summary(
@@ -374,9 +372,8 @@ def _log_startup_summary(
 ) -> None:
     if not logger.isEnabledFor(logging.INFO):
         return
-    activations = planned_activations(
-        loaded.config, loaded.choice, loaded.device.type, scheduler_config, plan.block_size, loaded.kv_layout
-    )
+    memory = loaded.choice.memory(loaded.device.type)
+    activations = plan_activations(loaded.config, memory, scheduler_config, plan.block_size, loaded.kv_layout)
     for line in startup_summary(
         config, scheduler_config, plan, loaded.planned_weights, activations, parameter_bytes(loaded.model)
     ):

@@ -11,12 +11,11 @@ import torch
 
 from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
-from chairlift.engine.startup.memory_plan import MemoryItem, total
-from chairlift.engine.startup.native_memory_plan import MatrixFormats, plan_native_weights
-from chairlift.engine.startup.startup_plan import planned_weights
+from chairlift.engine.startup.memory_plan import MatrixFormats, plan_lora, plan_weights
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
+from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.kernels.kernel_set import MAX_THREADS
 from chairlift.kernels.registry import find_kernel_set
 from chairlift.loading.file_weights import FileWeights
@@ -78,6 +77,7 @@ class LoadedModel:
         engine_config: the configuration that it was loaded for.
         choice: its kernels and data types.
         tokenizer: its tokenizer, or NoTokenizer with `skip_tokenizer_init`.
+        formats: the formats of the matrices in its files.
         planned_weights: the planned memory of its weights.
         sampling_defaults: the sampling parameters of requests that do not set them.
         pooling: how it computes vectors; None if it generates text.
@@ -93,6 +93,7 @@ class LoadedModel:
     device: torch.device
     choice: KernelChoice
     tokenizer: Tokenizer | NoTokenizer
+    formats: MatrixFormats
     planned_weights: list[MemoryItem]
     sampling_defaults: SamplingDefaults
     pooling: PoolingConfig | None = None
@@ -178,10 +179,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     if pooling is not None and config.record_trace is not None:
         raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
-    choice = choose_kernels(config, model_config.dtype)
-    if pooling is not None and config.kv_cache_dtype == "auto":
-        # K and V of a text are read in a few steps only, so their size matters less than the exactness of vectors.
-        choice = replace(choice, kv_cache_dtype=choice.dtype)
+    choice = choose_kernels(config, model_config.dtype, is_pooling=pooling is not None)
     set_threads(config.num_threads, choice)
     dtype = _torch_dtype(choice.dtype)
     weights: FileWeights | RandomWeights
@@ -193,7 +191,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     if pooling is not None and config.classifier_from_token is not None:
         pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
     formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
-    planned = planned_weights(model_config, choice, device.type, formats, config)
+    planned = plan_weights(model_config, choice.memory(device.type), formats)
+    planned += plan_lora(model_config, config, choice.dtype)
     _check_memory(files.name, planned, device, lambda: _smaller_weights(model_config, choice, formats))
     model = build_model(
         model_config,
@@ -216,7 +215,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
         f"kernels: {choice.description}; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
     )
     close_gguf()
-    return LoadedModel(config, files, model_config, model, device, choice, tokenizer, planned, sampling, pooling)
+    return LoadedModel(
+        config, files, model_config, model, device, choice, tokenizer, formats, planned, sampling, pooling
+    )
 
 
 def _load_tokenizer(config: EngineConfig, files: ModelFiles, model_config: ModelConfig) -> Tokenizer | NoTokenizer:
@@ -249,7 +250,10 @@ def _smaller_weights(model_config: ModelConfig, choice: KernelChoice, formats: M
     """The planned bytes of the weights for each value of `quantization` that native kernels have."""
     if choice.kernels != "native":
         return {}
-    return {name: total(plan_native_weights(model_config, formats, name)) for name in QUANTIZATIONS}
+    return {
+        name: total(plan_weights(model_config, replace(choice, quantization=name).memory("cpu"), formats))
+        for name in QUANTIZATIONS
+    }
 
 
 def _check_memory(

@@ -1,115 +1,194 @@
-"""Memory plan of the torch kernels: the exact size of the weights, and an upper bound of a step's activations.
+"""The plan of an engine's memory: weights, activations of the largest step, and the KV pool.
 
-A plan is a list of items, each with the formula of its size, so that it can be checked by hand.
+A plan is made before a model is loaded, from its declaration and the formats in its files. The memory of the process
+(interpreter, libraries, a CUDA context) is not included.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
-from chairlift.config import SchedulerConfig
-from chairlift.models.declaration import EMBEDDING, LM_HEAD, AttentionSpec, FeedForwardSpec, ModelConfig
+from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.core.baselines.arena import ARENAS
+from chairlift.core.baselines.selection import KVPool
+from chairlift.core.kv.kv_groups import FULL, KVGroups
+from chairlift.errors import ConfigError
+from chairlift.kernels.choice import KernelChoice, choose_kernels
+from chairlift.kernels.kernel_memory import (
+    DTYPE_BYTES,
+    KernelMemory,
+    LayerSizes,
+    MemoryItem,
+    NetworkSizes,
+    StepSizes,
+    StoredMatrix,
+    join_terms,
+    total,
+    value_item,
+)
+from chairlift.models.declaration import EMBEDDING, LM_HEAD, FeedForwardSpec, LayerSpec, MatrixSpec, ModelConfig
 from chairlift.models.kv_layout import KVLayout
+from chairlift.worker.kv_cache_plan import SPARE_BLOCKS, KVCachePlan
+from chairlift.worker.memory import PROMPT_LOGPROB_ROWS, format_memory
 
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+MatrixFormats = Callable[[str], str]
+"""Maps the name of a parameter to its format in the file, as in `PackedRows.format`."""
 
 KV_DTYPE_BYTES: Final = {**DTYPE_BYTES, "int8": 1}
 
 INT8_SCALE_BYTES: Final = 8
 """One float32 scale for the key and one for the value of each token and KV head."""
 
-PACKED_DTYPES: Final = ("float32", "bfloat16")
-"""Types whose matrices the CPU kernels store in packed form."""
-
-TILE_BYTES: Final = {"cpu": 1 << 22, "cuda": 1 << 29}
-"""Bytes of K and V that one attention product of decodes gathers, as in `kernels.torch_plan`."""
-
-LOGIT_BYTES: Final = 48
-"""Maximum bytes for each sampled row and token of the vocabulary, without the logit in the model's type: float32 logits
-(4); copies for logprobs (4), drawn rows (4) and filtered rows (4); a full sort (values 4, ids 8); its cumulative sum
-and the sum before each token (8 + 8); penalty counts (4)."""
-
-PROMPT_LOGPROB_ROWS: Final = 256
-"""Number of rows for which prompt logprobs are computed at a time, as in `worker.model_runner`."""
-
-PROMPT_LOGIT_BYTES: Final = 12
-"""Bytes for each such row and token of the vocabulary, without the logit in the model's type: float32 logits (4),
-log_softmax and ranks (8)."""
+ENCODER_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryItem:
-    """One line of a memory plan: what takes the memory, how its size is computed, and the size in bytes."""
+class MemoryPlan:
+    """The planned memory of an engine.
 
-    name: str
-    formula: str
-    num_bytes: int
+    Attributes:
+        limits: limits of the step that the activations are planned for.
+        layout: the groups of layers with block tables of their own.
+        weights, activations: the items of each kind.
+        token_bytes: bytes of K and V of one token in all layers.
+        slot_bytes: the same in the layers of one group.
+        memory_bytes: memory of the engine; None if the size of the pool is given.
+        free_share: share of the memory left by weights and activations that K and V get.
+        kv_bytes: memory for the pool; None if it is given in blocks.
+        max_model_len: as the engine resolves it.
+    """
+
+    choice: KernelChoice
+    limits: SchedulerConfig
+    layout: KVLayout
+    weights: list[MemoryItem]
+    activations: list[MemoryItem]
+    token_bytes: int
+    slot_bytes: int
+    memory_bytes: int | None
+    free_share: float
+    kv_bytes: int | None
+    pool: KVCachePlan
+    max_model_len: int
 
 
-def total(items: Sequence[MemoryItem]) -> int:
-    """The sum of the bytes of all items."""
-    return sum(item.num_bytes for item in items)
-
-
-def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | None = None) -> int:
-    """Bytes of K and V of one token, with scales, in the layers of one group of `layout`, or in all layers.
+def plan_memory(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    formats: MatrixFormats,
+    memory_bytes: int | None,
+    free_share: float = 1.0,
+    *,
+    budget: str | None = None,
+    is_pooling: bool = False,
+) -> MemoryPlan:
+    """Plan the memory of an engine.
 
     Args:
-        kv_cache_dtype: a key of KV_DTYPE_BYTES.
+        formats: the formats of the matrices in the model's file, see `loading.resolve.matrix_formats`.
+        memory_bytes: memory for weights, activations, K and V together. It is required unless `config` has the size of
+            the pool.
+        free_share: share of the memory left by weights and activations that K and V get.
+        budget: a description of `memory_bytes` for messages; None for "memory=24 GiB".
+        is_pooling: whether the model computes vectors or scores.
+
+    Raises:
+        ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
     """
-    specs = (layout or KVLayout.one_group(config.num_layers)).positions(config)
-    scales = INT8_SCALE_BYTES * sum(spec.num_kept_kv_heads for spec in specs) if kv_cache_dtype == "int8" else 0
-    return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs) * KV_DTYPE_BYTES[kv_cache_dtype] + scales
+    context = model_config.max_position_embeddings
+    choice = choose_kernels(config, model_config.dtype, is_pooling=is_pooling)
+    memory = choice.memory(config.device.split(":")[0])
+    limits = config.scheduler_config(min(config.max_model_len or context, context))
+    if model_config.encoder is not None:
+        limits = replace(limits, max_num_batched_tokens=encoder_token_budget(config, limits.max_model_len))
+    layout = plan_layout(config, model_config)
+    weights = plan_weights(model_config, memory, formats) + plan_lora(model_config, config, choice.dtype)
+    activations = plan_activations(model_config, memory, limits, config.block_size, layout)
+    kv_bytes = config.kv_cache_memory_bytes
+    if model_config.encoder is None and config.num_kv_blocks is None and kv_bytes is None:
+        kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share, budget)
+    slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype, layout)
+    pool, max_model_len = NO_POOL, limits.max_model_len
+    if model_config.encoder is None:
+        pool = plan_pool(config, slot_bytes, context, kv_bytes or 0, layout.windows)
+        max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
+    return MemoryPlan(
+        choice=choice,
+        limits=limits,
+        layout=layout,
+        weights=weights,
+        activations=activations,
+        token_bytes=kv_slot_bytes(model_config, choice.kv_cache_dtype),
+        slot_bytes=slot_bytes,
+        memory_bytes=memory_bytes,
+        free_share=free_share,
+        kv_bytes=kv_bytes,
+        pool=pool,
+        max_model_len=max_model_len,
+    )
+
+
+def _left_for_kv(
+    memory_bytes: int | None, weights: int, activations: int, free_share: float, budget: str | None
+) -> int:
+    if memory_bytes is None:
+        raise ConfigError("the size of the memory is unknown: give memory, kv_cache_memory_bytes or num_kv_blocks")
+    left = int((memory_bytes - weights - activations) * free_share)
+    if left <= 0:
+        raise ConfigError(
+            f"{budget or f'memory={format_memory(memory_bytes)}'} leaves nothing for K and V: the weights take "
+            f"{format_memory(weights)} and the activations of a step up to {format_memory(activations)}. Give more "
+            "memory, choose a smaller dtype or model, or lower max_num_batched_tokens, max_num_seqs or max_model_len"
+        )
+    return left
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
-def plan_weights(config: ModelConfig, dtype: str, device: str, kernels: str = "torch") -> list[MemoryItem]:
-    """Plan the weights of a loaded model: every parameter in the compute type, whatever the type in its file is.
-
-    The CPU kernels store matrices in packed form only. An embedding table that is tied to the LM head is stored in both
-    forms, because it is also read by rows.
-
-    Args:
-        dtype: a key of DTYPE_BYTES.
-        device: "cpu" or "cuda".
-    """
-    size = DTYPE_BYTES[dtype]
-    is_packed = device == "cpu" and kernels != "reference" and dtype in PACKED_DTYPES
-    groups: dict[str, Counter[tuple[int, int]]] = {}
+def plan_weights(config: ModelConfig, memory: KernelMemory, formats: MatrixFormats) -> list[MemoryItem]:
+    """Plan the weights of a loaded model to the byte."""
+    groups: dict[str, Counter[StoredMatrix]] = {}
     for matrix in config.matrices:
-        groups.setdefault(matrix.group, Counter())[matrix.out_features, matrix.in_features] += 1
-    items = [_matrix_item(group, shapes, size) for group, shapes in groups.items()]
-    if config.tie_word_embeddings and is_packed:
-        table = Counter({(config.head.out_features, config.head.in_features): 1})
-        items.append(_matrix_item(f"{LM_HEAD}, packed copy of the {EMBEDDING}", table, size))
-    return [*items, *small_values(config, size), *rotary_tables(config)]
+        groups.setdefault(matrix.group, Counter()).update(_stored(matrix, memory, formats))
+    if config.tie_word_embeddings:
+        table = groups.pop(EMBEDDING)
+        groups[EMBEDDING if memory.copies_tied_table else f"{EMBEDDING} and {LM_HEAD}"] = table
+        if memory.copies_tied_table:
+            groups[f"{LM_HEAD}, packed copy of the {EMBEDDING}"] = table
+    return [
+        *(_matrices(group, stored) for group, stored in groups.items()),
+        *_small_values(config, memory.value_bytes),
+        *_rotary_tables(config),
+    ]
 
 
-def plan_lora(config: ModelConfig, max_loras: int, max_rank: int, size: int) -> list[MemoryItem]:
-    """Plan the matrices of LoRA adapters, all of the largest rank, in values of `size` bytes."""
-    if not max_loras:
-        return []
-    matrices = [matrix for layer in config.layers for matrix in layer.adaptable]
-    rows = sum(matrix.in_features + out for matrix in matrices for _, out in matrix.parts)
-    formula = f"{max_loras} adapters x rank {max_rank} x {rows:,}"
-    return [value_item("LoRA adapters", formula, max_loras * max_rank * rows, size)]
+def step_weight_bytes(config: ModelConfig, memory: KernelMemory, formats: MatrixFormats) -> int:
+    """Bytes of the matrices that a step reads, which are all except an untied embedding table.
+
+    A step with few tokens reads a part of the experts.
+    """
+    return sum(stored.num_bytes for matrix in config.read_matrices for stored in _stored(matrix, memory, formats))
 
 
-def _matrix_item(name: str, shapes: Counter[tuple[int, int]], size: int) -> MemoryItem:
-    count = sum(number * out * inputs for (out, inputs), number in shapes.items())
-    terms = (
-        f"{out:,} x {inputs:,}" if number == 1 else f"{number} x {out:,} x {inputs:,}"
-        for (out, inputs), number in shapes.items()
-    )
-    return value_item(name, join_terms(terms), count, size)
+def file_parts(matrix: MatrixSpec, formats: MatrixFormats) -> list[tuple[str, int]]:
+    """The (format in the file, out_features) of the matrices of a product."""
+    return [(formats(f"{name}.weight"), out) for name, out in matrix.parts]
 
 
-def small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
+def _stored(matrix: MatrixSpec, memory: KernelMemory, formats: MatrixFormats) -> list[StoredMatrix]:
+    return memory.weights(file_parts(matrix, formats), matrix.in_features, matrix.keeps_format)
+
+
+def _matrices(name: str, stored: Counter[StoredMatrix]) -> MemoryItem:
+    terms = (each.formula if count == 1 else f"{count} x {each.formula}" for each, count in stored.items())
+    return MemoryItem(name, " + ".join(terms), sum(count * each.num_bytes for each, count in stored.items()))
+
+
+def _small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
     """All parameters that are not matrices, in values of `size` bytes, without rotary tables."""
     layers = Counter(layer.num_values_beside_matrices for layer in config.layers)
     count = sum(number * small for small, number in layers.items())
@@ -129,7 +208,7 @@ def small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
     return items
 
 
-def rotary_tables(config: ModelConfig) -> list[MemoryItem]:
+def _rotary_tables(config: ModelConfig) -> list[MemoryItem]:
     """Cosines, sines and query scales of all positions, in one table for each rotary embedding."""
     positions = config.max_position_embeddings
     sizes = [rope.num_dims(head_dim) + rope.scales_queries for rope, head_dim in config.ropes]
@@ -143,156 +222,224 @@ def rotary_tables(config: ModelConfig) -> list[MemoryItem]:
     ]
 
 
-def join_terms(terms: Iterable[str]) -> str:
-    """The sum of the terms as text, in parentheses if there are several."""
-    text = " + ".join(found := list(terms))
-    return text if len(found) == 1 else f"({text})"
-
-
-def value_item(name: str, formula: str, count: int, size: int) -> MemoryItem:
-    """An item of `count` values of `size` bytes."""
-    return MemoryItem(name, f"{formula} values x {size} bytes", count * size)
+def plan_lora(model_config: ModelConfig, config: EngineConfig, dtype: str) -> list[MemoryItem]:
+    """Plan the matrices of LoRA adapters, all of the largest rank, in values of `dtype`."""
+    if not config.num_loras:
+        return []
+    matrices = [matrix for layer in model_config.layers for matrix in layer.adaptable]
+    rows = sum(matrix.in_features + out for matrix in matrices for _, out in matrix.parts)
+    formula = f"{config.num_loras} adapters x rank {config.max_lora_rank} x {rows:,}"
+    return [value_item("LoRA adapters", formula, config.num_loras * config.max_lora_rank * rows, DTYPE_BYTES[dtype])]
 
 
 # -- activations -----------------------------------------------------------------------------------------------------
 
 
 def plan_activations(
-    config: ModelConfig,
-    limits: SchedulerConfig,
-    block_size: int,
-    dtype: str,
-    device: str,
-    layout: KVLayout | None = None,
+    config: ModelConfig, memory: KernelMemory, limits: SchedulerConfig, block_size: int, layout: KVLayout | None = None
 ) -> list[MemoryItem]:
-    """Plan an upper bound of the memory of the largest step on the torch kernels, without weights, K and V.
+    """Plan an upper bound of the memory of the largest step, without weights, K and V.
 
-    With T tokens, N sampled rows, L = max_model_len, hidden size H, inner size I, and b bytes for each value:
-
-        residual stream   4 T H b; 6 T H b if a layer has an operation between a product and the residual sum
-        widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2));
-                          with E experts, of which each token has k, MLP T (5 H b + 32 E + 12 k) more
-        per-layer inputs  T (4 L + 1) P b with P inputs for each of L layers
-        gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
-        masks             for every chunk and decode over all L keys, one set for each window, backend and group
-        scores            with a soft cap only: T heads L (4 twice, and b)
-        logits            N V (48 + b), or the prompt logprobs if they need more
-        request rows      token ids, block tables of each group of layers, and penalties of every seat
-
-    The sum is an upper bound, because these are never all in memory at the same time. Attention without a soft cap is
-    assumed to be fused, so its scores are not stored. The memory of the process (interpreter, libraries, a CUDA
-    context) is not included.
+    The kernel set plans the layers. Beside them are the per-layer inputs, T (4 L + 1) P values with P inputs for each
+    of L layers and T tokens; the logits of sampled rows, or of prompt logprobs if they need more; and token ids, block
+    tables of each group of layers, and penalties of every seat.
     """
-    size = DTYPE_BYTES[dtype]
     layout = layout or KVLayout.one_group(config.num_layers)
-    branches = [_attention(layer.attention, limits, size) for layer in config.layers]
-    branches += [_mlp(mlp, limits, config.hidden_size, size) for layer in config.layers for mlp in layer.feed_forwards]
     return [
-        _residual(config, limits, size),
-        max(branches, key=lambda item: item.num_bytes),
-        *per_layer_rows(config, limits.max_num_batched_tokens, size),
-        _gathered(config, limits, block_size, size, device),
-        _masks(config, limits, block_size, size, layout),
-        *_scores(config, limits, block_size, size),
-        plan_logits(config, limits, LOGIT_BYTES + size, PROMPT_LOGIT_BYTES + size),
-        plan_request_rows(limits, block_size, len(layout.windows)),
+        *memory.step(_step_sizes(config, limits, block_size, layout)),
+        *_per_layer_rows(config, limits.max_num_batched_tokens, memory.value_bytes),
+        _plan_logits(config, limits, memory),
+        _plan_request_rows(limits, block_size, len(layout.windows)),
     ]
 
 
-def _residual(config: ModelConfig, limits: SchedulerConfig, size: int) -> MemoryItem:
-    tokens, hidden = limits.max_num_batched_tokens, config.hidden_size
-    copies = 4 if all(layer.is_fused for layer in config.layers) else 6
-    formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
-    return MemoryItem("residual stream", formula, copies * tokens * hidden * size)
+def _step_sizes(config: ModelConfig, limits: SchedulerConfig, block_size: int, layout: KVLayout) -> StepSizes:
+    groups = {index: group for group, indices in enumerate(layout.layers) for index in indices}
+    branches = (branch for layer in config.layers for branch in (*layer.feed_forwards, layer.per_layer_branch))
+    return StepSizes(
+        num_tokens=limits.max_num_batched_tokens,
+        num_seqs=limits.max_num_seqs,
+        length=-(-limits.max_model_len // block_size) * block_size,
+        block_size=block_size,
+        hidden_size=config.hidden_size,
+        is_fused=all(layer.is_fused for layer in config.layers),
+        row_kernels=frozenset(branch.activation_kernel for branch in branches if branch is not None),
+        layers=tuple(_layer_sizes(layer, groups[index]) for index, layer in enumerate(config.layers)),
+    )
 
 
-def per_layer_rows(config: ModelConfig, tokens: int, size: int) -> list[MemoryItem]:
+def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
+    spec = layer.attention
+    return LayerSizes(
+        group=group,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        sliding_window=spec.sliding_window,
+        is_rotated=spec.rope is not None,
+        has_plain_softmax=spec.logits_soft_cap is None and spec.sinks is None,
+        networks=tuple(_network_sizes(network) for network in layer.feed_forwards),
+    )
+
+
+def _network_sizes(network: FeedForwardSpec) -> NetworkSizes:
+    if (router := network.router) is None:
+        return NetworkSizes(network.inner_size, network.gated)
+    return NetworkSizes(network.inner_size, network.gated, router.num_experts, router.routing.experts_per_token)
+
+
+def _per_layer_rows(config: ModelConfig, tokens: int, size: int) -> Iterator[MemoryItem]:
     """The inputs of all layers, with one unused input, and while they are computed their projection, its norm and the
     rows of the table."""
-    if (inputs := config.per_layer_inputs) is None:
-        return []
-    layers = config.num_layers
-    formula = f"{tokens:,} x (4 x {layers} + 1) x {inputs.size}"
-    return [value_item("per-layer inputs", formula, tokens * (4 * layers + 1) * inputs.size, size)]
+    if (inputs := config.per_layer_inputs) is not None:
+        layers = config.num_layers
+        formula = f"{tokens:,} x (4 x {layers} + 1) x {inputs.size}"
+        yield value_item("per-layer inputs", formula, tokens * (4 * layers + 1) * inputs.size, size)
 
 
-def _attention(spec: AttentionSpec, limits: SchedulerConfig, size: int) -> MemoryItem:
-    tokens, heads, kv_heads, dim = limits.max_num_batched_tokens, spec.num_heads, spec.num_kv_heads, spec.head_dim
-    values = dim * (7 * heads + 3 * kv_heads)
-    rotation = 4 * dim * (4 * heads + 4) if spec.rope is not None else 0
-    ids = 32 * kv_heads
-    formula = (
-        f"{tokens:,} x ({dim} x (7 x {heads} + 3 x {kv_heads}) x {size} + {rotation:,} rotation + {ids} slots) bytes"
+def _plan_logits(config: ModelConfig, limits: SchedulerConfig, memory: KernelMemory) -> MemoryItem:
+    kinds = (
+        ("logits and sampling", limits.max_logit_rows, memory.logit_bytes),
+        (
+            "logits: prompt logprobs",
+            min(PROMPT_LOGPROB_ROWS, limits.max_num_batched_tokens),
+            memory.prompt_logit_bytes,
+        ),
     )
-    return MemoryItem("widest layer: attention", formula, tokens * (values * size + rotation + ids))
+    vocab = config.vocab_size
+    items = [MemoryItem(name, f"{rows} x {vocab:,} x {size} bytes", rows * vocab * size) for name, rows, size in kinds]
+    return max(items, key=lambda item: item.num_bytes)
 
 
-def _mlp(spec: FeedForwardSpec, limits: SchedulerConfig, hidden: int, size: int) -> MemoryItem:
-    """The inner rows; with experts also the rows that one expert may have, which are all, the logits and the choice."""
-    tokens, inner = limits.max_num_batched_tokens, spec.inner_size
-    factor = 3 if spec.gated else 2
-    if spec.router is None:
-        formula = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
-        return MemoryItem("widest layer: MLP", formula, tokens * factor * inner * size)
-    num_experts, chosen = spec.router.num_experts, spec.router.routing.experts_per_token
-    formula = (
-        f"{tokens:,} x (({factor} x {inner:,} + 5 x {hidden:,}) x {size} + 32 x {num_experts} + 12 x {chosen}) bytes"
-    )
-    row = (factor * inner + 5 * hidden) * size + 32 * num_experts + 12 * chosen
-    return MemoryItem("widest layer: experts", formula, tokens * row)
-
-
-def _gathered(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int, device: str) -> MemoryItem:
-    """The gathered K and V of all attention backends, each of which has its own tile."""
-    tile, length = TILE_BYTES[device], -(-limits.max_model_len // block_size) * block_size
-    specs = (layer.attention for layer in config.layers)
-    backends = dict.fromkeys((spec.scale, spec.query_size, spec.head_dim, spec.key_size) for spec in specs)
-    formulas, count = [], 0
-    for *_, key_size in backends:
-        sequence = length * 2 * key_size * size
-        batch = limits.max_num_seqs * sequence
-        formulas.append(f"min(max({tile:,} tile, {sequence:,} sequence), {batch:,} batch)")
-        count += min(max(tile, sequence), batch)
-    return MemoryItem("gathered K and V of a layer", f"2 x {join_terms(formulas)} bytes", 2 * count)
-
-
-def _masks(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int, layout: KVLayout) -> MemoryItem:
-    tokens, seqs = limits.max_num_batched_tokens, min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    length = -(-limits.max_model_len // block_size) * block_size
-    specs = [layer.attention for layer in config.layers]
-    grouped = [(group, specs[index]) for group, indices in enumerate(layout.layers) for index in indices]
-    sets = len({(g, s.scale, s.query_size, s.head_dim, s.key_size, s.sliding_window) for g, s in grouped})
-    ids = (8 * max(spec.num_kv_heads for spec in specs) + 32) * (length // block_size)
-    row = length * (size + 9) + ids
-    formula = f"{sets} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
-    return MemoryItem("masks and block ids", formula, sets * (tokens * length * (size + 1) + seqs * row))
-
-
-def _scores(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int) -> list[MemoryItem]:
-    """The scores of attention with a soft cap or sinks, for which torch has no fused kernel."""
-    specs = [layer.attention for layer in config.layers]
-    heads = [spec.num_heads for spec in specs if spec.logits_soft_cap is not None or spec.sinks is not None]
-    if not heads:
-        return []
-    tokens, length = limits.max_num_batched_tokens, -(-limits.max_model_len // block_size) * block_size
-    formula = f"{tokens:,} x {max(heads)} x {length:,} x {8 + size} bytes"
-    return [MemoryItem("scores of attention", formula, tokens * max(heads) * length * (8 + size))]
-
-
-def plan_logits(config: ModelConfig, limits: SchedulerConfig, logit_bytes: int, prompt_logit_bytes: int) -> MemoryItem:
-    """Plan the logits and their copies: those of sampled rows, or those of prompt logprobs if they need more."""
-    vocab, rows = config.vocab_size, limits.max_logit_rows
-    prompt_rows = min(PROMPT_LOGPROB_ROWS, limits.max_num_batched_tokens)
-    sampled, prompt = rows * vocab * logit_bytes, prompt_rows * vocab * prompt_logit_bytes
-    if prompt > sampled:
-        return MemoryItem("logits: prompt logprobs", f"{prompt_rows} x {vocab:,} x {prompt_logit_bytes} bytes", prompt)
-    return MemoryItem("logits and sampling", f"{rows} x {vocab:,} x {logit_bytes} bytes", sampled)
-
-
-def plan_request_rows(limits: SchedulerConfig, block_size: int, num_groups: int = 1) -> MemoryItem:
-    """Plan the request rows: int32 token ids and block tables, and index arrays of penalties (48 bytes a token)."""
+def _plan_request_rows(limits: SchedulerConfig, block_size: int, num_groups: int) -> MemoryItem:
+    """The request rows: int32 token ids and block tables, and index arrays of penalties (48 bytes a token)."""
     seqs, length = limits.max_num_seqs, limits.max_model_len
     blocks = -(-length // block_size)
-    tables = f"{blocks:,} x 4" if num_groups == 1 else f"{num_groups} x {blocks:,} x 4"
-    formula = f"{seqs:,} x ({length:,} x (4 + 48) + {tables}) bytes"
+    formula = f"{seqs:,} x ({length:,} x (4 + 48) + {num_groups} x {blocks:,} x 4) bytes"
     return MemoryItem("request rows and penalties", formula, seqs * (length * 52 + num_groups * blocks * 4))
+
+
+# -- K and V ---------------------------------------------------------------------------------------------------------
+
+NO_POOL: Final = KVCachePlan(0, 1, 0, "demand")
+"""The pool of an encoder, which keeps no K and V."""
+
+
+def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | None = None) -> int:
+    """Bytes of K and V of one token, with scales, in the layers of one group of `layout`, or in all layers.
+
+    Args:
+        kv_cache_dtype: a key of KV_DTYPE_BYTES.
+    """
+    specs = (layout or KVLayout.one_group(config.num_layers)).positions(config)
+    scales = INT8_SCALE_BYTES * sum(spec.num_kept_kv_heads for spec in specs) if kv_cache_dtype == "int8" else 0
+    return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs) * KV_DTYPE_BYTES[kv_cache_dtype] + scales
+
+
+def encoder_token_budget(config: EngineConfig, max_model_len: int) -> int:
+    """The token budget of a step of an encoder, which computes each text in one step. More tokens are not faster."""
+    return config.max_num_batched_tokens or max(ENCODER_TOKENS, max_model_len, config.max_num_seqs)
+
+
+def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
+    """The groups of layers that have block tables of their own.
+
+    Reservations have one group, because they never release a slot before their request has finished. The groups do not
+    depend on `max_model_len`, so a number of blocks is the same memory whatever its value is.
+    """
+    if config.kv != "paged" or config.disable_hybrid_kv_cache_manager:
+        return KVLayout.one_group(model_config.num_layers)
+    return KVLayout.by_window(model_config, model_config.max_position_embeddings)
+
+
+def plan_pool(
+    config: EngineConfig,
+    slot_bytes: int,
+    context: int,
+    memory_bytes: int,
+    windows: tuple[int | None, ...] = FULL,
+) -> KVCachePlan:
+    """Plan the pool: `num_kv_blocks`, or the blocks that fit in `kv_cache_memory_bytes`, or else in `memory_bytes`, but
+    no more than `max_num_seqs` sequences of full length can use.
+
+    Args:
+        slot_bytes: bytes of K and V of one token in the layers of one group.
+        context: the model's maximum number of tokens.
+        windows: the window of each group of layers.
+
+    Raises:
+        ConfigError: the budget does not hold one sequence of `max_model_len` tokens; or one block, if `max_model_len`
+            is None, because the caller then lowers it to the size of the pool.
+    """
+    block_size, max_model_len = config.block_size, config.max_model_len
+    block_bytes = slot_bytes * block_size
+    if config.num_kv_blocks is not None:
+        return KVCachePlan(config.num_kv_blocks, block_size, block_bytes, "num_kv_blocks", windows)
+    rounded = int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size
+    groups = KVGroups(windows, block_size, config.largest_token_budget)
+    memory_bytes = config.kv_cache_memory_bytes or memory_bytes
+    affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
+    blocks_per_seq = rounded(sum(groups.most_blocks(max_model_len or context)))
+    needed = len(windows) if max_model_len is None else blocks_per_seq
+    if affordable >= needed:
+        usable = config.max_num_seqs * blocks_per_seq
+        limited_by = "memory" if affordable < usable else "demand"
+        return KVCachePlan(min(affordable, usable), block_size, block_bytes, limited_by, windows)
+    spare = f"and {SPARE_BLOCKS} spare block, each of {block_size} slots and {format_memory(block_bytes)}"
+    budget = f"the KV memory budget of {format_memory(memory_bytes)} holds {affordable} blocks ({spare})"
+    required = f"set kv_cache_memory_bytes to at least {format_memory((needed + SPARE_BLOCKS) * block_bytes)}"
+    if max_model_len is None or not affordable:
+        raise ConfigError(f"{budget}, but {needed} are needed: {required}, or lower block_size")
+    whole = next((blocks for blocks in range(affordable, 0, -1) if rounded(blocks) <= affordable), 0)
+    longest = groups.max_tokens(whole, max_model_len)
+    raise ConfigError(
+        f"{budget}, at most {longest} tokens for one request, but max_model_len={max_model_len} needs {needed} blocks: "
+        f"{required}, or max_model_len to at most {longest}"
+    )
+
+
+def planned_pool(config: EngineConfig, context: int, num_blocks: int, windows: tuple[int | None, ...] = FULL) -> KVPool:
+    """The pool with the policy of `config`. The default of `max_model_len` is the smaller of the model's context and
+    the slots that one request can hold.
+
+    Raises:
+        ConfigError: `max_model_len` exceeds one of them.
+    """
+    pool = KVPool(
+        num_blocks,
+        config.block_size,
+        config.max_model_len or context,
+        config.kv,
+        config.kv_arena,
+        windows,
+        config.largest_token_budget,
+    )
+    max_slots = pool.max_request_slots
+    if max_slots < 2:
+        groups = KVGroups(windows, config.block_size, config.largest_token_budget)
+        raise ConfigError(
+            f"the KV pool of {num_blocks} blocks x {config.block_size} slots is too small for one request, because "
+            f"each of {len(windows)} groups of layers needs blocks of its own: set num_kv_blocks to at least "
+            f"{sum(groups.most_blocks(2))}"
+        )
+    if config.max_model_len is None:
+        return replace(pool, max_model_len=min(context, max_slots))
+    if config.max_model_len > context:
+        raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
+    if config.max_model_len > max_slots:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} exceeds the {max_slots} tokens of one request that the KV pool of "
+            f"{num_blocks} blocks x {config.block_size} can hold under kv={config.kv}{_groups_note(windows)}: lower "
+            "max_model_len, or enlarge the pool"
+        )
+    return pool
+
+
+def _groups_note(windows: tuple[int | None, ...]) -> str:
+    if windows == FULL:
+        return ""
+    return (
+        f", because each of {len(windows)} groups of layers needs blocks of its own, and those with a window also "
+        "blocks for max_num_batched_tokens tokens"
+    )

@@ -184,7 +184,6 @@ class NativeLinear:
 
     Attributes:
         kernel: the layer in the extension.
-        matrix_bytes: the size of the matrix.
         num_bytes: the size of bias and norm, which the extension copies.
     """
 
@@ -204,7 +203,6 @@ class NativeLinear:
         )
         self._key = (matrix.purpose, matrix.out_features)
         self._buffers = buffers
-        self.matrix_bytes = sum(part.num_bytes for part in matrix.parts)
         self.num_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
 
     def __call__(
@@ -225,12 +223,11 @@ class NativeMixture:
     """A mixture of experts in one native call, which groups the rows by expert.
 
     Attributes:
-        matrix_bytes: the size of the matrices of router and experts.
         num_bytes: the size of the norms, of which the experts share one, of the biases and of the scales.
     """
 
     def __init__(self, native: NativeExtension, mixture: Mixture, buffers: RowBuffers) -> None:
-        self.num_bytes = self.matrix_bytes = 0
+        self.num_bytes = 0
         shared = self._norm(native, mixture.norm)
         own = shared if mixture.router_norm is None else self._norm(native, mixture.router_norm)
         scales = _vector(mixture.expert_scales)
@@ -257,7 +254,6 @@ class NativeMixture:
         matrix: NativeMatrix = loaded.matrix
         bias = _vector(loaded.bias)
         self._matrices.append(matrix)
-        self.matrix_bytes += sum(part.num_bytes for part in matrix.parts)
         self.num_bytes += 0 if bias is None else bias.nbytes
         return list(matrix.parts), bias
 

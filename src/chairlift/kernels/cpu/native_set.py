@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chairlift.kernels.cpu import load, loaded
+from chairlift.kernels.cpu.native_memory import NativeMemory
 from chairlift.kernels.kernel_set import KernelSet
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class NativeKernelSet(KernelSet):
 
     def check_available(self) -> None:
         load()
+
+    def memory(self, dtype: str, device: str, quantization: str | None) -> NativeMemory:
+        return NativeMemory(quantization)
 
     def make_kernels(self, quantization: str | None) -> Kernels:
         from chairlift.kernels.cpu.kernel_set import native_kernels

@@ -12,8 +12,7 @@ from typing import Final, TextIO
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
-from chairlift.engine.startup.memory_plan import kv_slot_bytes
-from chairlift.engine.startup.startup_plan import plan_layout
+from chairlift.engine.startup.memory_plan import kv_slot_bytes, plan_layout
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
 from chairlift.lab.bench.benchmark_result import (

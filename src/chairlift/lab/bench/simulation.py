@@ -10,17 +10,16 @@ from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_groups import FULL
-from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, planned_pool
+from chairlift.engine.startup.memory_plan import plan_memory, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
 from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
-from chairlift.lab.planning.planner import PlannedModel, plan_memory
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
 from chairlift.lab.sim.fitted_cost_model import fit_cost_model
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
@@ -165,8 +164,9 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     kind = "cuda" if device.name in DEVICES else "cpu"
     model_config = model.config
     memory = plan_memory(
-        PlannedModel(model.name, model.name, model_config, matrix_formats(None, model_config)),
         replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value], kernels="torch"),
+        model_config,
+        matrix_formats(None, model_config),
         None if is_pool_given else device.memory_bytes * num_devices,
         FREE_MEMORY_SHARE[kind],
     )

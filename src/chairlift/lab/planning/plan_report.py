@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chairlift.core.kv.kv_groups import FULL
-from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryItem, total
+from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryPlan
+from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.lab.metrics.percentile import Summary
-from chairlift.lab.planning.planner import DeploymentPlan, PlannedMemory, PolicyFit
+from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
 from chairlift.lab.tables import make_table, number, print_report
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS
@@ -163,7 +164,7 @@ def _kv(plan: DeploymentPlan) -> list[str]:
     return lines
 
 
-def _groups(memory: PlannedMemory) -> list[str]:
+def _groups(memory: MemoryPlan) -> list[str]:
     """The groups of layers, if some of them release blocks that left a window."""
     layout = memory.layout
     if layout.windows == FULL:

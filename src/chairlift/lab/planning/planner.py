@@ -15,33 +15,26 @@ from typing import Any, Final
 from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import (
-    DTYPE_BYTES,
-    MemoryItem,
+    MatrixFormats,
+    MemoryPlan,
     kv_slot_bytes,
-    total,
-)
-from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.native_memory_plan import MatrixFormats, native_read_bytes
-from chairlift.engine.startup.pool_capacity import PoolCapacity, compute_pool_capacity
-from chairlift.engine.startup.startup_plan import (
     plan_layout,
-    plan_pool,
-    planned_activations,
+    plan_memory,
     planned_pool,
-    planned_weights,
+    step_weight_bytes,
 )
+from chairlift.engine.startup.pool_capacity import PoolCapacity, compute_pool_capacity
 from chairlift.errors import ConfigError
-from chairlift.kernels.choice import KernelChoice, choose_kernels
+from chairlift.kernels.choice import KernelChoice
+from chairlift.kernels.kernel_memory import DTYPE_BYTES, total
 from chairlift.lab.planning.planned_workload import PlannedWorkload, accepted_lengths
 from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed
 from chairlift.lab.sim.devices import Device
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.kv_layout import KVLayout
 from chairlift.models.torch_operations import fallback_note, torch_operations
-from chairlift.worker.kv_cache_plan import KVCachePlan
-from chairlift.worker.memory import format_memory
 
 MAX_DRAWS: Final = 20
 """Maximum number of draws of lengths for which the requests that fit are counted under a policy."""
@@ -66,36 +59,6 @@ class PlannedModel:
     config: ModelConfig
     formats: MatrixFormats
     note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedMemory:
-    """The memory of a planned engine.
-
-    Attributes:
-        memory_bytes: memory of the engine; None if the size of the pool is given.
-        free_share: share of the memory left by weights and activations that K and V get.
-        limits: limits of the step that the activations are planned for.
-        weights, activations: the items of each kind.
-        token_bytes: bytes of K and V of one token in all layers.
-        slot_bytes: the same in the layers of one group (see `models.kv_layout`).
-        kv_bytes: memory for the pool; None if it is given in blocks.
-        layout: the groups of layers with block tables of their own.
-        max_model_len: as the engine resolves it.
-    """
-
-    choice: KernelChoice
-    memory_bytes: int | None
-    free_share: float
-    limits: SchedulerConfig
-    weights: list[MemoryItem]
-    activations: list[MemoryItem]
-    token_bytes: int
-    slot_bytes: int
-    kv_bytes: int | None
-    pool: KVCachePlan
-    layout: KVLayout
-    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +90,7 @@ class DeploymentPlan:
     model: PlannedModel
     config: EngineConfig
     load: PlannedWorkload
-    memory: PlannedMemory
+    memory: MemoryPlan
     fit: PoolCapacity
     policies: list[PolicyFit]
     speed: PredictedSpeed | None
@@ -199,7 +162,9 @@ def make_plan(
         raise ConfigError(
             f"request_rate={load.request_rate:g} needs a device to simulate: name one with device, or leave it out"
         )
-    memory = plan_memory(model, config, memory_bytes, free_share)
+    if memory_bytes is not None and (config.num_kv_blocks or config.kv_cache_memory_bytes) is not None:
+        raise ConfigError("memory cannot be combined: give memory, kv_cache_memory_bytes or num_kv_blocks")
+    memory = plan_memory(config, model.config, model.formats, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
     pool = planned_pool(config, context, num_blocks, memory.pool.windows)
     limits = config.scheduler_config(pool.max_model_len)
@@ -209,7 +174,7 @@ def make_plan(
     policies = [_policy_fit(other, model.config, memory, limits, load) for other in configs]
     speed = None
     if hardware is not None and fit.num_running:
-        shape = _shape(model, memory)
+        shape = _shape(model, config, memory)
         sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape, pool.windows)
         speed = predict_speed(Roofline(shape, hardware), sim, accepted_lengths(pool, load), fit.num_running, load)
     return DeploymentPlan(
@@ -225,58 +190,10 @@ def make_plan(
     )
 
 
-def plan_memory(
-    model: PlannedModel, config: EngineConfig, memory_bytes: int | None, free_share: float = 1.0
-) -> PlannedMemory:
-    """Plan the memory of an engine (see `make_plan`)."""
-    model_config, device = model.config, config.device.split(":")[0]
-    choice = choose_kernels(config, model_config.dtype)
-    context = model_config.max_position_embeddings
-    limits = config.scheduler_config(config.max_model_len or context)
-    weights = planned_weights(model_config, choice, device, model.formats, config)
-    layout = plan_layout(config, model_config)
-    activations = planned_activations(model_config, choice, device, limits, config.block_size, layout)
-    kv_bytes = config.kv_cache_memory_bytes
-    if config.num_kv_blocks is None and kv_bytes is None:
-        kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
-    elif memory_bytes is not None:
-        raise ConfigError("memory cannot be combined: give memory, kv_cache_memory_bytes or num_kv_blocks")
-    slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype, layout)
-    pool = plan_pool(config, slot_bytes, context, kv_bytes or 0, layout.windows)
-    max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
-    return PlannedMemory(
-        choice=choice,
-        memory_bytes=memory_bytes,
-        free_share=free_share,
-        limits=limits,
-        weights=weights,
-        activations=activations,
-        token_bytes=kv_slot_bytes(model_config, choice.kv_cache_dtype),
-        slot_bytes=slot_bytes,
-        kv_bytes=kv_bytes,
-        pool=pool,
-        layout=layout,
-        max_model_len=max_model_len,
-    )
-
-
-def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_share: float) -> int:
-    if memory_bytes is None:
-        raise ConfigError("the size of the memory is unknown: give memory, kv_cache_memory_bytes or num_kv_blocks")
-    left = int((memory_bytes - weights - activations) * free_share)
-    if left <= 0:
-        raise ConfigError(
-            f"memory={format_memory(memory_bytes)} leaves nothing for K and V: the weights take "
-            f"{format_memory(weights)} and the activations of a step up to {format_memory(activations)}. Give more "
-            f"memory, choose a smaller dtype or model, or lower max_num_batched_tokens, max_num_seqs or max_model_len"
-        )
-    return left
-
-
 def _policy_fit(
     config: EngineConfig,
     model_config: ModelConfig,
-    memory: PlannedMemory,
+    memory: MemoryPlan,
     limits: SchedulerConfig,
     load: PlannedWorkload,
 ) -> PolicyFit:
@@ -298,16 +215,16 @@ def _policy_fit(
     return PolicyFit(fit, [fit.num_fit, *(count(load.seed + i).num_fit for i in range(1, num_draws))])
 
 
-def _shape(model: PlannedModel, memory: PlannedMemory) -> ModelShape:
+def _shape(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> ModelShape:
     """The shape of the model, with the bytes per weight and per KV value in the planned data types."""
-    shape = ModelShape.from_config(model.config, model.name, DTYPE_BYTES[memory.choice.dtype])
-    if memory.choice.kernels == "native":
-        read = native_read_bytes(model.config, model.formats, memory.choice.quantization)
-        shape = replace(shape, bytes_per_weight=shape.bytes_per_weight * read / shape.weight_bytes)
-    return replace(shape, bytes_per_kv_value=memory.token_bytes / model.config.kv_values_per_token)
+    num_weights = sum(matrix.num_weights for matrix in model.config.read_matrices)
+    read_bytes = step_weight_bytes(model.config, memory.choice.memory(config.device.split(":")[0]), model.formats)
+    return ModelShape(
+        model.name, model.config, read_bytes / num_weights, memory.token_bytes / model.config.kv_values_per_token
+    )
 
 
-def serve_command(model: PlannedModel, config: EngineConfig, memory: PlannedMemory) -> str:
+def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
     """The command that starts an engine with exactly the planned blocks."""
     options: dict[str, object] = {
         "device": config.device,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import ConfigError
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.models.architectures.opt import OPTSizes
 from chairlift.models.reading.llama_sizes import LlamaSizes
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from chairlift.engine.startup.model_shape import ExpertCost, LayerCost, ModelShape
 from chairlift.errors import ConfigError
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
+from chairlift.lab.sim.model_shape import ExpertCost, LayerCost, ModelShape
 
 
 class LayerSeconds(NamedTuple):

@@ -11,11 +11,11 @@ from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.kv_groups import FULL
-from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.executor import SimExecutor, TokenRecording
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.request import Request

@@ -15,10 +15,11 @@ import torch
 from chairlift.config import EngineConfig
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.loaded_model import default_num_threads
-from chairlift.engine.startup.native_memory_plan import MatrixFormats, native_parts
+from chairlift.engine.startup.memory_plan import MatrixFormats, file_parts
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.formats import packed_parts
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.lab.bench.benchmark_result import MeasuredRange
@@ -27,7 +28,7 @@ from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, Sampli
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration import MatrixSpec, ModelConfig
 
 CHUNK: Final = 512
 """Maximum number of tokens of a prefill pass: the default token budget."""
@@ -238,6 +239,11 @@ def _linear_measurements(
         for rows in options.rows:
             kernels = {kernel: (layers.formats_of(kernel), layers.work(kernel, rows)) for kernel in layers.kernels}
             yield _Measurement(kernels, {"rows": rows}, partial(layers, rows))
+
+
+def native_parts(matrix: MatrixSpec, formats: MatrixFormats, quantization: str | None) -> list[tuple[str, int]]:
+    """The (format, out_features) of the native matrices for a product of a model."""
+    return packed_parts(file_parts(matrix, formats), None if matrix.keeps_format else quantization)
 
 
 def _attention_measurements(

@@ -1,0 +1,64 @@
+"""The log lines that describe an engine at its start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import repeat
+from typing import Final
+
+from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.core.kv.kv_groups import FULL
+from chairlift.engine.startup.memory_plan import planned_pool
+from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
+from chairlift.kernels.kernel_memory import MemoryItem, total
+from chairlift.worker.kv_cache_plan import KVCachePlan
+from chairlift.worker.memory import format_memory
+
+TYPICAL: Final = RequestLengths(256, 256, 256)
+"""The request whose number in the pool is logged at startup, in addition to requests of full length."""
+
+
+def startup_summary(
+    config: EngineConfig,
+    limits: SchedulerConfig,
+    plan: KVCachePlan,
+    weights: Sequence[MemoryItem],
+    activations: Sequence[MemoryItem],
+    held_bytes: int,
+) -> list[str]:
+    """The log lines that describe the memory and the capacity of an engine.
+
+    Args:
+        limits: the configuration of its scheduler.
+        plan: its KV pool.
+        weights, activations: the planned memory.
+        held_bytes: bytes of weights that the loaded model holds.
+    """
+    pool = planned_pool(
+        replace(config, max_model_len=limits.max_model_len), limits.max_model_len, plan.num_blocks, plan.windows
+    )
+    half = limits.max_model_len // 2
+    typical = RequestLengths(min(TYPICAL.prompt, half), min(TYPICAL.output, half), min(TYPICAL.max_tokens, half))
+    longest = RequestLengths(limits.max_model_len - 1, 1, 1)
+    counts = [compute_pool_capacity(pool, limits, repeat(lengths)).num_fit for lengths in (longest, typical)]
+    is_static = limits.batching == "static"
+    batch = f"static_batch_size={limits.static_batch_size}" if is_static else f"max_num_seqs={limits.max_num_seqs}"
+    return [
+        f"KV pool: {plan.num_blocks} blocks of {plan.block_size} slots = {_pool_content(plan)} in "
+        f"{format_memory(plan.num_bytes)}; max_model_len={limits.max_model_len}, max_num_seqs={limits.max_num_seqs}, "
+        f"max_num_batched_tokens={limits.max_num_batched_tokens}",
+        f"weights: {format_memory(held_bytes)} (planned: {format_memory(total(weights))}); activations of a step: at "
+        f"most {format_memory(total(activations))}",
+        f"kv={pool.name}: the pool holds {counts[0]} concurrent requests of max_model_len tokens, or {counts[1]} of "
+        f"{typical.prompt} prompt and {typical.output} output tokens; {batch}",
+    ]
+
+
+def _pool_content(plan: KVCachePlan) -> str:
+    if plan.windows == FULL:
+        return f"{plan.num_slots} tokens"
+    sizes = Counter("all tokens" if window is None else f"a window of {window}" for window in plan.windows)
+    groups = ", ".join(f"{count} x {size}" for size, count in sizes.items())
+    return f"{plan.num_slots} slots for {len(plan.windows)} groups of layers ({groups})"
