@@ -19,7 +19,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from chairlift import LLM, EngineConfig, RequestOutput, SamplingParams
-from chairlift.engine.startup import factory
+from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.events import EventList, Step
@@ -73,7 +73,7 @@ def make_params(num_requests: int, max_tokens: int) -> list[SamplingParams]:
 
 def make_llm(loaded: LoadedModel, config: EngineConfig, events: EventList) -> LLM:
     """An LLM that verifies all draft tokens, whether they pay or not."""
-    with patch.object(factory, "_row_time", lambda *_: None):
+    with patch.object(decoder_engine, "measured_row_time", lambda *_: None):
         return LLM(engine=build_engine(config, loaded=loaded, events=events))
 
 

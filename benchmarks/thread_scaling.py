@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.engine.startup.loaded_model import default_num_threads
+from chairlift.engine.startup.threads import default_num_threads
 from chairlift.kernels.cpu import load
 from chairlift.lab.bench.kernels.benchmark import native_parts
 from chairlift.lab.bench.kernels.ceilings import READ_BYTES, KernelWork

@@ -14,7 +14,7 @@ import torch
 
 from chairlift.clock import VirtualClock
 from chairlift.core.speculation.prompt_lookup import Proposal
-from chairlift.engine.startup import factory
+from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel
 from chairlift.events import EventList, Step
@@ -189,7 +189,7 @@ class RequestRunner:
         proposals = self._proposals(requests) if config.speculative else None
         with (
             patch.object(NativeKernelSet, "make_sampling", lambda _set: sampling),
-            patch.object(factory, "_row_time", lambda *_: None),
+            patch.object(decoder_engine, "measured_row_time", lambda *_: None),
         ):
             engine = build_engine(config, loaded=self.loaded, clock=VirtualClock(), events=events)
         _poison(self.loaded)

@@ -15,6 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from chairlift.kernels.kernel_memory import SPARE_BLOCKS
+
 CACHE_LINE_BYTES = 64
 
 
@@ -205,7 +207,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
     def allocate(self, num_blocks: int, block_size: int) -> KVCache:
         """Allocate the KV memory of one layer. It is zeroed, because masked values must still be finite."""
         shape = self.shape
-        slots = (num_blocks + 1, shape.num_kv_heads, block_size)
+        slots = (num_blocks + SPARE_BLOCKS, shape.num_kv_heads, block_size)
         key, value = (_zeros((*slots, shape.head_dim), shape.kv_dtype, shape.device) for _ in range(2))
         if shape.kv_dtype != torch.int8:
             return KVCache(key, value)

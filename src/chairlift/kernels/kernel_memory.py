@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+SPARE_BLOCKS: Final = 1
+"""Blocks of KV memory in addition to the pool, for masked writes (see `kernels.attention.KVCache`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:

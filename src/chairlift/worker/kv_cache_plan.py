@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from chairlift.kernels.kernel_memory import SPARE_BLOCKS
 from chairlift.worker.memory import available_memory
 
 if TYPE_CHECKING:
@@ -13,9 +14,6 @@ if TYPE_CHECKING:
 FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.9}
 """The default share of the free memory for K and V. The rest is for activations, and on a CPU for other processes as
 well; a GPU is assumed to have none."""
-
-SPARE_BLOCKS = 1
-"""Blocks that are allocated in addition to the pool, for masked writes (see `chairlift.kernels.attention.KVCache`)."""
 
 
 @dataclass(frozen=True, slots=True)

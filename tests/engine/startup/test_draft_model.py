@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chairlift import LLM, EngineConfig, SamplingParams
-from chairlift.engine.startup import factory
+from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ConfigError
@@ -26,7 +26,7 @@ def config(model: Path, **options: Any) -> EngineConfig:
 
 @needs_native
 def test_answers_are_those_without_a_draft_model(tiny_model_dir: TinyModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "_row_time", lambda *_: None)
+    monkeypatch.setattr(decoder_engine, "measured_row_time", lambda *_: None)
     plain = config(tiny_model_dir("llama"), num_kv_blocks=64)
     drafting = replace(plain, speculative_config={"model": str(tiny_model_dir("llama"))})
     other = replace(plain, speculative_config={"model": str(tiny_model_dir("llama", num_hidden_layers=1))})

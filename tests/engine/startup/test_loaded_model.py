@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from chairlift import LLM, EngineConfig
-from chairlift.engine.startup import loaded_model
+from chairlift.engine.startup import loaded_model, threads
 from chairlift.errors import ConfigError
 from chairlift.models.decoder import DecoderModel
 from chairlift.system.control_groups import ControlGroups
@@ -93,10 +93,10 @@ def test_a_pool_larger_than_the_free_memory_logs_a_warning(
 def test_the_number_of_threads_is_limited_by_the_cpu_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, num_threads: int
 ) -> None:
-    monkeypatch.setattr(loaded_model, "allowed_cpus", lambda: set(range(16)))
+    monkeypatch.setattr(threads, "allowed_cpus", lambda: set(range(16)))
     monkeypatch.setattr(CpuTopology, "num_physical_cores", lambda _self, cpus: len(cpus) // 2)
     monkeypatch.setattr(ControlGroups, "cpu_quota", lambda _self: quota)
-    assert loaded_model.default_num_threads() == num_threads
+    assert threads.default_num_threads() == num_threads
 
 
 @needs_native

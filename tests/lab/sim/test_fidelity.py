@@ -23,7 +23,7 @@ from chairlift.config import BATCHINGS, KV_POLICIES, EngineConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
-from chairlift.engine.startup import factory
+from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.lab.sim.executor import SimExecutor
@@ -149,7 +149,7 @@ def test_simulator_schedules_like_the_engine(
     tiny_model_dir: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(factory, "_row_time", lambda *_: None)
+    monkeypatch.setattr(decoder_engine, "measured_row_time", lambda *_: None)
     batching, _, run_to = batching.partition("-")
     options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
     num_blocks = NUM_BLOCKS[kv] * (2 if arch == "gemma3" else 1)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import chairlift
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_groups import FULL
-from chairlift.engine.startup.loaded_model import LoadedModel
+from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.step_time import StepTime
@@ -21,7 +21,7 @@ SAMPLE_BYTES: Final = 1 << 16
 
 
 def open_block_store(
-    config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan, step_time: StepTime | None
+    config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan, step_time: StepTime | None
 ) -> DiskBlockStore | None:
     """Open the store of `config.prefix_cache_dir`; None if there is none.
 
@@ -49,7 +49,7 @@ def open_block_store(
     )
 
 
-def fingerprint(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> dict[str, Any]:
+def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) -> dict[str, Any]:
     """What the contents of a block depend on, besides its tokens: the model, its number formats and its kernels."""
     return {
         "chairlift": chairlift.__version__,

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_groups import FULL
-from chairlift.engine.startup.loaded_model import LoadedModel, load_model
+from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.errors import ConfigError
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.kv_layout import KVLayout
 from chairlift.speculative_config import SpeculativeConfig
 
 
-def provide_draft_model(config: EngineConfig, loaded: LoadedModel, layout: KVLayout) -> LoadedModel | None:
+def provide_draft_model(config: EngineConfig, loaded: LoadedDecoder, layout: KVLayout) -> LoadedDecoder | None:
     """The draft model that `config.speculative_config` names, which is loaded once for each loaded model; None if there
     is none.
 
@@ -31,7 +31,7 @@ def provide_draft_model(config: EngineConfig, loaded: LoadedModel, layout: KVLay
         )
     draft = loaded.draft
     if draft is None or not draft.matches(_draft_config(config, speculative)):
-        draft = load_model(_draft_config(config, speculative))
+        draft = load_decoder(_draft_config(config, speculative))
     _check(draft, loaded, config.max_model_len or loaded.config.max_position_embeddings)
     loaded.draft = draft
     return draft
@@ -50,7 +50,7 @@ def _draft_config(config: EngineConfig, speculative: SpeculativeConfig) -> Engin
     )
 
 
-def _check(draft: LoadedModel, loaded: LoadedModel, max_model_len: int) -> None:
+def _check(draft: LoadedDecoder, loaded: LoadedDecoder, max_model_len: int) -> None:
     """Check that token ids of the draft model mean the same in the model, and that its context is long enough."""
     ours, theirs = draft.tokenizer, loaded.tokenizer
     problem = None

@@ -1,9 +1,9 @@
-"""LoadedModel: a model on its device with its KV memory; `load_model` loads it."""
+"""LoadedModel: a model on its device, as a decoder with KV memory or an encoder; `load_model` loads it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,12 +12,12 @@ import torch
 from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.startup.memory_plan import MatrixFormats, plan_lora, plan_weights
+from chairlift.engine.startup.threads import set_threads
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.kernel_memory import MemoryItem, total
-from chairlift.kernels.kernel_set import MAX_THREADS
-from chairlift.kernels.registry import find_kernel_set
+from chairlift.kernels.lora import LoraAdapters
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.pooling_config import PoolingConfig, load_pooling_config
@@ -34,11 +34,10 @@ from chairlift.loading.resolve import (
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
+from chairlift.models.encoder import EncoderModel
 from chairlift.models.kv_layout import KVLayout
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
-from chairlift.system.control_groups import ControlGroups
-from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
 from chairlift.system.memory_limits import is_out_of_memory
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import available_memory, format_memory, total_memory
@@ -62,16 +61,29 @@ LOADING_OPTIONS: Final = (
 )
 """The properties of EngineConfig that affect how a model is loaded."""
 
+ENCODER_LACKS: Final = (
+    "kv_cache_memory_bytes",
+    "num_kv_blocks",
+    "kv",
+    "kv_arena",
+    "kv_cache_dtype",
+    "enable_prefix_caching",
+    "prefix_cache_dir",
+    "speculative_config",
+    "lora_modules",
+    "max_loras",
+    "record_trace",
+    "classifier_from_token",
+)
+"""Options of KV memory, of generation and of adapters. An encoder has none of them."""
+
 MAX_NAMES_SHOWN: Final = 5
 """Maximum number of tensor names in a message."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LoadedModel:
-    """Weights and KV memory of a model, its tokenizer, and its grammars, which are compiled at first use.
-
-    Engines over one loaded model share all of these. Only one of them may have unfinished requests, and prefixes that
-    another one has cached in KV memory are lost.
+    """The weights of a model with its tokenizer, which engines over it share.
 
     Attributes:
         engine_config: the configuration that it was loaded for.
@@ -79,34 +91,70 @@ class LoadedModel:
         tokenizer: its tokenizer, or NoTokenizer with `skip_tokenizer_init`.
         formats: the formats of the matrices in its files.
         planned_weights: the planned memory of its weights.
-        sampling_defaults: the sampling parameters of requests that do not set them.
         pooling: how it computes vectors; None if it generates text.
-        kv_cache_plan, kv_layout: the plan of its KV memory and the groups of its layers; None before the first engine.
-        step_time, row_time: the time of steps that the first engine has measured, for all engines.
-        draft: the draft model of speculative decoding; None if no engine has needed it.
+        sampling_defaults: the sampling parameters of requests that do not set them.
     """
 
     engine_config: EngineConfig
     files: ModelFiles
     config: ModelConfig
-    model: DecoderModel
+    model: DecoderModel | EncoderModel
     device: torch.device
     choice: KernelChoice
     tokenizer: Tokenizer | NoTokenizer
     formats: MatrixFormats
     planned_weights: list[MemoryItem]
+    pooling: PoolingConfig | None
     sampling_defaults: SamplingDefaults
-    pooling: PoolingConfig | None = None
-    kv_cache_plan: KVCachePlan | None = None
-    kv_layout: KVLayout | None = None
-    step_time: StepTime | None = None
-    row_time: RowTime | None = None
-    draft: LoadedModel | None = None
-    _grammars: GrammarCompiler | None = None
 
     @property
     def name(self) -> str:
         return self.files.name
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """The compiler of structured outputs; None if the model does not generate text from a tokenizer."""
+        return None
+
+    @property
+    def lora(self) -> LoraAdapters | None:
+        """The LoRA adapters of the model; None if it has none."""
+        return None
+
+    def matches(self, config: EngineConfig) -> bool:
+        """Whether `config` has the same loading options as the configuration that the model was loaded for."""
+        return all(getattr(config, name) == getattr(self.engine_config, name) for name in LOADING_OPTIONS)
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedEncoder(LoadedModel):
+    """An encoder, which computes each text in one step."""
+
+    model: EncoderModel
+    tokenizer: Tokenizer
+    pooling: PoolingConfig
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedDecoder(LoadedModel):
+    """A decoder with its KV memory, and its grammars, which are compiled at first use.
+
+    Only one of the engines over it may have unfinished requests, and prefixes that another one has cached in KV memory
+    are lost.
+
+    Attributes:
+        kv_cache_plan, kv_layout: the plan of its KV memory and the groups of its layers; None before the first engine.
+        step_time, row_time: the time of steps that the first engine has measured, for all engines.
+        draft: the draft model of speculative decoding; None if no engine has needed it.
+    """
+
+    model: DecoderModel
+    kv_cache_plan: KVCachePlan | None = None
+    kv_layout: KVLayout | None = None
+    step_time: StepTime | None = None
+    row_time: RowTime | None = None
+    draft: LoadedDecoder | None = None
+    _grammars: GrammarCompiler | None = None
 
     @property
     def grammars(self) -> GrammarCompiler | None:
@@ -119,9 +167,9 @@ class LoadedModel:
             self._grammars = GrammarCompiler(lambda: tokenizer, vocab_size, eos_token_ids)
         return self._grammars
 
-    def matches(self, config: EngineConfig) -> bool:
-        """Whether `config` has the same loading options as the configuration that the model was loaded for."""
-        return all(getattr(config, name) == getattr(self.engine_config, name) for name in LOADING_OPTIONS)
+    @property
+    def lora(self) -> LoraAdapters | None:
+        return self.model.lora
 
     def provide_kv_cache(self, plan: KVCachePlan, layout: KVLayout) -> None:
         """Allocate KV memory for the plan. Existing memory is kept if it has the same layout, blocks of the same size,
@@ -164,36 +212,123 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
     Raises:
         ModelLoadError: the model cannot be found, read or run.
-        ConfigError: this machine lacks a device, dtype or kernel set, or a log file cannot be written.
+        ConfigError: this machine lacks a device, dtype or kernel set, an option does not fit the model, or a log file
+            cannot be written.
     """
     config.check_files()
-    device = _device(config.device)
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files)
-    assert model_config.encoder is None, "encoders are loaded by `build_encoder_engine`"
-    pooling = load_pooling_config(files, model_config)
-    if config.classifier_from_token is not None:
-        if pooling is not None:
-            raise ConfigError(f"classifier_from_token has no use for {files.name!r}, which computes vectors: remove it")
-        pooling = PoolingConfig("score", "last")
-    if pooling is not None and config.record_trace is not None:
-        raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
+    pooling = _read_pooling(config, files, model_config)
+    device = _device(config.device)
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype, is_pooling=pooling is not None)
-    set_threads(config.num_threads, choice)
+    num_callers = set_threads(config.num_threads, choice)
     dtype = _torch_dtype(choice.dtype)
+    is_random = config.load_format == "dummy"
     weights: FileWeights | RandomWeights
-    if config.load_format == "dummy":
+    if is_random:
         weights = RandomWeights(model_config, dtype, device)
     else:
         weights = open_weights(files, model_config, dtype, device)
     tokenizer = _load_tokenizer(config, files, model_config)
     if pooling is not None and config.classifier_from_token is not None:
         pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
-    formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
+    formats = matrix_formats(None if is_random else files, model_config)
     planned = plan_weights(model_config, choice.memory(device.type), formats)
     planned += plan_lora(model_config, config, choice.dtype)
-    _check_memory(files.name, planned, device, lambda: _smaller_weights(model_config, choice, formats))
+    _check_memory(files.name, planned, device, model_config, choice, formats)
+    model = _build(config, files, model_config, weights, choice, device, pooling, num_callers)
+    for note in weights.notes():
+        logger.info("%s", note)
+    close_gguf()
+    types = "" if model_config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
+    logger.info(
+        f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, "
+        f"kernels: {choice.description}{types}"
+    )
+    kind: type[LoadedModel] = LoadedDecoder if model_config.encoder is None else LoadedEncoder
+    return kind(
+        engine_config=config,
+        files=files,
+        config=model_config,
+        model=model,
+        device=device,
+        choice=choice,
+        tokenizer=tokenizer,
+        formats=formats,
+        planned_weights=planned,
+        pooling=pooling,
+        sampling_defaults=sampling,
+    )
+
+
+def load_decoder(config: EngineConfig) -> LoadedDecoder:
+    """Load a model with KV memory; arguments and errors as for `load_model`.
+
+    Raises:
+        ConfigError: it is an encoder.
+    """
+    loaded = load_model(config)
+    if not isinstance(loaded, LoadedDecoder):
+        raise ConfigError(f"model {loaded.name!r} is an encoder, which has no KV memory: use a decoder")
+    return loaded
+
+
+def _read_pooling(config: EngineConfig, files: ModelFiles, model_config: ModelConfig) -> PoolingConfig | None:
+    """The pooling of the model, after a check of the options that depend on it; None if the model generates text."""
+    pooling = load_pooling_config(files, model_config)
+    if model_config.encoder is not None:
+        assert pooling is not None, "an encoder has a kind of pooling"
+        _check_encoder_options(config, files.name)
+        return pooling
+    if config.classifier_from_token is not None:
+        if pooling is not None:
+            raise ConfigError(f"classifier_from_token has no use for {files.name!r}, which computes vectors: remove it")
+        pooling = PoolingConfig("score", "last")
+    if pooling is not None and config.record_trace is not None:
+        raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
+    return pooling
+
+
+def _check_encoder_options(config: EngineConfig, name: str) -> None:
+    defaults = EngineConfig()
+    for option in ENCODER_LACKS:
+        if getattr(config, option) != getattr(defaults, option):
+            raise ConfigError(f"{option} has no use for {name!r}, an encoder: remove it")
+    if config.device != "cpu" or config.batching != "continuous":
+        raise ConfigError(
+            f"model {name!r} is an encoder, which runs on device=cpu with batching=continuous, got "
+            f"device={config.device} and batching={config.batching}"
+        )
+    if config.skip_tokenizer_init:
+        raise ConfigError(f"skip_tokenizer_init cannot be combined with {name!r}, an encoder that reads texts")
+
+
+def _build(
+    config: EngineConfig,
+    files: ModelFiles,
+    model_config: ModelConfig,
+    weights: FileWeights | RandomWeights,
+    choice: KernelChoice,
+    device: torch.device,
+    pooling: PoolingConfig | None,
+    num_callers: int,
+) -> DecoderModel | EncoderModel:
+    """Read the weights.
+
+    Args:
+        num_callers: number of threads that may call torch at the same time.
+    """
+    dtype = _torch_dtype(choice.dtype)
+    if model_config.encoder is not None:
+        return EncoderModel(
+            model_config,
+            weights,
+            dtype=dtype,
+            kernels=choice.kernels,
+            quantization=choice.quantization,
+            num_threads=num_callers,
+        )
     model = build_model(
         model_config,
         weights,
@@ -208,16 +343,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         max_lora_rank=config.max_lora_rank,
     )
     _reject_undeclared_tensors(weights.unused(), files, model_config)
-    for note in weights.notes():
-        logger.info("%s", note)
-    logger.info(
-        f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, "
-        f"kernels: {choice.description}; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
-    )
-    close_gguf()
-    return LoadedModel(
-        config, files, model_config, model, device, choice, tokenizer, formats, planned, sampling, pooling
-    )
+    return model
 
 
 def _load_tokenizer(config: EngineConfig, files: ModelFiles, model_config: ModelConfig) -> Tokenizer | NoTokenizer:
@@ -246,26 +372,25 @@ def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer)
     return first, second
 
 
-def _smaller_weights(model_config: ModelConfig, choice: KernelChoice, formats: MatrixFormats) -> dict[str, int]:
-    """The planned bytes of the weights for each value of `quantization` that native kernels have."""
-    if choice.kernels != "native":
-        return {}
-    return {
-        name: total(plan_weights(model_config, replace(choice, quantization=name).memory("cpu"), formats))
-        for name in QUANTIZATIONS
-    }
-
-
 def _check_memory(
-    name: str, planned: list[MemoryItem], device: torch.device, smaller: Callable[[], dict[str, int]]
+    name: str,
+    planned: list[MemoryItem],
+    device: torch.device,
+    model_config: ModelConfig,
+    choice: KernelChoice,
+    formats: MatrixFormats,
 ) -> None:
     """Raise ConfigError if the weights need more than the whole memory."""
     num_bytes, limit = total(planned), total_memory(device)
     if num_bytes <= limit:
         return
-    fitting = {option: size for option, size in smaller().items() if size <= limit}
-    best = max(fitting, key=fitting.__getitem__, default=None)
-    hint = "use a smaller model" if best is None else f"quantization={best} takes {format_memory(fitting[best])}"
+    hint = "use a smaller model"
+    if choice.kernels == "native":
+        smaller = {option: replace(choice, quantization=option).memory("cpu") for option in QUANTIZATIONS}
+        sizes = {option: total(plan_weights(model_config, each, formats)) for option, each in smaller.items()}
+        fitting = {option: size for option, size in sizes.items() if size <= limit}
+        if (best := max(fitting, key=fitting.__getitem__, default=None)) is not None:
+            hint = f"quantization={best} takes {format_memory(fitting[best])}"
     raise ConfigError(
         f"model {name!r}: the weights take {format_memory(num_bytes)}, more than the {format_memory(limit)} that this "
         f"process may use; {hint}"
@@ -293,46 +418,6 @@ def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={name}: this build of torch ({torch.__version__}) finds no CUDA device; use cpu")
     return torch.device(name)
-
-
-def default_num_threads() -> int:
-    """The number of physical cores that this process may use, within the CPU quota of its control groups, rounded down.
-
-    Two hyperthreads share the vector units of a core, so a second thread of the kernels gains nothing and waits for the
-    first one. With more threads than the quota all threads are stopped for the rest of every period, in the middle of a
-    step. The fraction of a CPU that remains is for the HTTP process.
-    """
-    cpus = allowed_cpus()
-    num_cores = CpuTopology().num_physical_cores(cpus)
-    quota = ControlGroups().cpu_quota()
-    num_threads = min(num_cores, MAX_THREADS) if quota is None else min(num_cores, max(1, int(quota)), MAX_THREADS)
-    if quota is not None and quota < num_cores:
-        logger.info("num_threads=%d: the control group allows %.3g of %d CPUs", num_threads, quota, len(cpus))
-    elif num_threads < len(cpus):
-        logger.info("num_threads=%d: physical cores, which have %d hyperthreads", num_threads, len(cpus))
-    return num_threads
-
-
-def _log_numa_nodes() -> None:
-    nodes = CpuTopology().numa_nodes(allowed_cpus())
-    if len(nodes) > 1:
-        logger.warning(
-            f"the CPUs of this process are on {len(nodes)} NUMA nodes ({', '.join(map(str, nodes))}), and weights are "
-            "not placed on the node that reads them: start one engine on each node (numactl --cpunodebind=0 "
-            "--membind=0), or distribute the memory of one engine (numactl --interleave=all)"
-        )
-
-
-def set_threads(num_threads: int | None, choice: KernelChoice) -> int:
-    """Set the number of threads of the kernels; returns as `KernelSet.set_num_threads`."""
-    if num_threads is None:
-        num_threads = default_num_threads()
-    if num_threads > MAX_THREADS:
-        raise ConfigError(f"num_threads={num_threads} exceeds the limit of {MAX_THREADS} threads")
-    num_callers = find_kernel_set(choice.kernels).set_num_threads(num_threads)
-    if num_callers > 1:
-        _log_numa_nodes()
-    return num_callers
 
 
 def _torch_dtype(name: str) -> torch.dtype:

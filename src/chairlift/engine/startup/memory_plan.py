@@ -19,6 +19,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.kernel_memory import (
     DTYPE_BYTES,
+    SPARE_BLOCKS,
     KernelMemory,
     LayerSizes,
     MemoryItem,
@@ -31,7 +32,7 @@ from chairlift.kernels.kernel_memory import (
 )
 from chairlift.models.declaration import EMBEDDING, LM_HEAD, FeedForwardSpec, LayerSpec, MatrixSpec, ModelConfig
 from chairlift.models.kv_layout import KVLayout
-from chairlift.worker.kv_cache_plan import SPARE_BLOCKS, KVCachePlan
+from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS, format_memory
 
 MatrixFormats = Callable[[str], str]

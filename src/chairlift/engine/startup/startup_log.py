@@ -10,9 +10,12 @@ from typing import Final
 
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.kv.kv_groups import FULL
+from chairlift.engine.startup.loaded_model import LoadedModel
 from chairlift.engine.startup.memory_plan import planned_pool
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.kernels.kernel_memory import MemoryItem, total
+from chairlift.models.parameter_memory import parameter_bytes
+from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
 
@@ -20,21 +23,19 @@ TYPICAL: Final = RequestLengths(256, 256, 256)
 """The request whose number in the pool is logged at startup, in addition to requests of full length."""
 
 
-def startup_summary(
+def describe_memory(
     config: EngineConfig,
     limits: SchedulerConfig,
     plan: KVCachePlan,
-    weights: Sequence[MemoryItem],
+    loaded: LoadedModel,
     activations: Sequence[MemoryItem],
-    held_bytes: int,
 ) -> list[str]:
-    """The log lines that describe the memory and the capacity of an engine.
+    """The lines about the memory and the capacity of an engine.
 
     Args:
         limits: the configuration of its scheduler.
         plan: its KV pool.
-        weights, activations: the planned memory.
-        held_bytes: bytes of weights that the loaded model holds.
+        activations: the planned memory of a step.
     """
     pool = planned_pool(
         replace(config, max_model_len=limits.max_model_len), limits.max_model_len, plan.num_blocks, plan.windows
@@ -49,8 +50,9 @@ def startup_summary(
         f"KV pool: {plan.num_blocks} blocks of {plan.block_size} slots = {_pool_content(plan)} in "
         f"{format_memory(plan.num_bytes)}; max_model_len={limits.max_model_len}, max_num_seqs={limits.max_num_seqs}, "
         f"max_num_batched_tokens={limits.max_num_batched_tokens}",
-        f"weights: {format_memory(held_bytes)} (planned: {format_memory(total(weights))}); activations of a step: at "
-        f"most {format_memory(total(activations))}",
+        f"weights: {format_memory(parameter_bytes(loaded.model))} (planned: "
+        f"{format_memory(total(loaded.planned_weights))}); activations of a step: at most "
+        f"{format_memory(total(activations))}",
         f"kv={pool.name}: the pool holds {counts[0]} concurrent requests of max_model_len tokens, or {counts[1]} of "
         f"{typical.prompt} prompt and {typical.output} output tokens; {batch}",
     ]
@@ -62,3 +64,17 @@ def _pool_content(plan: KVCachePlan) -> str:
     sizes = Counter("all tokens" if window is None else f"a window of {window}" for window in plan.windows)
     groups = ", ".join(f"{count} x {size}" for size, count in sizes.items())
     return f"{plan.num_slots} slots for {len(plan.windows)} groups of layers ({groups})"
+
+
+def describe_sampling(defaults: SamplingDefaults) -> list[str]:
+    """The line about the sampling parameters that the files of a model set, if there are any."""
+    shown = ", ".join(f"{name}={value}" for name, value in defaults.values().items())
+    return [f"default sampling parameters of this model: {shown} (see --generation-config)"] if shown else []
+
+
+def describe_draft(draft: LoadedModel, kv_bytes: int) -> str:
+    """The line about the memory of a draft model, whose K and V take `kv_bytes` of the pool."""
+    return (
+        f"draft model {draft.name}: weights {format_memory(parameter_bytes(draft.model))}; its K and V take "
+        f"{format_memory(kv_bytes)} of the pool"
+    )

@@ -1,16 +1,88 @@
-"""The native kernel set before a model is loaded; importing this module does not load the extension."""
+"""The native kernel set before a model is loaded, and its memory; importing this module does not load the extension.
+
+Matrices are in the formats of the file or in the configured one, and all else is float32.
+
+All layers write to the same rows. With T tokens, hidden size H, and for the widest layer Q and K as the widths of
+queries and keys, I as the inner size and d as the head size, the numbers of values of a step are:
+
+    residual stream   3 T H (OPT adds positions); 5 T H if a norm or factor comes between a product and the sum
+    attention         T (2 Q + 2 K), and T d for the rotation
+    MLP               2 T I
+    product inputs    T times the widest input, at most float32, with scales
+    experts           T (H + E + 4 k) with E experts, of which each token has k
+    torch             2 T I for an activation that torch computes because native kernels lack it
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import load, loaded
-from chairlift.kernels.cpu.native_memory import NativeMemory
+from chairlift.kernels.cpu.formats import matrix_bytes, packed_parts, stripes
+from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, StepSizes, StoredMatrix, value_item
 from chairlift.kernels.kernel_set import KernelSet
 
 if TYPE_CHECKING:
     from chairlift.kernels.interface import Kernels
     from chairlift.kernels.sampling import SamplingKernels
+
+
+class NativeMemory(KernelMemory):
+    """The memory of the native kernels.
+
+    A sampled row has for each token a logit, a copy for logprobs, and a penalty count.
+    """
+
+    value_bytes = 4
+    logit_bytes = 12
+    prompt_logit_bytes = 4
+
+    def __init__(self, quantization: str | None) -> None:
+        self._quantization = quantization
+
+    def weights(
+        self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False
+    ) -> list[StoredMatrix]:
+        found = packed_parts(parts, None if keeps_format else self._quantization)
+        return [_stored(name, out, in_features) for name, out in found]
+
+    def step(self, sizes: StepSizes) -> list[MemoryItem]:
+        tokens, hidden, layers = sizes.num_tokens, sizes.hidden_size, sizes.layers
+        networks = [network for layer in layers for network in layer.networks]
+        inner = max(network.inner_size for network in networks)
+        queries = max(layer.num_heads * layer.head_dim for layer in layers)
+        keys = max(layer.num_kv_heads * layer.head_dim for layer in layers)
+        head_dim = max(layer.head_dim for layer in layers)
+        widest, copies = max(hidden, queries, inner), 3 if sizes.is_fused else 5
+        values = [
+            ("residual stream", f"{copies} x {hidden:,}", copies * hidden),
+            (
+                "attention",
+                f"(2 x {queries:,} + 2 x {keys:,} + {head_dim})",
+                2 * queries + 2 * keys + head_dim,
+            ),
+            ("MLP", f"2 x {inner:,}", 2 * inner),
+            ("inputs of the products", f"2 x {widest:,}", 2 * widest),
+        ]
+        if num_experts := max(network.num_experts for network in networks):
+            chosen = max(network.experts_per_token for network in networks)
+            formula = f"({hidden:,} + {num_experts} + 4 x {chosen})"
+            values.append(("experts", formula, hidden + num_experts + 4 * chosen))
+        if not sizes.row_kernels.issubset(NATIVE_PROLOGUES):
+            values.append(("rows that torch computes", f"2 x {inner:,}", 2 * inner))
+        return [
+            value_item(name, f"{tokens:,} x {formula}", tokens * count, self.value_bytes)
+            for name, formula, count in values
+        ]
+
+
+def _stored(name: str, out_features: int, in_features: int) -> StoredMatrix:
+    num_stripes, stripe_bytes = stripes(name, out_features, in_features)
+    shape = f"{out_features:,} x {in_features:,} in {name}"
+    formula = f"{num_stripes:,} stripes x {stripe_bytes:,} bytes ({shape})"
+    return StoredMatrix(formula, matrix_bytes(name, out_features, in_features))
 
 
 class NativeKernelSet(KernelSet):

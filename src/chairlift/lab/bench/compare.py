@@ -11,7 +11,7 @@ from typing import Final, TextIO
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
-from chairlift.engine.startup.loaded_model import LoadedModel, load_model
+from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.memory_plan import kv_slot_bytes, plan_layout
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
@@ -221,7 +221,7 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
         policy.name: policy.config(config, options.static_batch_size, options.kv_arena) for policy in options.policies
     }
     _create_folder(options.save_events)
-    loaded = load_model(config)
+    loaded = load_decoder(config)
     configs = _equalize_limits(loaded, configs)
     workloads = [
         _set_max_tokens(options.workload(loaded.config.vocab_size, WARM_UP_ROUND + number, tokenize), configs)
@@ -235,7 +235,7 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
     return rounds.result([item.max_output_len for workload in workloads[1:] for item in workload])
 
 
-def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineConfig]:
+def _equalize_limits(loaded: LoadedDecoder, configs: Configs) -> dict[str, EngineConfig]:
     """Give all engines the same pool and the same max_model_len: the smallest of the policies unless it is given."""
     plan = build_engine(next(iter(configs.values())), loaded=loaded).facts.kv_cache_plan
     pooled = {
@@ -247,7 +247,7 @@ def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineC
     return {name: replace(config, max_model_len=max_model_len) for name, config in pooled.items()}
 
 
-def _num_blocks(plan: KVCachePlan, loaded: LoadedModel, config: EngineConfig) -> int:
+def _num_blocks(plan: KVCachePlan, loaded: LoadedDecoder, config: EngineConfig) -> int:
     """The number of blocks of this configuration that the pool has memory for. Blocks differ in size if one policy has
     several groups of layers (see `models.kv_layout`)."""
     layout = plan_layout(config, loaded.config)
@@ -269,7 +269,7 @@ def _set_max_tokens(workload: Sequence[WorkloadRequest], configs: Configs) -> li
 
 
 def _warm_up(
-    loaded: LoadedModel, config: EngineConfig, workloads: Sequence[Sequence[WorkloadRequest]], num_warmups: int
+    loaded: LoadedDecoder, config: EngineConfig, workloads: Sequence[Sequence[WorkloadRequest]], num_warmups: int
 ) -> None:
     """Check that all requests fit, then run the first requests of the first workload."""
     engine = build_engine(config, loaded=loaded)
@@ -281,7 +281,7 @@ def _warm_up(
 class _Rounds:
     """Runs the rounds: all policies serve one workload, in an order that rotates (A B C, B C A, C A B)."""
 
-    def __init__(self, loaded: LoadedModel, configs: Configs, options: CompareOptions) -> None:
+    def __init__(self, loaded: LoadedDecoder, configs: Configs, options: CompareOptions) -> None:
         self._loaded = loaded
         self._configs = configs
         self._options = options

@@ -18,7 +18,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import build_engine
-from chairlift.engine.startup.loaded_model import load_model
+from chairlift.engine.startup.loaded_model import load_decoder
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EngineStarted
 from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
@@ -132,7 +132,7 @@ class Scorer:
             # Without windows that release blocks, a pool of this size holds the window in all layers.
             num_blocks = math.ceil((window + 1) / config.block_size)
             config = replace(config, num_kv_blocks=num_blocks, disable_hybrid_kv_cache_manager=True)
-        loaded = load_model(config)
+        loaded = load_decoder(config)
         self._model = loaded.model
         self.engine = build_engine(config, loaded=loaded)
         self.vocab_size = loaded.config.vocab_size

@@ -12,12 +12,11 @@ from rich.text import Text
 
 from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryPlan
-from chairlift.kernels.kernel_memory import MemoryItem, total
+from chairlift.kernels.kernel_memory import SPARE_BLOCKS, MemoryItem, total
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
 from chairlift.lab.tables import make_table, number, print_report
-from chairlift.worker.kv_cache_plan import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
 
 

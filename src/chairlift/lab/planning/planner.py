@@ -226,6 +226,7 @@ def _shape(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> Mod
 
 def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
     """The command that starts an engine with exactly the planned blocks."""
+    limits, num_loras = config.scheduler_config(memory.max_model_len), config.num_loras
     options: dict[str, object] = {
         "device": config.device,
         "dtype": memory.choice.dtype,
@@ -237,18 +238,14 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
         "max-num-seqs": config.max_num_seqs,
         "batching": config.batching,
         "kv": config.kv,
+        "max-num-batched-tokens": config.max_num_batched_tokens,
+        "quantization": config.quantization,
+        "kv-arena": None if config.kv == "paged" else config.kv_arena,
+        "static-batch-size": limits.static_batch_size if config.batching == "static" else None,
+        "max-loras": num_loras or None,
+        "max-lora-rank": config.max_lora_rank if num_loras else None,
     }
-    if config.max_num_batched_tokens is not None:
-        options["max-num-batched-tokens"] = config.max_num_batched_tokens
-    if config.quantization is not None:
-        options["quantization"] = config.quantization
-    if config.kv != "paged":
-        options["kv-arena"] = config.kv_arena
-    if config.batching == "static":
-        options["static-batch-size"] = config.scheduler_config(memory.max_model_len).static_batch_size
-    if config.num_loras:
-        options |= {"max-loras": config.num_loras, "max-lora-rank": config.max_lora_rank}
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     if config.disable_hybrid_kv_cache_manager:
         words.append("--disable-hybrid-kv-cache-manager")
     return shlex.join(["chairlift", "serve", model.argument, *words])

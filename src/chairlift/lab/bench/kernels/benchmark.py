@@ -14,8 +14,8 @@ import torch
 
 from chairlift.config import EngineConfig
 from chairlift.engine.progress import progress_bar
-from chairlift.engine.startup.loaded_model import default_num_threads
 from chairlift.engine.startup.memory_plan import MatrixFormats, file_parts
+from chairlift.engine.startup.threads import default_num_threads
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load

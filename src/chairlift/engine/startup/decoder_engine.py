@@ -1,0 +1,178 @@
+"""Prepares the engine of a decoder: KV pool, measured time of steps, prefix cache and model runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+
+from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.engine.startup.disk_prefix_cache import open_block_store
+from chairlift.engine.startup.draft_model import provide_draft_model
+from chairlift.engine.startup.loaded_model import LoadedDecoder
+from chairlift.engine.startup.memory_plan import (
+    kv_slot_bytes,
+    plan_activations,
+    plan_layout,
+    plan_pool,
+    planned_pool,
+)
+from chairlift.engine.startup.prepared_engine import PreparedEngine
+from chairlift.engine.startup.startup_log import describe_draft, describe_memory, describe_sampling
+from chairlift.engine.startup.token_budget import (
+    ChunkTimer,
+    describe_chunks,
+    describe_rows,
+    measure_rows,
+    measure_steps,
+)
+from chairlift.kernels.registry import find_kernel_set
+from chairlift.models.kv_layout import KVLayout
+from chairlift.step_time import RowTime, StepTime
+from chairlift.worker.encoder_runner import normalize
+from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
+from chairlift.worker.model_runner import ModelRunner
+
+StepTurn = AbstractContextManager[None]
+"""Is held while a step is measured."""
+
+
+def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn | None) -> PreparedEngine:
+    """Plan and allocate KV memory, measure the time of steps, and make the model runner.
+
+    Raises:
+        ModelLoadError: the draft model cannot be found, read or run.
+        ConfigError: this model or this machine cannot satisfy an option.
+    """
+    layout, context = plan_layout(config, loaded.config), loaded.config.max_position_embeddings
+    draft = provide_draft_model(config, loaded, layout)
+    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
+    draft_bytes = 0 if draft is None else kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
+    memory_bytes = default_memory_bytes(loaded.device)
+    plan = plan_pool(config, slot_bytes + draft_bytes, context, memory_bytes, layout.windows)
+    pool = planned_pool(config, context, plan.num_blocks, plan.windows)
+    loaded.provide_kv_cache(plan, layout)
+    if draft is not None:
+        draft.provide_kv_cache(plan, KVLayout.one_group(draft.config.num_layers))
+    limits = _measured_limits(config, loaded, draft, plan, pool.max_model_len, turn)
+    block_store = open_block_store(config, loaded, plan, limits.step_time)
+    return PreparedEngine(
+        limits=limits,
+        kv_cache_plan=plan,
+        manager=make_kv_cache_manager(
+            pool, config.has_prefix_cache, block_store, record_index_changes=config.enable_kv_cache_events
+        ),
+        runner=_make_runner(loaded, limits.max_num_seqs, limits.max_model_len, plan, draft),
+        max_request_slots=pool.max_request_slots,
+        describe=lambda: _describe(config, loaded, limits, plan, draft, draft_bytes),
+        has_prefix_cache=config.has_prefix_cache,
+        token_bytes=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
+        slot_bytes=slot_bytes,
+        block_store=block_store,
+    )
+
+
+def _measured_limits(
+    config: EngineConfig,
+    loaded: LoadedDecoder,
+    draft: LoadedDecoder | None,
+    plan: KVCachePlan,
+    max_model_len: int,
+    turn: StepTurn | None,
+) -> SchedulerConfig:
+    """The limits of the scheduler, with the measured time of steps."""
+
+    def timer(model: LoadedDecoder) -> ChunkTimer:
+        runner = _make_runner(model, 1, max_model_len, plan)
+        return ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows), turn)
+
+    limits = config.scheduler_config(
+        max_model_len,
+        step_time=measured_step_time(config, loaded, timer),
+        row_time=None if config.speculative is None else measured_row_time(loaded, timer),
+        draft_row_time=None if draft is None else measured_row_time(draft, timer),
+    )
+    return limits if loaded.pooling is None else replace(limits, is_pooling=True)
+
+
+def measured_step_time(
+    config: EngineConfig, loaded: LoadedDecoder, make_timer: Callable[[LoadedDecoder], ChunkTimer]
+) -> StepTime | None:
+    """The measured time of steps, which limits chunks; None if the token budget is configured or has a fixed default.
+
+    Static batches do not stream tokens, so their steps need not be short.
+    """
+    is_chosen = config.max_num_batched_tokens is None and config.batching == "continuous"
+    if not is_chosen or loaded.choice.kernels != "native":
+        return None
+    if loaded.step_time is None:
+        timer = make_timer(loaded)
+        measured = measure_steps(timer.seconds_of, timer.longest)
+        loaded.step_time = None if measured is None else measured.step_time()
+    return loaded.step_time
+
+
+def measured_row_time(loaded: LoadedDecoder, make_timer: Callable[[LoadedDecoder], ChunkTimer]) -> RowTime | None:
+    """The measured time of steps by their number of sampled rows."""
+    if loaded.row_time is None:
+        timer = make_timer(loaded)
+        loaded.row_time = measure_rows(timer.sampled_seconds_of, timer.longest)
+    return loaded.row_time
+
+
+def _make_runner(
+    loaded: LoadedDecoder, max_num_seqs: int, max_model_len: int, plan: KVCachePlan, draft: LoadedDecoder | None = None
+) -> ModelRunner:
+    return ModelRunner(
+        loaded.model,
+        loaded.model.plan,
+        vocab_size=loaded.config.vocab_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=plan.block_size,
+        device=loaded.device,
+        sampling=find_kernel_set(loaded.choice.kernels).make_sampling(),
+        pooler=_make_pooler(loaded),
+        grammars=loaded.grammars,
+        num_groups=len(plan.windows),
+        draft_model=None if draft is None else draft.model,
+        draft_plan=None if draft is None else draft.model.plan,
+        lora=loaded.lora,
+    )
+
+
+def _make_pooler(loaded: LoadedDecoder) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The function that computes vectors or scores from hidden states of last tokens; None if the model generates
+    text."""
+    if (pooling := loaded.pooling) is None:
+        return None
+    if (tokens := pooling.classifier_tokens) is not None:
+        return lambda hidden: loaded.model.logits(hidden)[:, list(tokens)].diff()
+    return lambda hidden: normalize(loaded.model.final_hidden(hidden), pooling.normalize)
+
+
+def _describe(
+    config: EngineConfig,
+    loaded: LoadedDecoder,
+    limits: SchedulerConfig,
+    plan: KVCachePlan,
+    draft: LoadedDecoder | None,
+    draft_bytes: int,
+) -> list[str]:
+    memory = loaded.choice.memory(loaded.device.type)
+    activations = plan_activations(loaded.config, memory, limits, plan.block_size, loaded.kv_layout)
+    lines = describe_memory(config, limits, plan, loaded, activations)
+    lines += describe_sampling(loaded.sampling_defaults)
+    if limits.step_time is not None:
+        lines.append(describe_chunks(limits.step_time, limits.max_num_batched_tokens, limits.max_model_len))
+    if limits.row_time is not None:
+        lines.append(describe_rows("speculative decoding", limits.row_time))
+    if draft is not None and limits.draft_row_time is not None:
+        lines += [
+            describe_draft(draft, plan.num_slots * draft_bytes),
+            describe_rows("draft model", limits.draft_row_time),
+        ]
+    return lines
