@@ -15,8 +15,8 @@ import numpy as np
 from rich.table import Table
 
 from chairlift.config import SchedulerConfig
-from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.lab.sim.devices import DEVICES, Device
+from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
