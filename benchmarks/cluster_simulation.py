@@ -37,7 +37,7 @@ from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
-from chairlift.lab.workload.traces.records import TraceOptions
+from chairlift.lab.workload.traces.formats import TraceOptions
 from chairlift.lab.workload.traces.trace_loader import read_trace
 
 MODEL: Final = "llama-3-8b"

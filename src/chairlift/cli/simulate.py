@@ -18,7 +18,6 @@ SIMULATION_OPTIONS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "scheduling_policy",
-    "tenant_weights",
     "batching",
     "static_batch_size",
     "static_run_to",
@@ -58,7 +57,6 @@ def _check_options(ctx: typer.Context) -> None:
 @add_group(
     tensor_parallel_size=(int, "Number of devices that share the model.", 1),
     fitted_to=(Path | None, "Event log of a run: step times are a fit to its steps instead of a roofline."),
-    tenants=(str | None, "Tenants of the requests by shares, as heavy=20,light=1 (see --scheduling-policy fair)."),
     json=JSON,
 )
 def simulate(

@@ -16,6 +16,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestArrived
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.throughput import ThroughputOptions, run_throughput
 from chairlift.lab.bench.workload_options import WorkloadOptions, first_requests, redraw_tokens
@@ -108,6 +109,12 @@ def test_max_tokens_that_do_not_fit_are_rejected(tiny_model_dir: TinyModel) -> N
         run_throughput(config(tiny_model_dir), options)
 
 
+def run_of(result: BenchmarkResult) -> RunValues:
+    """The only run of the only engine."""
+    ((run,),) = result.runs.values()
+    return run
+
+
 def test_a_closed_loop_keeps_its_limit(tiny_model_dir: TinyModel) -> None:
     log = EventList()
     engine = build_engine(config(tiny_model_dir, skip_tokenizer_init=True), events=log)
@@ -120,17 +127,16 @@ def test_a_closed_loop_keeps_its_limit(tiny_model_dir: TinyModel) -> None:
         assert request.arrival >= ends[index], "it arrives when another request has ended"
         assert request.ttft is not None
     options = ThroughputOptions(num_prompts=7, input_len="fixed:5", output_len="fixed:4", max_concurrency=2, repeats=1)
-    (run,) = run_throughput(config(tiny_model_dir), options).runs
-    assert run.peak_batch_size == 2
+    assert run_of(run_throughput(config(tiny_model_dir), options))["peak_batch_size"] == 2
 
 
 def test_a_conversation_finds_its_history_in_the_cache(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
     first = {"request_id": "a", "arrival": 0, "prompt_len": 16, "output_len": 9}
     second = {**first, "request_id": "b", "after": "a", "carries_history": True}
     trace = write_trace(tmp_path / "t.jsonl", first, second)
-    (run,) = run_throughput(config(tiny_model_dir), ThroughputOptions(trace=trace, repeats=1, num_warmups=2)).runs
-    assert run.prompt_tokens == 16 + (16 + 9 + 16)
-    assert run.cached_tokens == 24, (
+    run = run_of(run_throughput(config(tiny_model_dir), ThroughputOptions(trace=trace, repeats=1, num_warmups=2)))
+    assert run["prompt_tokens"] == 16 + (16 + 9 + 16)
+    assert run["cached_tokens"] == 24, (
         "the blocks of the prompt and of all output tokens but the last, which has no K and V"
     )
 
@@ -139,7 +145,7 @@ def test_a_trace_of_texts_is_tokenized_by_the_models_tokenizer(tiny_model_dir: T
     trace = write_trace(tmp_path / "custom.jsonl", {"prompt": "twelve bytes", "output_tokens": 3})
     folder = str(add_tokenizer(tiny_model_dir("llama"), tmp_path / "model"))
     options = ThroughputOptions(trace=trace, repeats=1, num_warmups=0)
-    (run,) = run_throughput(config(tiny_model_dir, model=folder), options).runs
-    assert (run.prompt_tokens, run.output_tokens) == (12, 3)
+    run = run_of(run_throughput(config(tiny_model_dir, model=folder), options))
+    assert (run["prompt_tokens"], run["output_tokens"]) == (12, 3)
     with pytest.raises(ConfigError, match="a tokenizer is required to know its lengths"):
         run_throughput(config(tiny_model_dir, model=folder, skip_tokenizer_init=True), options)

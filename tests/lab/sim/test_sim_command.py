@@ -164,19 +164,3 @@ def test_calibration(tmp_path: Path) -> None:
     assert {"1 row by 1 MiB", "step overhead"} <= {name for name, _ in calibration.measured}
     record = record_of(*SMALL, "--device", str(path), "--model", "smollm2-135m", "--num-kv-blocks", "64")
     assert record["engine"]["weight_bytes"] == 4 * 134_479_872
-
-
-def test_fair_policy_shares_the_engine_between_tenants() -> None:
-    ttfts = {}
-    load = ["--num-prompts", "210", "--input-len", "fixed:64", "--output-len", "fixed:32", "--max-num-seqs", "8"]
-    for policy in ("fcfs", "fair"):
-        arguments = [*load, "--tenants", "heavy=20,light=1", "--scheduling-policy", policy]
-        assert "by tenant" in run(*arguments)
-        tenants = record_of(*arguments)["tenants"]
-        assert tenants["heavy"]["num_requests"] + tenants["light"]["num_requests"] == 210
-        assert tenants["light"]["output_tokens"] == 32 * tenants["light"]["num_requests"]
-        ttfts[policy] = tenants["light"]["ttft"]["p50"]
-    assert ttfts["fair"] < ttfts["fcfs"] / 5
-    for wrong in ("heavy", "a=0", "a=1,a=2", "=1", "a=x"):
-        with pytest.raises(ChairliftError, match="tenants must have the form"):
-            run("--tenants", wrong)

@@ -35,9 +35,14 @@ RUN_METRICS = tuple(BenchmarkMetric(metric.key, metric.label, metric.unit, metri
 """The metrics of a run of a workload."""
 
 
+TOTALS = ("duration", "num_steps", "prompt_tokens", "output_tokens", "peak_batch_size")
+"""Further values of a run, in the JSON line only."""
+
+
 def run_values(run: RunMetrics) -> dict[str, float | None]:
-    """The values of RUN_METRICS."""
-    return {metric.key: metric.value(run) for metric in REPORTED_METRICS}
+    """The values of RUN_METRICS, and totals."""
+    totals = {name: getattr(run, name) for name in TOTALS}
+    return {metric.key: metric.value(run) for metric in REPORTED_METRICS} | totals
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.memory_plan import plan_memory, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
-from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
+from chairlift.events import EngineStarted, Event, EventBroadcaster, open_event_log, read_events
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
 from chairlift.lab.sim.cost_model import CostModel
@@ -44,20 +43,16 @@ class SimulationOptions:
         tensor_parallel_size: number of devices that share the model.
         fitted_to: path of an event log. Step times are then a fit to its steps, and the device determines only the
             size of the pool.
-        tenants: shares of the requests as "name=share,name=share"; None is one tenant.
 
     Raises:
-        ConfigError: tensor_parallel_size and fitted_to are both given, or `tenants` has another form.
+        ConfigError: tensor_parallel_size and fitted_to are both given.
     """
 
     device: str = DEFAULT_DEVICE
     tensor_parallel_size: int = 1
     fitted_to: Path | None = None
-    tenants: str | None = None
 
     def __post_init__(self) -> None:
-        if self.tenants is not None:
-            parse_shares(self.tenants)
         if self.fitted_to is not None and self.tensor_parallel_size != 1:
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor_parallel_size} is a parameter of the roofline, which fitted_to "
@@ -74,7 +69,6 @@ class SimulationResult:
     constants: list[tuple[str, str]]
     run: RunMetrics
     result: SimResult
-    tenants: dict[str, TenantFigures]
 
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON, in seconds and shares."""
@@ -84,7 +78,6 @@ class SimulationResult:
             "workload": asdict(self.load),
             "constants": dict(self.constants),
             "results": self.run.to_dict(),
-            "tenants": {name: figures.to_dict() for name, figures in self.tenants.items()},
             "num_steps": self.result.num_steps,
             "simulated_seconds": self.result.seconds,
             "wall_seconds": self.result.wall_seconds,
@@ -114,13 +107,9 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
     tally = RunTally()
     file = open_event_log(config.event_log)
     workload = load.workload(model.vocab_size, token_round=0)
-    by_tenant = TenantTally()
-    if options.tenants is not None:
-        workload = with_tenants(workload, parse_shares(options.tenants), load.seed)
-    sinks: list[EventSink] = [tally] if options.tenants is None else [tally, by_tenant]
     try:
         feed = RequestFeed(workload, load.max_concurrency)
-        result = simulate(feed, sim, cost_model, EventBroadcaster(*sinks, *([] if file is None else [file])))
+        result = simulate(feed, sim, cost_model, EventBroadcaster(tally, *([] if file is None else [file])))
     finally:
         if file is not None:
             file.close()
@@ -130,7 +119,7 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
     engine = sim.engine_started()
     if recorded is not None and sim.model is None:
         engine = replace(engine, model=recorded.model)
-    return SimulationResult(engine, load, constants, tally.result(), result, by_tenant.figures)
+    return SimulationResult(engine, load, constants, tally.result(), result)
 
 
 def find_model(name: str | None, device: Device) -> ModelShape:
@@ -250,8 +239,6 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None, as_js
         if (value := metric.value(run)) is not None:
             table.add_row(row_label(metric.label, metric.unit), number(value * metric.scale))
     parts: list[RenderableType] = [constants_table([*result.constants, *_limits(result.engine)]), table]
-    if result.tenants:
-        parts.append(tenant_table(result.tenants))
     if sim.rejected:
         parts.append(f"{len(sim.rejected)} requests can never fit and were rejected; the first: {sim.rejected[0][1]}")
     print_report(parts, result.to_dict(), file, as_json)

@@ -15,7 +15,7 @@ from chairlift.lab.workload.arrivals import ArrivalProcess, with_arrivals
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
-from chairlift.lab.workload.traces.records import TraceOptions
+from chairlift.lab.workload.traces.formats import TraceOptions
 from chairlift.lab.workload.traces.trace_loader import read_trace
 
 Tokenize = Callable[[str], Sequence[int]]

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest, dependency_order
-from chairlift.lab.workload.traces.chairlift_format import read_chairlift
-from chairlift.lab.workload.traces.length_traces import (
-    AZURE_COLUMNS,
-    BURSTGPT_COLUMNS,
+from chairlift.lab.workload.traces.formats import (
+    Requests,
+    TraceOptions,
+    open_text_file,
     read_azure,
     read_burstgpt,
+    read_chairlift,
+    read_custom,
     read_mooncake,
+    read_sharegpt,
 )
-from chairlift.lab.workload.traces.records import TraceOptions, open_text_file
-from chairlift.lab.workload.traces.text_datasets import read_custom, read_sharegpt
 
 logger = logging.getLogger("chairlift")
 
-Reader = Callable[[Path, TraceOptions], Iterator[WorkloadRequest | None]]
-"""Yields the requests of a file in order, and None for a skipped one. Arrival times may start at any value."""
-
-FORMATS: Final[dict[str, Reader]] = {
+FORMATS: Final[dict[str, Callable[[Path, TraceOptions], Requests]]] = {
     "azure": read_azure,
     "burstgpt": read_burstgpt,
     "mooncake": read_mooncake,
@@ -36,7 +34,10 @@ FORMATS: Final[dict[str, Reader]] = {
     "chairlift": read_chairlift,
 }
 
-CSV_COLUMNS: Final = {"azure": AZURE_COLUMNS, "burstgpt": BURSTGPT_COLUMNS}
+CSV_COLUMNS: Final = {
+    "azure": {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
+    "burstgpt": {"Timestamp", "Request tokens", "Response tokens"},
+}
 JSON_KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
 
 
@@ -45,7 +46,7 @@ def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[Wo
 
     Requests with equal times keep the order of the file, and a request with `after` follows that one. Requests that
     cannot be served are skipped, and their number is logged: they have no prompt or output tokens (logs write failed
-    requests in this way) or, in sharegpt, lengths outside the limits of `text_datasets`.
+    requests in this way) or, in sharegpt, lengths outside the limits of `formats`.
 
     Raises:
         ConfigError: the file cannot be read, its format is unknown, a field is wrong, or no request can be served.
