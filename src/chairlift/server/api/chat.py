@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Raw
 
-from chairlift.engine.pooling import check_task
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
+from chairlift.server.api.answers import ParsedAnswer, parse_answer, plan_conversation
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import ChunkStreamWriter, GeneratingCall, StreamWriter
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.preparation.conversation import ChatPlan, Conversation
-from chairlift.server.preparation.planners import PlanningModel
+from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.base import CompletionTokensDetails, UsageInfo
 from chairlift.server.protocol.chat import (
     ChatCompletionRequest,
@@ -24,83 +21,7 @@ from chairlift.server.protocol.chat import (
     ChatResponseMessage,
 )
 from chairlift.server.protocol.chunks import ChatDelta, ChunkChoice, FunctionChunk, ToolCallChunk
-from chairlift.server.protocol.tools import FunctionCall, ToolCall
-from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall
-
-CHARACTERS_PER_FEED: Final = 1024
-"""A long answer is parsed in pieces of this size, because a parser may scan the text that it holds repeatedly."""
-
-
-@dataclass(slots=True)
-class ParsedAnswer:
-    """The content, the reasoning and the tool calls of one answer."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-
-    def add(self, piece: DeltaMessage) -> None:
-        self.content += piece.content
-        self.reasoning += piece.reasoning
-        for delta in piece.tool_calls:
-            if delta.id is not None:
-                function = FunctionCall(name=delta.name or "", arguments="")
-                self.tool_calls.append(ToolCall(id=delta.id, function=function))
-            self.tool_calls[delta.index].function.arguments += delta.arguments
-
-
-def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
-    """Split the text of a complete answer into its parts."""
-    parser = plan.make_parser()
-    answer = ParsedAnswer()
-    for start in range(0, len(text), CHARACTERS_PER_FEED):
-        answer.add(parser.feed(text[start : start + CHARACTERS_PER_FEED]))
-    answer.add(parser.finish())
-    return answer
-
-
-def plan_conversation(model: PlanningModel, body: Conversation) -> ChatPlan:
-    """Plan a call of an endpoint with messages; raises RequestError."""
-    check_task(model.engine.facts, None)
-    return model.conversations.plan(body)
-
-
-class PartStreamWriter(StreamWriter):
-    """The base class of streams that send the parts of one answer one after another.
-
-    Attributes:
-        last: the last output of the answer; None before the end.
-    """
-
-    def __init__(self, call: GeneratingCall[Any, ChatPlan]) -> None:
-        self._parser = call.plan.make_parser()
-        self.last: CompletionOutput | None = None
-
-    @abstractmethod
-    def reasoning(self, text: str) -> bytes:
-        """The events for new reasoning."""
-
-    @abstractmethod
-    def content(self, text: str, positions: list[TokenLogprobs]) -> bytes:
-        """The events for new content, which may be empty, with the logprobs of its tokens."""
-
-    @abstractmethod
-    def tool_call(self, call: DeltaToolCall) -> bytes:
-        """The events for a new tool call, or for new arguments of the last one."""
-
-    def delta(self, index: int, output: RequestOutput) -> bytes:
-        (answer,) = output.outputs
-        events = self._parts(self._parser.feed(answer.text), answer.logprobs or [])
-        if answer.finish_reason is None:
-            return events
-        self.last = answer
-        return events + self._parts(self._parser.finish(), [])
-
-    def _parts(self, piece: DeltaMessage, positions: list[TokenLogprobs]) -> bytes:
-        events = self.reasoning(piece.reasoning) if piece.reasoning else b""
-        if piece.content or not piece.tool_calls:
-            events += self.content(piece.content, positions)
-        return events + b"".join(map(self.tool_call, piece.tool_calls))
+from chairlift.server.tools.answer_parser import AnswerParser, DeltaToolCall
 
 
 def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | None:

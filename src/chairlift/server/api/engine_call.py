@@ -19,7 +19,7 @@ from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.api.call_usage import CallUsage, timing_headers
 from chairlift.server.api.endpoint import CallContext
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.api.stream_chunks import DONE, encode, to_event
+from chairlift.server.api.stream_chunks import DONE, encode, to_chunk
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.preparation.request_plan import (
@@ -248,7 +248,7 @@ class StreamWriter(ABC):
 
     def failure(self, error: ChairliftError) -> bytes:
         """The events that end a stream which has failed."""
-        return to_event(error_body(error)[1]) + DONE
+        return to_chunk(error_body(error)[1]) + DONE
 
 
 class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
@@ -290,7 +290,7 @@ class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
         chunk = self._chunk([choice])
         if self.call.body.continuous_usage_stats:
             chunk.usage = self.call.usage.usage()
-        return to_event(chunk)
+        return to_chunk(chunk)
 
     def usage(self) -> UsageInfo:
         """The token counts at the end of the stream."""
@@ -301,11 +301,11 @@ class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
         if body.include_usage:
             chunk = self._chunk([])
             chunk.usage = self.usage()
-            last += to_event(chunk)
+            last += to_chunk(chunk)
         if body.timings and (timings := self.call.usage.timings()) is not None:
             chunk = self._chunk([])
             chunk.usage, chunk.timings = UNSET, timings
-            last += to_event(chunk)
+            last += to_chunk(chunk)
         return last + DONE
 
     def _chunk(self, choices: list[ChunkChoice]) -> Chunk:

@@ -11,15 +11,16 @@ from starlette.responses import JSONResponse
 from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
+from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
 from chairlift.server.api.call_usage import CallUsage
-from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer, plan_conversation
 from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
-from chairlift.server.api.stream_chunks import encode, to_named_event
+from chairlift.server.api.stream_chunks import encode, to_event
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.preparation.planners import PlanningModel
 from chairlift.server.protocol.base import ErrorInfo
+from chairlift.server.protocol.chunks import MessagesEvent
 from chairlift.server.protocol.messages import (
     CountTokensRequest,
     MessagesError,
@@ -29,7 +30,6 @@ from chairlift.server.protocol.messages import (
     MessagesUsage,
     TokenCount,
 )
-from chairlift.server.tools.answer_parser import DeltaToolCall
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -54,7 +54,7 @@ class MessagesCall(GeneratingCall[MessagesRequest, ChatPlan]):
         return MessagesResponse(
             id=self.id,
             model=self.model,
-            content=_blocks(answer),
+            content=[_block(item) for item in answer.items()],
             stop_reason=reason,
             stop_sequence=sequence,
             usage=messages_usage(self.usage),
@@ -85,94 +85,70 @@ def messages_usage(usage: CallUsage) -> MessagesUsage:
     )
 
 
-def _blocks(answer: ParsedAnswer) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
-    if answer.reasoning:
-        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-    if answer.content:
-        blocks.append({"type": "text", "text": answer.content, "citations": None})
-    for call in answer.tool_calls:
-        arguments = _parse_arguments(call.function.arguments)
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
-    return blocks
+def _block(item: AnswerItem) -> dict[str, Any]:
+    """The content block of an item."""
+    if item.kind == "reasoning":
+        return {"type": "thinking", "thinking": item.text, "signature": ""}
+    if item.kind == "message":
+        return {"type": "text", "text": item.text, "citations": None}
+    return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": _parse_arguments(item.text)}
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
     """The arguments as an object. Text that is not a JSON object is returned as `INVALID_JSON`, as at Anthropic."""
     try:
-        value = json.loads(arguments)
+        value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
-class _MessagesStream(PartStreamWriter):
+DELTAS: Final = {
+    "reasoning": ("thinking_delta", "thinking"),
+    "message": ("text_delta", "text"),
+    "function_call": ("input_json_delta", "partial_json"),
+}
+"""Kind of item -> the type of its deltas, and their field with text."""
+
+
+class _MessagesStream(ItemStreamWriter):
     """Writes message_start, then blocks (start, deltas, stop), then message_delta and message_stop."""
 
     def __init__(self, call: MessagesCall) -> None:
         super().__init__(call)
         self._call = call
-        self._open: str | None = None
-        self._num_blocks = 0
-        self._has_calls = False
 
     def opening(self) -> bytes:
         call, usage = self._call, messages_usage(self._call.usage)
         message = MessagesResponse(
             id=call.id, model=call.model, content=[], stop_reason=None, stop_sequence=None, usage=usage
         )
-        return _event("message_start", message=message)
+        return to_event(MessagesEvent("message_start", message=message))
 
     def closing(self) -> bytes:
         assert self.last is not None
-        reason, sequence = stop_reason(self.last, self._has_calls)
-        extra: dict[str, Any] = {}
+        events = self.end("completed")
+        reason, sequence = stop_reason(self.last, any(item.kind == "function_call" for item in self.ended_items))
+        ending = MessagesEvent("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence})
+        ending.usage = messages_usage(self._call.usage)
         if self._call.body.timings and (timings := self._call.usage.timings()) is not None:
-            extra["timings"] = timings
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
-        usage = messages_usage(self._call.usage)
-        return self._stop() + _event("message_delta", delta=delta, usage=usage, **extra) + _event("message_stop")
+            ending.timings = timings
+        return events + to_event(ending) + to_event(MessagesEvent("message_stop"))
 
     def failure(self, error: ChairliftError) -> bytes:
-        return _event("error", error=_error_info(error_body(error)[0], str(error)))
+        return to_event(MessagesEvent("error", error=_error_info(error_body(error)[0], str(error))))
 
-    def reasoning(self, text: str) -> bytes:
-        return self._append_text("thinking", text, signature="")
+    def item_start(self, item: AnswerItem) -> bytes:
+        event = MessagesEvent("content_block_start", index=len(self.ended_items), content_block=_block(item))
+        return to_event(event)
 
-    def content(self, text: str, positions: list[TokenLogprobs]) -> bytes:
-        return self._append_text("text", text, citations=None) if text else b""
+    def item_delta(self, item: AnswerItem, text: str, positions: list[TokenLogprobs]) -> bytes:
+        kind, name = DELTAS[item.kind]
+        delta = {"type": kind, name: text}
+        return to_event(MessagesEvent("content_block_delta", index=len(self.ended_items), delta=delta))
 
-    def tool_call(self, call: DeltaToolCall) -> bytes:
-        self._has_calls = True
-        events = b""
-        if call.id is not None:
-            events = self._start("tool_use", id=call.id, name=call.name, input={})
-        return events + self._delta("input_json", partial_json=call.arguments) if call.arguments else events
-
-    def _append_text(self, kind: str, text: str, **fields: Any) -> bytes:
-        start = b"" if self._open == kind else self._start(kind, **{kind: ""}, **fields)
-        return start + self._delta(kind, **{kind: text})
-
-    def _start(self, kind: str, **fields: Any) -> bytes:
-        stopped = self._stop()
-        self._open = kind
-        block = {"type": kind, **fields}
-        return stopped + _event("content_block_start", index=self._num_blocks, content_block=block)
-
-    def _delta(self, kind: str, **fields: str) -> bytes:
-        delta = {"type": f"{kind}_delta", **fields}
-        return _event("content_block_delta", index=self._num_blocks, delta=delta)
-
-    def _stop(self) -> bytes:
-        if self._open is None:
-            return b""
-        self._open = None
-        self._num_blocks += 1
-        return _event("content_block_stop", index=self._num_blocks - 1)
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return to_named_event(kind, encode({"type": kind, **fields}))
+    def item_end(self, item: AnswerItem, status: str) -> bytes:
+        return to_event(MessagesEvent("content_block_stop", index=len(self.ended_items)))
 
 
 def _error_info(status: int, message: str) -> MessagesErrorInfo:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-import uuid
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer, plan_conversation
+from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
-from chairlift.server.api.stream_chunks import encode, to_named_event
+from chairlift.server.api.stream_chunks import to_event
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.protocol.chunks import ResponsesEvent
 from chairlift.server.protocol.responses import (
     IncompleteDetails,
     InputTokensDetails,
@@ -25,48 +24,11 @@ from chairlift.server.protocol.responses import (
     ResponsesRequest,
     ResponsesUsage,
 )
-from chairlift.server.tools.answer_parser import DeltaToolCall
 
+ID_PREFIXES: Final = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+"""Kind of item -> the beginning of its id."""
 
-def new_item_id(kind: str) -> str:
-    """A random id with the prefix `msg`, `fc` or `rs`."""
-    return f"{kind}_{uuid.uuid4().hex}"
-
-
-@dataclass(slots=True)
-class OutputItem:
-    """An output item while it is generated: reasoning, a message or a function call.
-
-    Attributes:
-        text: the text so far; for a function call its arguments.
-        logprobs: the logprobs of a message, if the request includes them.
-    """
-
-    kind: str
-    id: str
-    call_id: str = ""
-    name: str = ""
-    text: str = ""
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-
-    def part(self) -> dict[str, Any]:
-        """The content part of a message or of reasoning."""
-        if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": self.text}
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
-
-    def value(self, status: str, *, is_empty: bool = False) -> dict[str, Any]:
-        """The item as an entry of `output`."""
-        if self.kind == "function_call":
-            call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
-            return {"id": self.id, "type": "function_call", "status": status, **call}
-        content = [] if is_empty else [self.part()]
-        if self.kind == "reasoning":
-            return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
-        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-DELTAS = {
+DELTAS: Final = {
     "reasoning": "response.reasoning_text",
     "message": "response.output_text",
     "function_call": "response.function_call_arguments",
@@ -80,19 +42,21 @@ class ResponsesCall(GeneratingCall[ResponsesRequest, ChatPlan]):
     def response(self, outputs: list[RequestOutput]) -> ResponseObject:
         (output,) = outputs[0].outputs
         answer = parse_answer(self.plan, output.text)
-        positions = output.logprobs if self.body.include_logprobs else None
-        items = _items(answer, list(map(self.logprob_writer().chat, positions or [])))
+        items = answer.items() or [AnswerItem("message")]
+        for item in items:
+            if item.kind == "message":
+                item.logprobs = list(map(self.logprob_writer().chat, output.logprobs or []))
         return self.finished(items, output)
 
     def writer(self) -> StreamWriter:
         return _ResponsesStream(self)
 
-    def finished(self, items: list[OutputItem], output: CompletionOutput) -> ResponseObject:
+    def finished(self, items: list[AnswerItem], output: CompletionOutput) -> ResponseObject:
         """The response at the end of the call."""
         status = _status(output)
-        values = [item.value("completed") for item in items]
+        values = [_value(item, "completed") for item in items]
         if values and status == "incomplete":
-            values[-1] = items[-1].value(status)
+            values[-1] = _value(items[-1], status)
         response = self.skeleton()
         return response.model_copy(
             update={
@@ -137,7 +101,7 @@ class ResponsesCall(GeneratingCall[ResponsesRequest, ChatPlan]):
             user=body.user,
         )
 
-    def _usage(self, items: list[OutputItem]) -> ResponsesUsage:
+    def _usage(self, items: list[AnswerItem]) -> ResponsesUsage:
         usage = self.usage
         reasoning = sum(self.num_tokens(item.text) for item in items if item.kind == "reasoning")
         return ResponsesUsage(
@@ -153,27 +117,35 @@ def _status(output: CompletionOutput) -> str:
     return "incomplete" if output.finish_reason == FinishReason.LENGTH else "completed"
 
 
-def _items(answer: ParsedAnswer, logprobs: list[dict[str, Any]]) -> list[OutputItem]:
-    items = []
-    if answer.reasoning:
-        items.append(OutputItem("reasoning", new_item_id("rs"), text=answer.reasoning))
-    if answer.content or not (answer.reasoning or answer.tool_calls):
-        items.append(OutputItem("message", new_item_id("msg"), text=answer.content, logprobs=logprobs))
-    for call in answer.tool_calls:
-        function = call.function
-        items.append(OutputItem("function_call", new_item_id("fc"), call.id, function.name, function.arguments))
-    return items
+def _id(item: AnswerItem) -> str:
+    return f"{ID_PREFIXES[item.kind]}_{item.key}"
 
 
-class _ResponsesStream(PartStreamWriter):
+def _part(item: AnswerItem) -> dict[str, Any]:
+    """The content part of a message or of reasoning."""
+    if item.kind == "reasoning":
+        return {"type": "reasoning_text", "text": item.text}
+    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": item.logprobs}
+
+
+def _value(item: AnswerItem, status: str, *, is_empty: bool = False) -> dict[str, Any]:
+    """An item as an entry of `output`."""
+    if item.kind == "function_call":
+        call = {"call_id": item.call_id, "name": item.name, "arguments": item.text}
+        return {"id": _id(item), "type": "function_call", "status": status, **call}
+    content = [] if is_empty else [_part(item)]
+    if item.kind == "reasoning":
+        return {"id": _id(item), "type": "reasoning", "summary": [], "content": content, "status": status}
+    return {"id": _id(item), "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+class _ResponsesStream(ItemStreamWriter):
     """Writes the events of one response, whose items follow each other."""
 
     def __init__(self, call: ResponsesCall) -> None:
         super().__init__(call)
         self._call = call
         self._logprobs = call.logprob_writer()
-        self._done: list[OutputItem] = []
-        self._open: OutputItem | None = None
         self._sequence_number = 0
 
     def opening(self) -> bytes:
@@ -183,10 +155,10 @@ class _ResponsesStream(PartStreamWriter):
     def closing(self) -> bytes:
         assert self.last is not None
         events = b""
-        if self._open is None and not self._done:
-            events = self._start(OutputItem("message", new_item_id("msg")))
-        events += self._end(_status(self.last))
-        response = self._call.finished(self._done, self.last)
+        if self.open_item is None and not self.ended_items:
+            events = self.start(AnswerItem("message"))
+        events += self.end(_status(self.last))
+        response = self._call.finished(self.ended_items, self.last)
         return events + self._event(f"response.{response.status}", response=response)
 
     def failure(self, error: ChairliftError) -> bytes:
@@ -196,68 +168,37 @@ class _ResponsesStream(PartStreamWriter):
         event = self._event("error", code=body.error.type, message=str(error), param=body.error.param)
         return event + self._event("response.failed", response=response)
 
-    def reasoning(self, text: str) -> bytes:
-        return self._append("reasoning", "rs", text, [])
-
-    def content(self, text: str, positions: list[TokenLogprobs]) -> bytes:
-        logprobs = [self._logprobs.chat(position) for position in positions] if self._call.body.include_logprobs else []
-        is_open = self._open is not None and self._open.kind == "message"
-        # The token of these logprobs has not become text yet: it may turn out to begin another item.
-        return self._append("message", "msg", text, logprobs) if text or (logprobs and is_open) else b""
-
-    def tool_call(self, call: DeltaToolCall) -> bytes:
-        events = b""
-        if call.id is not None:
-            events = self._start(OutputItem("function_call", new_item_id("fc"), call.id, call.name or ""))
-        return events + self._delta(call.arguments, []) if call.arguments else events
-
-    def _append(self, kind: str, prefix: str, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        is_open = self._open is not None and self._open.kind == kind
-        events = b"" if is_open else self._start(OutputItem(kind, new_item_id(prefix)))
-        return events + self._delta(text, logprobs)
-
     def _event(self, kind: str, **fields: Any) -> bytes:
-        body = {"type": kind, "sequence_number": self._sequence_number, **fields}
+        event = ResponsesEvent(kind, self._sequence_number, **fields)
         self._sequence_number += 1
-        return to_named_event(kind, encode(body))
+        return to_event(event)
 
-    def _start(self, item: OutputItem) -> bytes:
-        """Finish the open item, and start this one."""
-        events = self._end("completed")
-        self._open = item
-        added = item.value("in_progress", is_empty=True)
-        events += self._event("response.output_item.added", output_index=len(self._done), item=added)
+    def item_start(self, item: AnswerItem) -> bytes:
+        added = _value(item, "in_progress", is_empty=True)
+        events = self._event("response.output_item.added", output_index=len(self.ended_items), item=added)
         if item.kind != "function_call":
-            events += self._event("response.content_part.added", **self._place(item), part=item.part())
+            events += self._event("response.content_part.added", **self._place(item), part=_part(item))
         return events
 
-    def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        """Append text to the open item."""
-        item = self._open
-        assert item is not None
-        item.text += text
+    def item_delta(self, item: AnswerItem, text: str, positions: list[TokenLogprobs]) -> bytes:
+        logprobs = [self._logprobs.chat(position) for position in positions]
         item.logprobs += logprobs
         more = {"logprobs": _without_bytes(logprobs)} if item.kind == "message" else {}
         return self._event(f"{DELTAS[item.kind]}.delta", **self._place(item), delta=text, **more)
 
-    def _end(self, status: str) -> bytes:
-        """Finish the open item, if any."""
-        item, self._open = self._open, None
-        if item is None:
-            return b""
+    def item_end(self, item: AnswerItem, status: str) -> bytes:
         name = f"{DELTAS[item.kind]}.done"
         if item.kind == "function_call":
             events = self._event(name, **self._place(item), arguments=item.text)
         else:
             more = {"logprobs": _without_bytes(item.logprobs)} if item.kind == "message" else {}
             events = self._event(name, **self._place(item), text=item.text, **more)
-            events += self._event("response.content_part.done", **self._place(item), part=item.part())
-        events += self._event("response.output_item.done", output_index=len(self._done), item=item.value(status))
-        self._done.append(item)
-        return events
+            events += self._event("response.content_part.done", **self._place(item), part=_part(item))
+        index = len(self.ended_items)
+        return events + self._event("response.output_item.done", output_index=index, item=_value(item, status))
 
-    def _place(self, item: OutputItem) -> dict[str, Any]:
-        place = {"item_id": item.id, "output_index": len(self._done)}
+    def _place(self, item: AnswerItem) -> dict[str, Any]:
+        place = {"item_id": _id(item), "output_index": len(self.ended_items)}
         return place if item.kind == "function_call" else {**place, "content_index": 0}
 
 

@@ -7,6 +7,8 @@ from typing import Any, Final
 import msgspec
 from pydantic import BaseModel
 
+from chairlift.server.protocol.chunks import MessagesEvent, ResponsesEvent
+
 
 def _plain_value(value: Any) -> Any:
     """A pydantic model as plain values. Large parts of a response are JSON already (`msgspec.Raw`), which is not the
@@ -23,9 +25,14 @@ DONE: Final = b"data: [DONE]\n\n"
 """The event that ends a stream of OpenAI's completions API."""
 
 
-def to_event(value: Any) -> bytes:
+def to_chunk(value: Any) -> bytes:
     """One server-sent event without a type."""
     return b"data: %b\n\n" % encode(value)
+
+
+def to_event(value: MessagesEvent | ResponsesEvent) -> bytes:
+    """One server-sent event with the type of the value."""
+    return to_named_event(value.type, encode(value))
 
 
 def to_named_event(name: str, body: bytes) -> bytes:
