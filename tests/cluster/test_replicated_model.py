@@ -197,7 +197,7 @@ def test_only_the_last_replicas_that_have_ended_are_kept() -> None:
     count = 2 * MAX_ENDED_REPLICAS + 6
     for index in range(count):
         name = f"replica-{index}"
-        replica = SilentReplica("tiny", name, EventHub(), MonotonicClock())
+        replica = SilentReplica("tiny", EventHub(), MonotonicClock(), name)
         model.add_replica(replica)
         if index % 2:
             replica.events.publish([RequestArrived(0.0, f"r{index}", 3, 4)])

@@ -25,7 +25,8 @@ class ObservedReplica(ModelReplica):
 
     def __init__(self, model: ServedModel, replica: RemoteReplica, client: ClusterClient) -> None:
         self._replica, self._client = replica, client
-        super().__init__(model.name, replica.replica_id, replica.events, OffsetClock(client, replica.clock_offset))
+        clock = OffsetClock(client, replica.clock_offset)
+        super().__init__(model.name, replica.events, clock, replica.replica_id)
         self.facts = client.engine.facts
         replica.on_totals = self.metrics.add_totals
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from batch_files import by_id, completion_line, write_lines
-from starlette.types import ASGIApp
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import EngineDeadError
 from chairlift.server.batch import line_processor
 from chairlift.server.batch.batch_runner import run_batch
-from chairlift.server.batch.line_processor import AsgiResponse, post
+from chairlift.server.batch.line_processor import client_of
 from tiny_engine import tiny_options
 
 
@@ -28,14 +30,16 @@ def test_a_call_is_repeated_while_the_server_is_overloaded(
 ) -> None:
     num_calls = 0
 
-    async def busy_at_first(app: ASGIApp, path: str, body: bytes) -> AsgiResponse:
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls <= 3:
-            return AsgiResponse(429, {"retry-after": "0.01"}, b"{}")
-        return await post(app, path, body)
+    def client_of_busy_app(app: ASGIApp) -> httpx.AsyncClient:
+        async def busy_at_first(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            busy = Response(b"{}", 429, {"retry-after": "0.01"})
+            await (busy if num_calls <= 3 else app)(scope, receive, send)
 
-    monkeypatch.setattr(line_processor, "post", busy_at_first)
+        return client_of(busy_at_first)
+
+    monkeypatch.setattr(line_processor, "client_of", client_of_busy_app)
     source = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(5)])
     summary = run_batch(config, source, tmp_path / "out.jsonl")
     assert (summary.completed, summary.failed, num_calls) == (5, 0, 8)

@@ -180,7 +180,7 @@ def _engine_view(model: VisibleEngine, replicas: list[str]) -> EngineView:
         batch=_batch_view(observer),
         step_cost=tracker.cost.line(),
         events_dropped=model.events.num_dropped,
-        replica=getattr(model, "replica_id", None),
+        replica=model.replica_id,
         replicas=replicas,
     )
 

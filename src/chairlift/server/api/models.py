@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from chairlift.server.access.call import call_of
-from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.model_manager import ModelChange, ModelManager
 from chairlift.server.models.served_model import ServedModel
 from chairlift.server.protocol.base import (
     AdapterDeleted,
@@ -16,15 +17,22 @@ from chairlift.server.protocol.base import (
     AdapterUnload,
     ErrorBody,
     ModelCard,
-    ModelChangeView,
     ModelList,
     ModelStatus,
     ModelSwitch,
-    ModelSwitchList,
 )
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {"model": ErrorBody} for status in (403, 404)}
 SWITCH_ERRORS: Final = {**ERRORS, 400: {"model": ErrorBody}, 409: {"model": ErrorBody}, 503: {"model": ErrorBody}}
+
+
+class ModelSwitchList(BaseModel):
+    """The latest changes, and the memory of all models now."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelChange]
+    memory_bytes: int
+    budget_bytes: int | None
 
 
 def router(manager: ModelManager) -> APIRouter:
@@ -59,8 +67,8 @@ def router(manager: ModelManager) -> APIRouter:
     async def list_changes(request: Request) -> ModelSwitchList:
         """List the latest loads and unloads, the oldest first."""
         _require_admin(request)
-        data = [ModelChangeView.model_validate(change, from_attributes=True) for change in manager.changes]
-        return ModelSwitchList(data=data, memory_bytes=manager.memory_bytes, budget_bytes=manager.limits.memory_bytes)
+        changes, limit = list(manager.changes), manager.limits.memory_bytes
+        return ModelSwitchList(data=changes, memory_bytes=manager.memory_bytes, budget_bytes=limit)
 
     @routes.post("/v1/load_lora_adapter", responses=SWITCH_ERRORS)
     async def load_lora_adapter(body: AdapterLoad, request: Request) -> ModelCard:

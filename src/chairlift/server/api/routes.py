@@ -20,6 +20,7 @@ from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_calls import ModelCalls, ModelSelection, read_selection
 from chairlift.server.models.served_model import ModelLease
+from chairlift.server.preparation.planners import parse_body
 from chairlift.server.preparation.preparation import PreparationThreads
 
 ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 429, 503)
@@ -67,7 +68,7 @@ class EndpointCaller:
         # would delay all other work.
         async with self._parse_lock:
             await asyncio.sleep(0)
-        body = endpoint.planner.parse(await request.body(), self._max_json_depth)
+        body = parse_body(endpoint.body, await request.body(), self._max_json_depth)
         async with self._calls.lease(endpoint.id_prefix, ModelSelection.of(body), call) as lease:
             plan = await self._plan(endpoint, lease, call, body)
             return await endpoint.serve(CallContext(endpoint, call, lease, self._admission), body, plan)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+import httpx
 import msgspec
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import EngineDeadError, RequestError
@@ -33,6 +34,7 @@ RETRY_STATUSES: Final = (429, 503)
 """A call that is answered with one of these statuses is sent again."""
 
 MAX_WAIT_SECONDS: Final = 5.0
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,6 @@ class AnsweredLine:
     status: int | None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-
-
-@dataclass(slots=True)
-class AsgiResponse:
-    """The response to one call. Header names are in lower case."""
-
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
 
 
 class _Usage(msgspec.Struct):
@@ -81,7 +74,7 @@ class LineProcessor:
 
     def __init__(self, llm: AsyncLLM, app: FastAPI) -> None:
         self._llm = llm
-        self._app = app
+        self._client = client_of(app)
         self._urls = sorted(endpoint.path for endpoint in ENDPOINTS if endpoint.path.startswith(API_PREFIX))
 
     async def answer(self, number: int, line: bytes) -> AnsweredLine:
@@ -98,69 +91,39 @@ class LineProcessor:
         if isinstance(request, BatchLineError):
             return AnsweredLine(answer_line(read_custom_id(line), error=request), None)
         response = _rejected_stream() if _is_stream(request) else await self._call(request)
-        fields = _decode_response(response.body)
+        fields = _decode_response(response.content)
         request_id = response.headers.get("x-request-id") or fields.id
-        body = BatchResponseData(response.status, request_id, msgspec.Raw(_one_line(response.body)))
+        body = BatchResponseData(response.status_code, request_id, msgspec.Raw(_one_line(response.content)))
         usage = fields.usage or _Usage()
         return AnsweredLine(
             answer_line(request.custom_id, body),
-            response.status,
+            response.status_code,
             usage.prompt_tokens + usage.input_tokens,
             usage.completion_tokens + usage.output_tokens,
         )
 
-    async def _call(self, request: BatchRequestInput) -> AsgiResponse:
+    async def _call(self, request: BatchRequestInput) -> httpx.Response:
         """The response of the API; the call is repeated while the server is overloaded."""
         while True:
-            response = await post(self._app, request.url, bytes(request.body))
-            if response.status not in RETRY_STATUSES:
+            response = await self._client.post(request.url, content=bytes(request.body), headers=JSON_HEADERS)
+            if response.status_code not in RETRY_STATUSES:
                 return response
             if not self._llm.is_healthy:
-                raise EngineDeadError(f"the engine died: {response.body[:500].decode(errors='replace')}")
+                raise EngineDeadError(f"the engine died: {response.text[:500]}")
             await asyncio.sleep(_retry_after(response))
 
 
-async def post(app: ASGIApp, path: str, body: bytes) -> AsgiResponse:
-    """POST a JSON body and return the whole response. The application sees a cancellation as a disconnected client."""
-    headers = [(b"host", b"batch"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    scope: Scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": headers,
-        "client": ("127.0.0.1", 0),
-        "server": ("batch", 80),
-    }
-    response = AsgiResponse()
-    unread = [body]
+def client_of(app: ASGIApp) -> httpx.AsyncClient:
+    """A client that calls an application without a socket."""
 
-    async def receive() -> Message:
-        if unread:
-            return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        await asyncio.Event().wait()
-        raise AssertionError("nothing sets this event")
+    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception:  # Starlette sends a response with status 500 and then raises the error again.
+            logger.exception("POST %s failed", scope["path"])
 
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            response.status = message["status"]
-            response.headers = {name.decode().lower(): value.decode("latin-1") for name, value in message["headers"]}
-        elif message["type"] == "http.response.body":
-            response.body += message.get("body", b"")
-
-    try:
-        await app(scope, receive, send)
-    except Exception:
-        if not response.status:
-            raise
-        # Starlette sends a response with status 500 and then raises the error again.
-        logger.exception("POST %s failed with status %d", path, response.status)
-    return response
+    transport = httpx.ASGITransport(logged)
+    return httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None)
 
 
 def _is_stream(request: BatchRequestInput) -> bool:
@@ -170,13 +133,13 @@ def _is_stream(request: BatchRequestInput) -> bool:
         return False  # The API reports the error.
 
 
-def _rejected_stream() -> AsgiResponse:
+def _rejected_stream() -> httpx.Response:
     message = "stream must not be true in a batch: leave it out"
     status, body = error_body(RequestError(message, "stream"))
-    return AsgiResponse(status, body=body.model_dump_json().encode())
+    return httpx.Response(status, json=body.model_dump())
 
 
-def _retry_after(response: AsgiResponse) -> float:
+def _retry_after(response: httpx.Response) -> float:
     try:
         return min(MAX_WAIT_SECONDS, max(0.0, float(response.headers.get("retry-after", "1"))))
     except ValueError:

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from starlette.exceptions import HTTPException
 
@@ -68,33 +68,25 @@ class ModelService:
         self.preparation.close()
 
 
-class VisibleEngine(Protocol):
-    """What the API shows of an engine: one of a model, or one of its replicas."""
-
-    name: str
-    events: EventHub
-    observer: EngineObserver
-    feed: LiveFeed
-    facts: EngineFacts | None
-
-    def status(self) -> EngineStatus: ...
-
-
-class ModelReplica(ABC):
-    """One of several engines of a model, with what is derived from its events.
+class VisibleEngine(ABC):
+    """What the API shows of an engine: the one of a model, or one of its replicas.
 
     Args:
         name: the name of the model.
-        clock: the clock of the events.
+        events: delivers the events of the engine, or of one engine after another.
+        clock: the clock of the events; None is that of this machine.
+
+    Attributes:
+        facts: the properties of the engine; None before it is loaded for the first time.
     """
 
-    def __init__(self, name: str, replica_id: str, events: EventHub, clock: Clock) -> None:
+    def __init__(self, name: str, events: EventHub, clock: Clock | None = None, replica_id: str | None = None) -> None:
         self.name = name
-        self.replica_id = replica_id
         self.events = events
+        self.replica_id = replica_id
         self.facts: EngineFacts | None = None
         self.observer = EngineObserver(events, clock, replica_id=replica_id)
-        self.metrics = measure_engine(self, self.observer.tracker, name)
+        self.metrics = measure_engine(events, self.status, self.observer.tracker, name)
         self.feed = LiveFeed(self.observer.tracker)
         events.add(self.feed)
 
@@ -103,16 +95,21 @@ class ModelReplica(ABC):
         """The state of the engine."""
 
 
-class ServedModel:
+class ModelReplica(VisibleEngine):
+    """One of several engines of a model."""
+
+    replica_id: str
+
+
+class ServedModel(VisibleEngine):
     """A model with its state, and with what is kept while it is unloaded: its metrics and its finished requests.
 
     Args:
         spec: how to load it; None for a model that is loaded already and never unloaded.
-        events: delivers the events of its engines, one after another.
+        name, events: see `VisibleEngine`.
 
     Attributes:
         service: what answers its calls while it is loaded.
-        facts: the properties of its engine; None before it is loaded for the first time.
         failure: why it could not be loaded the last time.
         memory_bytes: the memory of its engine process, planned and then measured; 0 while it is unloaded.
         num_leases: the calls that use it now. num_waiting: the calls that wait for it.
@@ -123,23 +120,17 @@ class ServedModel:
     """
 
     def __init__(self, name: str, spec: ModelSpec | None, events: EventHub) -> None:
-        self.name = name
+        super().__init__(name, events)
         self.spec = spec
         self.created = int(time.time())
-        self.events = events
         self.service: ModelService | None = None
         self.state: ModelState = "unloaded"
-        self.facts: EngineFacts | None = None
         self.failure: str | None = None
         self.memory_bytes = 0
         self.num_leases = self.num_waiting = self.num_loads = self.num_unloads = 0
         self.is_leaving = False
         self.loaded_at = self.load_seconds = self.last_used = self.failed_at = 0.0
         self.loading: asyncio.Task[None] | None = None
-        self.observer = EngineObserver(events)
-        self.metrics = measure_engine(self, self.observer.tracker, name)
-        self.feed = LiveFeed(self.observer.tracker)
-        events.add(self.feed)
         self.replicas: dict[str, ModelReplica] = {}
         self.ended_observers: deque[EngineObserver] = deque(maxlen=MAX_ENDED_REPLICAS)
 

@@ -61,32 +61,33 @@ class RequestPlanner(Generic[Fields, Result]):
         with rename_fields_in_errors(body.chat_field_names):
             return self.function(model, body)
 
-    def parse(self, raw: bytes, max_depth: int) -> Fields:
-        """Parse and validate a body.
-
-        Args:
-            max_depth: The maximum nesting depth of arrays and objects.
-
-        Raises:
-            RequestError: The body is not valid.
-        """
-        check_depth(raw, max_depth)
-        given = _parse_json(raw)
-        if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
-            raise RequestError(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
-        try:
-            return self.body_type.model_validate(given)
-        except ValidationError as error:
-            raise RequestError(*describe_validation_errors(error.errors(), given)) from None
-
     def prepare(self, model: PlanningModel, raw: bytes, max_depth: int) -> PreparedRequest:
         """Parse, validate and plan a body; raises RequestError."""
-        body = self.parse(raw, max_depth)
+        body = parse_body(self.body_type, raw, max_depth)
         return PreparedRequest(body.without_content(), self.plan(model, body))
 
 
 Planners = Mapping[str, RequestPlanner[Any, Any]]
 """Path of an endpoint -> its planner."""
+
+
+def parse_body(body_type: type[Fields], raw: bytes, max_depth: int) -> Fields:
+    """Parse and validate a body.
+
+    Args:
+        max_depth: The maximum nesting depth of arrays and objects.
+
+    Raises:
+        RequestError: The body is not valid.
+    """
+    check_depth(raw, max_depth)
+    given = _parse_json(raw)
+    if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
+        raise RequestError(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
+    try:
+        return body_type.model_validate(given)
+    except ValidationError as error:
+        raise RequestError(*describe_validation_errors(error.errors(), given)) from None
 
 
 def _parse_json(raw: bytes) -> Any:

@@ -30,14 +30,17 @@ NICENESS: Final = 5
 
 def prepare(
     planner: RequestPlanner[Any, Any], model: PlanningModel, raw: bytes, max_depth: int
-) -> PreparedRequest | RequestError:
-    """The prepared request, or the error if the body is invalid."""
+) -> PreparedRequest | RequestError | str:
+    """The prepared request; the error if the body is invalid; a string if an unexpected error occurred."""
     try:
         return planner.prepare(model, raw, max_depth)
     except RequestError as error:
         return RequestError(str(error), error.param)  # The traceback of the first one would keep the body in memory.
     except MemoryError:
         return RequestError(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it")
+    except Exception as error:
+        traceback.print_exc()
+        return f"unexpected error: {error!r:.200}"
 
 
 def main() -> None:
@@ -57,23 +60,12 @@ def main() -> None:
     gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
-        outcome = _prepare_safely(setup, model, endpoint, raw)
+        planner, depth = setup.planners[endpoint], setup.max_json_depth
+        outcome = model if isinstance(model, str) else prepare(planner, model, raw, depth)
         reply = WorkerReply(outcome, _resident_memory())
         write_frame(replies, pickle.dumps(reply))
         del frame, raw, outcome, reply
         gc.collect()
-
-
-def _prepare_safely(
-    setup: WorkerSetup, model: PlanningModel | str, endpoint: str, raw: bytes
-) -> PreparedRequest | RequestError | str:
-    if isinstance(model, str):
-        return model
-    try:
-        return prepare(setup.planners[endpoint], model, raw, setup.max_json_depth)
-    except Exception as error:
-        traceback.print_exc()
-        return f"unexpected error: {error!r:.200}"
 
 
 def _load_model(setup: WorkerSetup) -> PlanningModel | str:

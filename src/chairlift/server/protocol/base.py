@@ -166,26 +166,6 @@ class AdapterDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
-class ModelChangeView(BaseModel):
-    """A model that was loaded or unloaded, or could not be loaded; `time` is in seconds since the epoch."""
-
-    time: float
-    model: str
-    change: Literal["loaded", "unloaded", "failed"]
-    seconds: float
-    reason: str
-    memory_bytes: int
-
-
-class ModelSwitchList(BaseModel):
-    """The latest changes, and the memory of all models now."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelChangeView]
-    memory_bytes: int
-    budget_bytes: int | None
-
-
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Protocol
 
 from chairlift.clock import Clock, MonotonicClock
@@ -19,14 +18,6 @@ from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import KeyInfo
 
 MAX_CALLS: Final = 4096
-
-
-class ObservedEngine(Protocol):
-    """The engine of a model, whether it runs now or not."""
-
-    events: EventHub
-
-    def status(self) -> EngineStatus: ...
 
 
 class CallObserver(Protocol):
@@ -95,32 +86,28 @@ class EngineObserver:
         return [ObservedRequest(request, self) for request in found if request is not None]
 
 
-ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[ObservedEngine], float]]]] = {
-    "chairlift:engine_up": ("1 if the engine is running.", lambda engine: float(engine.status().state == "running")),
-    "chairlift:engine_cannot_restart": (
-        "1 if the engine died and cannot be restarted, so that requests are rejected.",
-        lambda engine: float(engine.status().state == "cannot_restart"),
-    ),
-    "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda engine: float(engine.status().restarts)),
-    "chairlift:engine_seconds_since_step": (
-        "Seconds since the end of the last step.",
-        lambda engine: engine.status().seconds_since_step,
-    ),
-    "chairlift:events_dropped": (
-        "Number of events that the server dropped because it was busy.",
-        lambda engine: float(engine.events.num_dropped),
-    ),
-}
-
-
-def measure_engine(engine: ObservedEngine, tracker: RequestTracker, model_name: str) -> PrometheusMetrics:
+def measure_engine(
+    events: EventHub, status: Callable[[], EngineStatus], tracker: RequestTracker, model_name: str
+) -> PrometheusMetrics:
     """Create the metrics of an engine, which receive its events after the tracker."""
-    metrics = PrometheusMetrics(
-        tracker,
-        {name: (text, partial(value, engine)) for name, (text, value) in ENGINE_GAUGES.items()},
-        model_name,
-    )
-    engine.events.add(metrics)
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "chairlift:engine_up": ("1 if the engine is running.", lambda: float(status().state == "running")),
+        "chairlift:engine_cannot_restart": (
+            "1 if the engine died and cannot be restarted, so that requests are rejected.",
+            lambda: float(status().state == "cannot_restart"),
+        ),
+        "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda: float(status().restarts)),
+        "chairlift:engine_seconds_since_step": (
+            "Seconds since the end of the last step.",
+            lambda: status().seconds_since_step,
+        ),
+        "chairlift:events_dropped": (
+            "Number of events that the server dropped because it was busy.",
+            lambda: float(events.num_dropped),
+        ),
+    }
+    metrics = PrometheusMetrics(tracker, gauges, model_name)
+    events.add(metrics)
     return metrics
 
 

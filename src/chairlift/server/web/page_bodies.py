@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Final, Literal, Self, TypeVar
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
-from chairlift.errors import RequestError
-from chairlift.server.http.body_limits import check_depth
+from chairlift.server.preparation.planners import parse_body
 from chairlift.server.protocol.base import RequestBody
 
 MAX_BURST_REQUESTS: Final = 1000
@@ -112,20 +109,9 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
 
     Raises:
         HTTPException: the media type is another one.
-        RequestError: the body is not JSON, or is nested too deep.
-        RequestValidationError: the body is not valid.
+        RequestError: the body is not valid.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HTTPException(415, f"Content-Type must be application/json, got {media_type!r:.80}")
-    content = await request.body()
-    check_depth(content, MAX_DEPTH)
-    try:
-        body = json.loads(content)
-    except ValueError as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from None
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
-        raise RequestValidationError(located, body=body) from None
+    return parse_body(kind, await request.body(), MAX_DEPTH)
