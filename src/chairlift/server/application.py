@@ -40,7 +40,7 @@ from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.preparation import PreparationThreads, PreparationWorkers
+from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
@@ -146,7 +146,6 @@ def create_models_app(
     limits, keys = limits or ServerLimits(), keys or KeyRing()
     observers, calls = ModelObservers(manager.models), ModelCalls(manager)
     listeners = [] if observability is None else observability.listeners()
-    threads = PreparationThreads()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -163,7 +162,6 @@ def create_models_app(
         for task in tasks:
             task.cancel()
         await manager.aclose()
-        threads.close()
         for model in manager.models:
             model.feed.close()
         for listener in listeners:
@@ -187,7 +185,7 @@ def create_models_app(
     for kind in (RequestValidationError, ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)
-    caller = EndpointCaller(calls, admission, threads, limits.max_json_depth)
+    caller = EndpointCaller(calls, admission, limits.max_json_depth)
     routers = [make_router(ENDPOINTS, caller)]
     routers += [models.router(manager), engine.router(manager), requests.router(observers, calls, admission)]
     routers += [health.router(manager, admission), file_router()]

@@ -9,9 +9,9 @@ import pytest
 
 from chairlift.events import Event, to_json
 from chairlift.observability.explain import Viewer
+from chairlift.server.telemetry import live_feed
 from chairlift.server.telemetry.live_feed import LiveFeed, encode_event
 from chairlift.server.telemetry.redaction import Redactor
-from chairlift.server.web import live_feed
 from tracked_engine import TrackedEngine
 
 ADMIN = Viewer()

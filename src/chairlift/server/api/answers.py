@@ -72,7 +72,7 @@ class ParsedAnswer:
 
 def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
     """Split the text of a complete answer into its parts."""
-    parser = plan.make_parser()
+    parser = plan.new_parser()
     answer = ParsedAnswer()
     for start in range(0, len(text), CHARACTERS_PER_FEED):
         answer.add(parser.feed(text[start : start + CHARACTERS_PER_FEED]))
@@ -90,7 +90,7 @@ class ItemStreamWriter(StreamWriter):
     """
 
     def __init__(self, call: GeneratingCall[Any, ChatPlan]) -> None:
-        self._parser = call.plan.make_parser()
+        self._parser = call.plan.new_parser()
         self.ended_items: list[AnswerItem] = []
         self.open_item: AnswerItem | None = None
         self.last: CompletionOutput | None = None

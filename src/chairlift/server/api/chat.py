@@ -80,14 +80,13 @@ class ChatCall(GeneratingCall[ChatCompletionRequest, ChatPlan]):
 
 
 class _ChatStream(ChunkStreamWriter[ChatCompletionRequest, ChatPlan]):
-    """Writes the chunks of one chat. The text is not parsed if the request has neither tools nor reasoning."""
+    """Writes the chunks of one chat."""
 
     call: ChatCall
 
     def __init__(self, call: ChatCall) -> None:
         super().__init__("chat.completion.chunk", call)
-        new_parser = call.plan.new_parser
-        self._parsers = None if new_parser is None else [new_parser() for _ in range(call.body.num_choices())]
+        self._parsers = [call.plan.new_parser() for _ in range(call.body.num_choices())]
         self._choices_with_calls: set[int] = set()
         self._reasoning: list[str] = []
 
@@ -99,10 +98,7 @@ class _ChatStream(ChunkStreamWriter[ChatCompletionRequest, ChatPlan]):
         return self.call.usage_with(self.call.num_tokens("".join(self._reasoning)))
 
     def answer(self, _index: int, answer: CompletionOutput) -> bytes:
-        if self._parsers is None:
-            delta = ChatDelta(content=answer.text or None)
-        else:
-            delta = self._parse(self._parsers[answer.index], answer)
+        delta = self._parse(self._parsers[answer.index], answer)
         is_empty = delta == ChatDelta() and answer.logprobs is None and not self.call.body.return_token_ids
         if is_empty and answer.finish_reason is None:
             return b""

@@ -21,7 +21,6 @@ from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_calls import ModelCalls, ModelSelection, read_selection
 from chairlift.server.models.served_model import ModelLease
 from chairlift.server.preparation.planners import parse_body
-from chairlift.server.preparation.preparation import PreparationThreads
 
 ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 429, 503)
 """The statuses of the errors of the endpoints."""
@@ -36,16 +35,12 @@ class EndpointCaller:
     large body --> model --> parsed and planned in a preparation worker, or on a thread -------+
 
     Args:
-        threads: reads the names of models in large bodies.
         max_json_depth: the maximum nesting depth of arrays and objects in a body.
     """
 
-    def __init__(
-        self, calls: ModelCalls, admission: AdmissionController, threads: PreparationThreads, max_json_depth: int
-    ) -> None:
+    def __init__(self, calls: ModelCalls, admission: AdmissionController, max_json_depth: int) -> None:
         self._calls = calls
         self._admission = admission
-        self._threads = threads
         self._max_json_depth = max_json_depth
         self._parse_lock = asyncio.Lock()
 
@@ -87,7 +82,7 @@ class EndpointCaller:
     async def _respond_to_large(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
         selection = ModelSelection()
         if self._calls.needs_fields:
-            selection = await self._threads.run(read_selection, await request.body())
+            selection = await asyncio.to_thread(read_selection, await request.body())
         async with self._calls.lease(endpoint.id_prefix, selection, call) as lease:
             raw = await request.body()
             request._body = b""  # The body is not read again, but the request exists until its stream ends.

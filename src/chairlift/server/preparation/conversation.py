@@ -45,18 +45,14 @@ class ChatPlan(RequestPlan):
     """The plan of a request with a conversation.
 
     Attributes:
-        new_parser: creates a parser for one answer; None if all text is content.
+        new_parser: creates a parser for one answer.
         echo: text of the prompt that is returned in front of each answer.
         finishes_with_tool_calls: the finish reason of an answer with tool calls is `tool_calls`.
     """
 
-    new_parser: Callable[[], AnswerParser] | None
+    new_parser: Callable[[], AnswerParser]
     echo: str
     finishes_with_tool_calls: bool
-
-    def make_parser(self) -> AnswerParser:
-        """A parser for one answer."""
-        return PlainTextParser() if self.new_parser is None else self.new_parser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +218,11 @@ class ConversationPlanner:
 
     def _new_parser(
         self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool
-    ) -> Callable[[], AnswerParser] | None:
+    ) -> Callable[[], AnswerParser]:
         if self._calls.is_harmony and not is_structured:
             return partial(HarmonyParser, tools.names, tools.max_calls, self._options.reasoning_parser != "none")
         rest = tools.new_parser(self._calls)
-        if reasoning is not None:
-            return partial(ReasoningParser, reasoning, rest)
-        return None if tools.mode == "none" else rest
+        return rest if reasoning is None else partial(ReasoningParser, reasoning, rest)
 
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
         template = self._template_for(body)

@@ -152,10 +152,19 @@ class PreparationWorkers:
             process.close()
 
 
-class PreparationThreads:
-    """Calls functions on threads."""
+class Preparation:
+    """Prepares the requests of a model off the event loop.
 
-    def __init__(self) -> None:
+    Args:
+        model: The model to plan for.
+        planners: The planners of the endpoints.
+        workers: The worker processes for large bodies. Without them all bodies are prepared on threads.
+    """
+
+    def __init__(self, model: PlanningModel, planners: Planners, workers: PreparationWorkers | None = None) -> None:
+        self._model = model
+        self._planners = planners
+        self._workers = workers
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
         self._waiting_threads = ThreadPoolExecutor(NUM_THREADS, "preparation-wait")
 
@@ -170,34 +179,9 @@ class PreparationThreads:
         """
         return await asyncio.wrap_future(self._waiting_threads.submit(function, *arguments))
 
-    def start(self, function: Callable[[], None]) -> None:
-        """Start to call a function on a thread, without waiting for it."""
-        self._threads.submit(function)
-
-    def close(self) -> None:
-        """End the threads after their current calls."""
-        for threads in (self._threads, self._waiting_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
-
-
-class Preparation(PreparationThreads):
-    """Prepares the requests of a model off the event loop.
-
-    Args:
-        model: The model to plan for.
-        planners: The planners of the endpoints.
-        workers: The worker processes for large bodies. Without them all bodies are prepared on threads.
-    """
-
-    def __init__(self, model: PlanningModel, planners: Planners, workers: PreparationWorkers | None = None) -> None:
-        super().__init__()
-        self._model = model
-        self._planners = planners
-        self._workers = workers
-
     def log_template_warnings(self) -> None:
         """Check the chat template of the model on a thread."""
-        self.start(self._model.conversations.log_template_warnings)
+        self._threads.submit(self._model.conversations.log_template_warnings)
 
     async def plan(self, endpoint: str, body: RequestBody) -> Any:
         """Plan a body on a thread.
@@ -224,6 +208,7 @@ class Preparation(PreparationThreads):
 
     def close(self) -> None:
         """End all worker processes, and the threads after their current calls."""
-        super().close()
+        for threads in (self._threads, self._waiting_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._workers is not None:
             self._workers.close()
