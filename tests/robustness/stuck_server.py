@@ -24,7 +24,7 @@ engine_child.ENGINE_COMMAND = (  # type: ignore[misc]
 )
 
 from chairlift.cli.main import main  # noqa: E402 - the engine's command is read when this is imported
-from chairlift.server.http import application as server_app  # noqa: E402
+from chairlift.server import application as server_app  # noqa: E402
 
 SECONDS = 600
 
