@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 
 from chairlift.server.access.call import call_of
+from chairlift.server.access.keys import KeyInfo
+from chairlift.server.api.routes import add_body_route, read_body
 from chairlift.server.models.model_manager import ModelChange, ModelManager
 from chairlift.server.models.served_model import ServedModel
 from chairlift.server.protocol.base import (
@@ -20,6 +24,7 @@ from chairlift.server.protocol.base import (
     ModelList,
     ModelStatus,
     ModelSwitch,
+    RequestBody,
 )
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {"model": ErrorBody} for status in (403, 404)}
@@ -51,18 +56,6 @@ def router(manager: ModelManager) -> APIRouter:
         found = manager.find(model, call_of(request).key)
         return model_card(found, found.adapter_of(model))
 
-    @routes.post("/models/load", responses=SWITCH_ERRORS)
-    async def load_model(body: ModelSwitch, request: Request) -> ModelCard:
-        """Load a model, and wait until it is ready."""
-        _require_admin(request)
-        return model_card(await manager.load(body.model, call_of(request).key))
-
-    @routes.post("/models/unload", responses=SWITCH_ERRORS)
-    async def unload_model(body: ModelSwitch, request: Request) -> ModelCard:
-        """Unload a model that no call uses."""
-        _require_admin(request)
-        return model_card(await manager.unload(body.model, call_of(request).key))
-
     @routes.get("/models/changes", responses=ERRORS)
     async def list_changes(request: Request) -> ModelSwitchList:
         """List the latest loads and unloads, the oldest first."""
@@ -70,21 +63,46 @@ def router(manager: ModelManager) -> APIRouter:
         changes, limit = list(manager.changes), manager.limits.memory_bytes
         return ModelSwitchList(data=changes, memory_bytes=manager.memory_bytes, budget_bytes=limit)
 
-    @routes.post("/v1/load_lora_adapter", responses=SWITCH_ERRORS)
-    async def load_lora_adapter(body: AdapterLoad, request: Request) -> ModelCard:
-        """Load a LoRA adapter, which calls select by its name as `model` (vLLM)."""
-        _require_admin(request)
-        model = await manager.load_adapter(body.lora_name, body.lora_path, body.model, call_of(request).key)
-        return model_card(model, body.lora_name)
+    async def load_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
+        """Load a model, and wait until it is ready."""
+        return model_card(await manager.load(body.model, key))
 
-    @routes.post("/v1/unload_lora_adapter", responses=SWITCH_ERRORS)
-    async def unload_lora_adapter(body: AdapterUnload, request: Request) -> AdapterDeleted:
+    async def unload_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
+        """Unload a model that no call uses."""
+        return model_card(await manager.unload(body.model, key))
+
+    async def load_lora_adapter(body: AdapterLoad, key: KeyInfo) -> ModelCard:
+        """Load a LoRA adapter, which calls select by its name as `model` (vLLM)."""
+        return model_card(await manager.load_adapter(body.lora_name, body.lora_path, body.model, key), body.lora_name)
+
+    async def unload_lora_adapter(body: AdapterUnload, key: KeyInfo) -> AdapterDeleted:
         """Unload a LoRA adapter, and wait until its last request has ended (vLLM)."""
-        _require_admin(request)
-        await manager.unload_adapter(body.lora_name, call_of(request).key)
+        await manager.unload_adapter(body.lora_name, key)
         return AdapterDeleted(id=body.lora_name)
 
+    _add_admin_route(routes, "/models/load", load_model, ModelSwitch, ModelCard)
+    _add_admin_route(routes, "/models/unload", unload_model, ModelSwitch, ModelCard)
+    _add_admin_route(routes, "/v1/load_lora_adapter", load_lora_adapter, AdapterLoad, ModelCard)
+    _add_admin_route(routes, "/v1/unload_lora_adapter", unload_lora_adapter, AdapterUnload, AdapterDeleted)
     return routes
+
+
+def _add_admin_route(
+    routes: APIRouter,
+    path: str,
+    change: Callable[[Any, KeyInfo], Awaitable[BaseModel]],
+    body: type[RequestBody],
+    response: type[BaseModel],
+) -> None:
+    """Add a route of admin keys that calls `change`, whose name and docstring describe it."""
+
+    async def handle(request: Request) -> Response:
+        _require_admin(request)
+        result = await change(await read_body(request, body), call_of(request).key)
+        return JSONResponse(result.model_dump())
+
+    name, description = getattr(change, "__name__", path), change.__doc__
+    add_body_route(routes, path, handle, body, response, name=name, description=description, responses=SWITCH_ERRORS)
 
 
 def model_card(model: ServedModel, adapter: str | None = None) -> ModelCard:

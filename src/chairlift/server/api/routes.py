@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from chairlift.errors import RequestError
@@ -21,11 +22,16 @@ from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_calls import ModelCalls, ModelSelection, read_selection
 from chairlift.server.models.served_model import ModelLease
 from chairlift.server.preparation.planners import parse_body
+from chairlift.server.protocol.base import RequestBody
 
 ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 429, 503)
 """The statuses of the errors of the endpoints."""
 
+MAX_FLAT_DEPTH: Final = 8
+"""The maximum nesting depth of arrays and objects in a body of small, known structure."""
+
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+Body = TypeVar("Body", bound=RequestBody)
 
 
 class EndpointCaller:
@@ -100,40 +106,49 @@ def _is_json(request: Request) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
+async def read_body(request: Request, body_type: type[Body], max_json_depth: int = MAX_FLAT_DEPTH) -> Body:
+    """Parse and validate the body of a call; raises RequestError."""
+    if not _is_json(request):
+        raise RequestError(NOT_JSON_MESSAGE)
+    return parse_body(body_type, await request.body(), max_json_depth)
+
+
 def make_router(endpoints: Iterable[Endpoint[Any, Any]], caller: EndpointCaller) -> APIRouter:
     """The routes of endpoints."""
     routes = APIRouter()
     for endpoint in endpoints:
         for path in (endpoint.path, *endpoint.aliases):
-            routes.add_api_route(
+            add_body_route(
+                routes,
                 path,
-                _documented(endpoint),
-                methods=["POST"],
+                partial(caller.handle, endpoint),
+                endpoint.body,
+                endpoint.response,
                 name=endpoint.name,
                 description=endpoint.description,
-                response_model=endpoint.response,
                 responses={status: {"model": endpoint.errors.body} for status in ERROR_STATUSES},
                 include_in_schema=path == endpoint.path,
-                route_class_override=_route_class(partial(caller.handle, endpoint)),
             )
     return routes
 
 
-def _documented(endpoint: Endpoint[Any, Any]) -> Callable[[Any], Awaitable[Any]]:
-    """A function with the types of an endpoint, from which FastAPI derives its description."""
+def add_body_route(
+    routes: APIRouter, path: str, handler: Handler, body: type[BaseModel], response: type[BaseModel], **options: Any
+) -> None:
+    """Add a route for POST requests, whose handler parses the body. FastAPI only describes it.
+
+    Args:
+        options: further arguments of `APIRouter.add_api_route`.
+    """
+
+    class BodyRoute(APIRoute):
+        def get_route_handler(self) -> Handler:
+            return handler
 
     async def describe(body: Any) -> Any:
         raise AssertionError("the route has a handler of its own")
 
-    describe.__annotations__ = {"body": endpoint.body}
-    return describe
-
-
-def _route_class(handler: Handler) -> type[APIRoute]:
-    """A class of routes that answer requests with `handler`."""
-
-    class EndpointRoute(APIRoute):
-        def get_route_handler(self) -> Handler:
-            return handler
-
-    return EndpointRoute
+    describe.__annotations__ = {"body": body}
+    routes.add_api_route(
+        path, describe, methods=["POST"], response_model=response, route_class_override=BodyRoute, **options
+    )

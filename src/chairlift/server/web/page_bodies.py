@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, Self
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.exceptions import HTTPException
 
-from chairlift.server.preparation.planners import parse_body
 from chairlift.server.protocol.base import RequestBody
 
 MAX_BURST_REQUESTS: Final = 1000
 MAX_SIMULATED_REQUESTS: Final = 1000
 MAX_SIMULATED_TOKENS: Final = 1_000_000
-MAX_DEPTH: Final = 8
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
-Body = TypeVar("Body", bound=RequestBody)
 
 
 class SimulationView(BaseModel):
@@ -100,18 +95,3 @@ class SimulationBody(RequestBody):
         if len({each.request_id for each in self.requests}) < len(self.requests):
             raise ValueError("two requests have the same request_id")
         return self
-
-
-async def read_body(request: Request, kind: type[Body]) -> Body:
-    """Parse and validate the body of a call.
-
-    Only JSON with its media type is accepted, because a page of another site can send other types without permission.
-
-    Raises:
-        HTTPException: the media type is another one.
-        RequestError: the body is not valid.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise HTTPException(415, f"Content-Type must be application/json, got {media_type!r:.80}")
-    return parse_body(kind, await request.body(), MAX_DEPTH)

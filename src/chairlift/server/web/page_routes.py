@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -17,15 +17,19 @@ from starlette.staticfiles import StaticFiles
 import chairlift
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
+from chairlift.server.api.routes import read_body
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
+from chairlift.server.protocol.base import RequestBody
 from chairlift.server.telemetry.live_feed import HISTORY_SECONDS, encode_event
 from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import BurstSender
-from chairlift.server.web.page_bodies import BurstBody, BurstView, PageView, SimulationBody, SimulationView, read_body
+from chairlift.server.web.page_bodies import BurstBody, BurstView, PageView, SimulationBody, SimulationView
 from chairlift.server.web.page_options import NO_SIMULATION, PageOptions
+
+Body = TypeVar("Body", bound=RequestBody)
 
 STATIC: Final = Path(__file__).parent / "static"
 FRAME_SECONDS: Final = 0.2
@@ -131,7 +135,7 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
         """Send a burst of synthetic requests."""
         if not options.page_control:
             raise HTTPException(403, "this server does not accept bursts: start it with --page-control")
-        body = await read_body(request, BurstBody)
+        body = await _read_page_body(request, BurstBody)
         lease = await manager.acquire(manager.find(model, call_of(request).key))
         try:
             return await sender.send(lease.service.llm, body, call_of(request).key)
@@ -143,7 +147,7 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
         """Simulate static batching of requests. This counts towards the requests per minute of the key."""
         if not (key := call_of(request).key).is_admin:
             admission.count_request(key)
-        body = await read_body(request, SimulationBody)
+        body = await _read_page_body(request, SimulationBody)
         tracker = manager.find(model, call_of(request).key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
         if options.simulate_static is None:
@@ -156,6 +160,14 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
         return Response(content, media_type="application/json")
 
     return routes
+
+
+async def _read_page_body(request: Request, body_type: type[Body]) -> Body:
+    """Read a body with the media type of JSON: a page of another site can send other types without permission."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HTTPException(415, f"Content-Type must be application/json, got {media_type!r:.80}")
+    return await read_body(request, body_type)
 
 
 async def page_stream(model: VisibleEngine, redactor: Redactor, admission: AdmissionController) -> AsyncIterator[bytes]:
