@@ -46,7 +46,7 @@ class LengthsResponse(BaseModel):
 
 def _plan(model, body):
     engine = model.engine
-    tokens = engine.input_processor.encode_text(body.text, "text")
+    tokens = engine.input_processor.encode_text(body.text, "text", add_special_tokens=False)
     return encode(LengthsResponse(lengths=[len(engine.tokenizer.token_bytes(token)) for token in tokens]))
 
 
@@ -104,10 +104,5 @@ def test_an_endpoint_is_one_module_and_one_line(server: tuple[RunningServer, Pre
 def test_batch_files_can_call_a_new_endpoint(server: tuple[RunningServer, PreparationWorkers]) -> None:
     llm = server[0].llm
     line = json.dumps({"custom_id": "a", "method": "POST", "url": PATH, "body": {"text": "ab"}}).encode()
-
-    async def answer() -> bytes:
-        app = create_app(llm, "tiny")
-        llm.open()
-        return (await LineProcessor(llm, app).answer(1, line)).line
-
-    assert json.loads(asyncio.run(answer()))["response"]["body"] == {"lengths": [1, 1]}
+    answer = asyncio.run(LineProcessor(llm, create_app(llm, "tiny")).answer(1, line))
+    assert json.loads(answer.line)["response"]["body"] == {"lengths": [1, 1]}

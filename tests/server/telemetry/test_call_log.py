@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from chairlift.clock import VirtualClock
 from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ConfigError
+from chairlift.server.access.call import Call
 from chairlift.server.access.keys import KeyInfo
-from chairlift.server.api.call_usage import CallUsage
 from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware, CallRecord
@@ -32,10 +32,14 @@ from tracked_engine import TrackedEngine
 SECRET = "my dear diary"
 
 
-def answering(status: int = 200, call_id: str | None = "r3", is_disconnected: bool = False) -> ASGIApp:
+def answering(
+    status: int = 200,
+    call_id: str | None = "r3",
+    is_disconnected: bool = False,
+    finish_reason: str | None = None,
+) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["key"] = KeyInfo("ann", "ann", False)
-        scope["state"]["call_id"] = call_id
+        scope["state"]["call"] = Call(KeyInfo("ann", "ann", False), id=call_id, finish_reason=finish_reason)
         await receive()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"x", "more_body": is_disconnected})
@@ -138,13 +142,9 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
     observer = EngineObserver(hub, VirtualClock())
     hub.publish(engine.log.events)
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["usage"] = CallUsage(3, finish_reason="stop")
-        await answering(call_id="r1")(scope, receive, send)
-
     exporter = InMemorySpanExporter()
     tracer = CallTracer(exporter)
-    call(observer, app, AccessLog("json", tmp_path / "log"), tracer)
+    call(observer, answering(call_id="r1", finish_reason="stop"), AccessLog("json", tmp_path / "log"), tracer)
     tracer.close()
     assert json.loads((tmp_path / "log").read_text())["finish_reason"] == "stop"
     (sequence,) = (span for span in exporter.get_finished_spans() if span.name == "sequence")
