@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -32,7 +31,6 @@ from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.error_responses import describe_error
 from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.http.unicode_check import check_unicode
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_calls import ModelCalls
 from chairlift.server.models.model_manager import ModelManager
@@ -167,14 +165,7 @@ def create_models_app(
         for listener in listeners:
             listener.close()
 
-    app = FastAPI(
-        title="Chairlift",
-        version=chairlift.__version__,
-        lifespan=lifespan,
-        dependencies=[Depends(check_unicode)],
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.admission = admission
     app.state.models = manager
     _add_middlewares(app, limits, keys, cors or CorsOptions())
@@ -182,7 +173,7 @@ def create_models_app(
     if observability is not None:
         has_body = observability.access_log_bodies
         app.add_middleware(CallLogMiddleware, observer=observers, listeners=listeners, has_body=has_body)
-    for kind in (RequestValidationError, ChairliftError, HTTPException):
+    for kind in (ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)
     caller = EndpointCaller(calls, admission, limits.max_json_depth)

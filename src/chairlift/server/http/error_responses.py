@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Final
 
-from fastapi.exceptions import RequestValidationError
-from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo
-from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 NOT_JSON_MESSAGE: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
 
@@ -59,9 +56,6 @@ def _error_headers(error: Exception) -> dict[str, str] | None:
 
 def describe_error(request: Request, error: Exception) -> tuple[int, ErrorInfo, Mapping[str, str] | None]:
     """The status, the error and the headers of the response to a request that an exception has ended."""
-    if isinstance(error, RequestValidationError):
-        message, param = _describe_validation_error(error)
-        return 400, ErrorInfo(message=message, type="invalid_request_error", param=param), None
     if isinstance(error, HTTPException):
         info = ErrorInfo(message=_http_error_message(request, error), type="invalid_request_error")
         info.code = getattr(error, "code", None)
@@ -80,8 +74,6 @@ def _http_error_message(request: Request, error: HTTPException) -> str:
         return _unknown_path(path, request.app.state.paths)
     if error.status_code == 405:
         return f"{path} accepts {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}"
-    if error.status_code == 400 and isinstance(error.__cause__, UnicodeDecodeError):
-        return f"the request body is not valid JSON: it is not UTF-8 ({error.__cause__.reason})"
     return detail
 
 
@@ -91,16 +83,3 @@ def _unknown_path(path: str, known: Iterable[str]) -> str:
     if close and close[0] == f"/v1{path}":
         hint += " The base URL of a client ends in /v1."
     return f"the path {path} does not exist: {hint}"
-
-
-def _describe_validation_error(error: RequestValidationError) -> tuple[str, str | None]:
-    """The message for the first invalid field of a body, and the name of the field (None for the whole body)."""
-    problems = cast("list[ErrorDetails]", error.errors())
-    first = problems[0]
-    if first["type"] == "json_invalid":
-        return f"the request body is not valid JSON: {first['ctx']['error']}", None
-    if first["loc"][1:] == () and isinstance(first["input"], bytes):
-        return NOT_JSON_MESSAGE, None
-    return describe_validation_errors(
-        [{**problem, "loc": tuple(problem["loc"][1:])} for problem in problems], error.body
-    )

@@ -1,16 +1,9 @@
-"""Rejects request bodies with unpaired surrogates, which JSON can express and which are not valid Unicode text."""
+"""Finds request bodies with unpaired surrogates, which JSON can express and which are not valid Unicode text."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from typing import Any, Final
-
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-
-from chairlift.server.http.body_limits import LARGE_BODY
 
 Path = tuple[str | int, ...]
 
@@ -28,32 +21,6 @@ def may_contain_surrogate(body: bytes) -> bool:
     if (b"\\ud" in body or b"\\uD" in body) and _UNPAIRED.search(body):
         return True
     return b"\0" in body or (b"\xed" in body and _ENCODED.search(body) is not None)
-
-
-async def check_unicode(request: Request) -> None:
-    """Check that a request body contains only Unicode text. This is a dependency of every endpoint.
-
-    Raises:
-        RequestValidationError: A field contains an unpaired surrogate. The error names the first one.
-    """
-    if request.method == "GET":
-        return
-    body = await request.body()
-    error = _find_error(body) if len(body) < LARGE_BODY else await asyncio.to_thread(_find_error, body)
-    if error is not None:
-        raise error
-
-
-def _find_error(body: bytes) -> RequestValidationError | None:
-    """The error for the first string with an unpaired surrogate; None if there is none."""
-    if not may_contain_surrogate(body):
-        return None
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        return None  # The endpoint reports that the body is not JSON.
-    error = find_surrogate(parsed)
-    return None if error is None else RequestValidationError([error | {"loc": ("body", *error["loc"])}], body=parsed)
 
 
 def find_surrogate(parsed: Any) -> dict[str, Any] | None:
