@@ -20,7 +20,6 @@ from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_calls import ModelCalls, ModelSelection, read_selection
-from chairlift.server.models.served_model import ModelLease
 from chairlift.server.preparation.planners import parse_body
 from chairlift.server.protocol.base import RequestBody
 
@@ -56,6 +55,10 @@ class EndpointCaller:
         call = call_of(request)
         call.slot = self._admission.reserve_slot(call.key)
         try:
+            if endpoint.id_prefix:
+                self._admission.check_token_rate(call.key)
+            else:
+                self._admission.count_request(call.key)
             if not _is_json(request):
                 raise RequestError(NOT_JSON_MESSAGE)
             respond = self._respond_to_small if len(body) < LARGE_BODY else self._respond_to_large
@@ -71,19 +74,8 @@ class EndpointCaller:
             await asyncio.sleep(0)
         body = parse_body(endpoint.body, await request.body(), self._max_json_depth)
         async with self._calls.lease(endpoint.id_prefix, ModelSelection.of(body), call) as lease:
-            plan = await self._plan(endpoint, lease, call, body)
+            plan = await lease.service.preparation.plan(endpoint.path, body)
             return await endpoint.serve(CallContext(endpoint, call, lease, self._admission), body, plan)
-
-    async def _plan(self, endpoint: Endpoint[Any, Any], lease: ModelLease, call: Call, body: Any) -> Any:
-        self._check_rate(endpoint, call)
-        return await lease.service.preparation.plan(endpoint.path, body)
-
-    def _check_rate(self, endpoint: Endpoint[Any, Any], call: Call) -> None:
-        """Check the rates of the key before the body is planned. A call without requests to the engine is counted."""
-        if endpoint.id_prefix:
-            self._admission.check_token_rate(call.key)
-        else:
-            self._admission.count_request(call.key)
 
     async def _respond_to_large(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
         selection = ModelSelection()
@@ -92,7 +84,6 @@ class EndpointCaller:
         async with self._calls.lease(endpoint.id_prefix, selection, call) as lease:
             raw = await request.body()
             request._body = b""  # The body is not read again, but the request exists until its stream ends.
-            self._check_rate(endpoint, call)
             prepare = lease.service.preparation.prepare
             prepared = await prepare(call.key.tenant, endpoint.path, raw, self._max_json_depth)
             del raw
