@@ -99,7 +99,7 @@ class _ChatStream(ChunkStreamWriter[ChatCompletionRequest, ChatPlan]):
 
     def answer(self, _index: int, answer: CompletionOutput) -> bytes:
         delta = self._parse(self._parsers[answer.index], answer)
-        is_empty = delta == ChatDelta() and answer.logprobs is None and not self.call.body.return_token_ids
+        is_empty = delta == ChatDelta() and answer.logprobs is None and not self._has_token_ids
         if is_empty and answer.finish_reason is None:
             return b""
         choice = ChunkChoice(answer.index, delta=delta)

@@ -129,6 +129,7 @@ class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):
 
     def __init__(self, call: CompletionCall) -> None:
         super().__init__("text_completion", call)
+        self._num_choices, self._is_echo_only = call.body.num_choices(), call.body.is_echo_only
         self._offsets: defaultdict[int, TextOffsets] = defaultdict(lambda: call.answer_offsets(0))
         self._echoes: list[list[TokenLogprobs | None] | None] = [
             [] if call.body.echo else None for _ in call.generations
@@ -148,7 +149,7 @@ class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):
         return chunks + super().delta(index, output)
 
     def closing(self) -> bytes:
-        if self.call.body.is_echo_only:
+        if self._is_echo_only:
             self.call.usage.completion_tokens = 0
         return super().closing()
 
@@ -156,7 +157,7 @@ class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):
         body = self.call.body
         text = self.call.echo_text(output)
         chunks = []
-        for number in range(index * body.num_choices(), (index + 1) * body.num_choices()):
+        for number in range(index * self._num_choices, (index + 1) * self._num_choices):
             choice = ChunkChoice(number, text=text)
             if body.logprobs is not None:
                 choice.logprobs = self.call.echo_logprobs(self.logprobs, output, positions)
@@ -165,9 +166,9 @@ class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):
         return b"".join(chunks)
 
     def answer(self, index: int, answer: CompletionOutput) -> bytes:
-        number = index * self.call.body.num_choices() + answer.index
+        number = index * self._num_choices + answer.index
         choice = ChunkChoice(number, text=answer.text, finish_reason=answer.finish_reason)
-        if self.call.body.is_echo_only:
+        if self._is_echo_only:
             choice.text, choice.finish_reason = "", "length"
         elif answer.logprobs:
             choice.logprobs = self.logprobs.completion(answer.logprobs, self._offsets[number])

@@ -263,18 +263,19 @@ class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
         self.logprobs = call.logprob_writer(call.body.return_tokens_as_token_ids)
         self._kind = kind
         self._usage = None if call.body.include_usage else UNSET
+        self._has_usage = call.body.continuous_usage_stats
+        self._has_token_ids = bool(call.body.return_token_ids)
 
     @abstractmethod
     def answer(self, index: int, answer: CompletionOutput) -> bytes:
         """The chunk for new output of an answer to prompt `index`; may be empty."""
 
     def delta(self, index: int, output: RequestOutput) -> bytes:
-        has_token_ids = self.call.body.return_token_ids
         return b"".join(
             self.answer(index, answer)
             for answer in output.outputs
             # New tokens may not have become text yet.
-            if answer.text or answer.finish_reason is not None or answer.logprobs or has_token_ids
+            if answer.text or answer.finish_reason is not None or answer.logprobs or self._has_token_ids
         )
 
     def chunk(self, choice: ChunkChoice, answer: CompletionOutput | None = None) -> bytes:
@@ -285,10 +286,10 @@ class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
         """
         if answer is not None and answer.finish_reason is not None:
             choice.stop_reason = answer.stop_reason
-        if answer is not None and self.call.body.return_token_ids:
+        if answer is not None and self._has_token_ids:
             choice.token_ids = answer.token_ids
         chunk = self._chunk([choice])
-        if self.call.body.continuous_usage_stats:
+        if self._has_usage:
             chunk.usage = self.call.usage.usage()
         return to_chunk(chunk)
 
