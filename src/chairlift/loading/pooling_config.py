@@ -15,12 +15,14 @@ from chairlift.models.declaration import ModelConfig
 PoolingType = Literal["cls", "mean", "last"]
 PoolingTask = Literal["embed", "score"]
 
-MODES: Final[dict[str, PoolingType]] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
+POOLING_NAMES: Final[dict[str, PoolingType]] = {
+    "cls": "cls",
+    "cls_token": "cls",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "lasttoken": "last",
 }
-NAMES: Final[dict[str, PoolingType]] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+"""The names in `pooling_mode`, and in the flags `pooling_mode_...`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +97,13 @@ def _read_modules(file: Path) -> list[tuple[str, str]]:
 
 def _read_pooling(file: Path) -> PoolingType:
     settings = read_json(file)
-    modes = [
-        MODES.get(key, key) for key, value in settings.items() if key.startswith("pooling_mode_") and value is True
-    ]
+    flag = "pooling_mode_"
+    modes = [key.removeprefix(flag) for key, value in settings.items() if key.startswith(flag) and value is True]
     if (name := settings.get("pooling_mode")) is not None:
-        modes = [NAMES.get(str(name), str(name))]
-    known = [mode for mode in modes if mode in ("cls", "mean", "last")]
-    if len(modes) != 1 or len(known) != 1:
+        modes = [str(name)]
+    if len(modes) != 1 or modes[0] not in POOLING_NAMES:
         raise ModelLoadError(f"{file}: pooling must be one of the first token, the last token or the mean, got {modes}")
-    return known[0]  # type: ignore[return-value]
+    return POOLING_NAMES[modes[0]]
 
 
 def _max_seq_length(folder: Path) -> int | None:

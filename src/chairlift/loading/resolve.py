@@ -74,17 +74,18 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFile
         return ModelFiles("gguf", path, packaged.name, packaged.sampling_defaults)
     path = Path(model).expanduser()
     try:
+        name = model_name(model)
         if path.is_dir():
-            return _folder(path, path.resolve().name)
+            return _folder(path, name)
         if path.is_file():
-            return _file(path)
+            return _file(path, name)
     except OSError as error:
         raise ModelLoadError(f"model {model!r:.100}: {error.strerror or error}; {MODEL_KINDS}") from None
     if (hub_file := HUB_FILE.fullmatch(model)) is not None and HUB_NAME.fullmatch(hub_file[1]):
-        return _file(_download_file(*hub_file.groups()))
+        return _file(_download_file(*hub_file.groups()), name)
     if path.suffix == ".gguf" or not HUB_NAME.fullmatch(model):
         raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {MODEL_KINDS}")
-    return _folder(_download(model), model)
+    return _folder(_download(model), name)
 
 
 def model_name(model: str | None) -> str:
@@ -108,14 +109,14 @@ def _folder(path: Path, name: str) -> ModelFiles:
     raise ModelLoadError(f"{path}: contains no config.json; {hint}")
 
 
-def _file(path: Path) -> ModelFiles:
+def _file(path: Path, name: str) -> ModelFiles:
     if path.suffix == ".json":
-        return ModelFiles("hf", path, path.resolve().parent.name if path.name == "config.json" else path.stem)
+        return ModelFiles("hf", path, name)
     with path.open("rb") as file:
         magic = file.read(4)
     if path.suffix != ".gguf" and magic != b"GGUF":
         raise ModelLoadError(f"{path}: is neither a GGUF file nor a config.json; {MODEL_KINDS}")
-    return ModelFiles("gguf", path, path.stem)
+    return ModelFiles("gguf", path, name)
 
 
 def _download(name: str) -> Path:
@@ -270,20 +271,19 @@ def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, dev
     Raises:
         ModelLoadError: A file is missing, damaged or not supported.
     """
+    weights: FileWeights
     if files.kind == "gguf":
         from chairlift.loading.gguf_weights import GGUFWeights
 
-        return _checked(GGUFWeights(open_gguf(files.path), config, dtype, device))
-    from chairlift.loading.safetensors_weights import SafetensorsWeights
-
-    if files.path.is_file():
+        weights = GGUFWeights(open_gguf(files.path), config, dtype, device)
+    elif files.path.is_file():
         raise ModelLoadError(
             f"{files.path}: a config.json contains no weights; use --load-format dummy for random ones"
         )
-    return _checked(SafetensorsWeights(files.path, config, dtype, device))
+    else:
+        from chairlift.loading.safetensors_weights import SafetensorsWeights
 
-
-def _checked(weights: FileWeights) -> FileWeights:
+        weights = SafetensorsWeights(files.path, config, dtype, device)
     weights.check_formats()
     return weights
 

@@ -12,9 +12,8 @@ import json
 import re
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, takewhile
+from itertools import groupby, pairwise, takewhile
 from typing import Final
 
 import tokenizers
@@ -30,10 +29,7 @@ MAX_DEPTH: Final = 40
 """The maximum depth of nested groups in the expression. Deeper strings become alternatives of one group."""
 
 CUT: Final = -1
-"""A boundary inside content. It separates pieces and produces no token."""
-
-Item = str | int
-"""A piece of text to encode, the id of an added token, or CUT."""
+"""The id of a boundary inside content, which has an alias and produces no token."""
 
 
 def is_markup(token: AddedToken) -> bool:
@@ -85,15 +81,16 @@ class AddedTokenGuard:
 
     def encode_with_aliases(self, text: MarkedText) -> list[int]:
         """Encode like `encode`, but always with aliases, even if content spells no added token."""
-        items = self._items(text)
+        tokenizer = self._aliased
+        prompt = self._with_aliases(text)
         while True:
-            encoding = _Encoding.encode(self._aliased, items)
-            repaired = encoding.without_unmatched(items, self._spellings)
-            if repaired is None:
-                repaired = encoding.with_cuts(items, self._spellings, self._unknown_id)
-            if repaired is None:
-                return encoding.real_ids()
-            items = repaired
+            encoding = tokenizer.backend.encode(prompt, add_special_tokens=False)
+            repaired = tokenizer.spell_unmatched(prompt, encoding)
+            if repaired == prompt:
+                repaired = tokenizer.cut_formed(prompt, encoding, self._unknown_id)
+            if repaired == prompt:
+                return [real for i in encoding.ids if (real := tokenizer.real_ids.get(i, i)) != CUT]
+            prompt = repaired
 
     def _template_tokens(self, text: MarkedText) -> list[int] | None:
         """Return the guarded tokens in the text, or None if a spelling of one contains content.
@@ -118,16 +115,16 @@ class AddedTokenGuard:
         """Return the guarded ids, without the unknown token, which other text produces as well."""
         return [i for i in ids if i in self._spellings and i != self._unknown_id]
 
-    def _items(self, text: MarkedText) -> list[Item]:
-        """Split the text at each added token of its template text."""
+    def _with_aliases(self, text: MarkedText) -> str:
+        """Replace each added token of the template text with its alias."""
         plain = unmarked(text)
-        items: list[Item] = []
+        pieces: list[str] = []
         end = 0
         for start, stop in template_spans(text):
             for match in self._pattern.finditer(plain, start, stop):
-                items += [plain[end : match.start()], self._guarded[match[0]]]
+                pieces += [plain[end : match.start()], self._aliased.alias[self._guarded[match[0]]]]
                 end = match.end()
-        return [*items, plain[end:]]
+        return "".join([*pieces, plain[end:]])
 
     def _add_frame(self, ids: list[int]) -> list[int]:
         before, after = self._frame
@@ -160,6 +157,9 @@ class _AliasedTokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, added: dict[int, AddedToken], guarded: dict[int, str]) -> None:
         nonce = "".join(chr(secrets.choice(PRIVATE_USE)) for _ in range(NONCE_CHARACTERS))
         self.alias = {i: nonce + _number(index) for index, i in enumerate([CUT, *guarded])}
+        self._spellings = guarded
+        self._spelling_of_alias = {self.alias[i]: spelling for i, spelling in {CUT: "", **guarded}.items()}
+        self._aliases = re.compile(nonce + "..")
         self.backend = tokenizers.Tokenizer(backend.model)
         if backend.normalizer is not None:
             self.backend.normalizer = backend.normalizer
@@ -171,6 +171,36 @@ class _AliasedTokenizer:
         self.alias_ids = {self._id(alias): i for i, alias in self.alias.items()}
         self.real_ids = {self._id(token.content): i for i, token in added.items() if i not in guarded}
         self.real_ids |= self.alias_ids
+
+    def spell_unmatched(self, prompt: str, encoding: tokenizers.Encoding) -> str:
+        """Replace the aliases that the library did not match with the added tokens.
+
+        Some added tokens match only between spaces.
+        """
+        found = [offsets for i, offsets in zip(encoding.ids, encoding.offsets, strict=True) if i in self.alias_ids]
+        pending = iter([*found, (len(prompt), len(prompt))])
+        start, end = next(pending)
+
+        def spell(match: re.Match[str]) -> str:
+            nonlocal start, end
+            if match.start() < start or end < match.end():
+                return self._spelling_of_alias[match[0]]
+            start, end = next(pending)
+            return match[0]
+
+        return self._aliases.sub(spell, prompt)
+
+    def cut_formed(self, prompt: str, encoding: tokenizers.Encoding, unknown_id: int | None) -> str:
+        """Cut each text that was tokenized as a guarded token, so that merges cannot form the token."""
+        cuts = [
+            start + (end - start) // 2
+            for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if i in self._spellings
+            and i not in self.real_ids
+            and end - start > 1
+            and (i != unknown_id or prompt[start:end] == self._spellings[i])
+        ]
+        return self.alias[CUT].join(prompt[start:end] for start, end in pairwise([0, *cuts, len(prompt)]))
 
     def _id(self, token: str) -> int:
         token_id = self.backend.token_to_id(token)
@@ -185,93 +215,6 @@ class _AliasedTokenizer:
             raise ModelLoadError(f"the vocabulary has {len(ids)} tokens but ids up to {max(ids)}; it is damaged")
         fillers = (self.alias[CUT] + _number(index) for index in range(unused))
         self.backend.add_tokens([AddedToken(filler, normalized=False) for filler in fillers])
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoding:
-    """The encoding of items.
-
-    Attributes:
-        text: the joined items, with aliases in place of added tokens.
-        ids: the token ids of the aliased tokenizer.
-        offsets: the start and end of each token in `text`, in characters.
-    """
-
-    tokenizer: _AliasedTokenizer
-    text: str
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-
-    @classmethod
-    def encode(cls, tokenizer: _AliasedTokenizer, items: list[Item]) -> _Encoding:
-        text = "".join(item if isinstance(item, str) else tokenizer.alias[item] for item in items)
-        encoding = tokenizer.backend.encode(text, add_special_tokens=False)
-        return cls(tokenizer, text, encoding.ids, encoding.offsets)
-
-    def real_ids(self) -> list[int]:
-        """Return the token ids in the vocabulary of the original tokenizer; cuts are left out."""
-        real_ids = self.tokenizer.real_ids
-        return [real for i in self.ids if (real := real_ids.get(i, i)) != CUT]
-
-    def without_unmatched(self, items: list[Item], spellings: dict[int, str]) -> list[Item] | None:
-        """Replace the added tokens that the library did not match by their text; None if it matched all of them.
-
-        Some added tokens match only between spaces.
-        """
-        alias_ids = self.tokenizer.alias_ids
-        found = [offsets for i, offsets in zip(self.ids, self.offsets, strict=True) if i in alias_ids]
-        if len(found) >= sum(isinstance(item, int) for item in items):
-            return None
-        repaired: list[Item] = []
-        at, number = 0, 0
-        for item in items:
-            length = len(item if isinstance(item, str) else self.tokenizer.alias[item])
-            if isinstance(item, str):
-                repaired.append(item)
-            elif number < len(found) and found[number][0] <= at and at + length <= found[number][1]:
-                repaired.append(item)
-                number += 1
-            elif item != CUT:
-                repaired.append(spellings[item])
-            at += length
-        return repaired
-
-    def with_cuts(self, items: list[Item], spellings: dict[int, str], unknown_id: int | None) -> list[Item] | None:
-        """Cut each text that was tokenized as a guarded token, so that merges cannot form the token.
-
-        Returns:
-            The items with the cuts; None if no guarded token was formed.
-        """
-        cuts = [
-            start + (end - start) // 2
-            for i, (start, end) in zip(self.ids, self.offsets, strict=True)
-            if i in spellings
-            and i not in self.tokenizer.real_ids
-            and end - start > 1
-            and (i != unknown_id or self.text[start:end] == spellings[i])
-        ]
-        return _cut(items, cuts, self.tokenizer.alias) if cuts else None
-
-
-def _cut(items: list[Item], cuts: list[int], alias: dict[int, str]) -> list[Item]:
-    """Insert a CUT at each position of the joined text. The positions are sorted and lie inside pieces of text."""
-    pending = iter(cuts)
-    position = next(pending, None)
-    made: list[Item] = []
-    at = 0
-    for item in items:
-        if not isinstance(item, str):
-            made.append(item)
-            at += len(alias[item])
-            continue
-        start = 0
-        while position is not None and position < at + len(item):
-            made += [item[start : position - at], CUT]
-            start = position - at
-            position = next(pending, None)
-        made.append(item[start:])
-        at += len(item)
-    return made
 
 
 def _renamed(token: AddedToken, content: str) -> AddedToken:

@@ -6,7 +6,6 @@ BPE, whose merges are derived from the scores, and "gemma4" is the same with the
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -72,39 +71,25 @@ _O200K: Final = (
     "|".join((*(f"{words}{_CONTRACTIONS[:-1]}?" for words in _CASED_WORDS), r"\p{N}{1,3}")) + _REST_WITH_SLASHES
 )
 
-GPT2: Final = PreTokenizer((_GPT2,))
-DIGITS_THEN_GPT2: Final = PreTokenizer((r"\p{N}", _GPT2))
-LLAMA3: Final = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
-LLAMA3_WITH_MERGES: Final = PreTokenizer((_LLAMA3,))
-QWEN2: Final = PreTokenizer((_QWEN2,), nfc=True)
-QWEN2_WITHOUT_NFC: Final = PreTokenizer((_QWEN2,))
-TEKKEN: Final = PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)
-O200K: Final = PreTokenizer((_O200K,), ignore_merges=True)
-DEFAULT: Final = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
-
-PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
-    **dict.fromkeys(("default",), DEFAULT),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), DIGITS_THEN_GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), LLAMA3_WITH_MERGES),
-    **dict.fromkeys(("qwen2",), QWEN2),
-    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "stablelm2"), QWEN2_WITHOUT_NFC),
-    **dict.fromkeys(("tekken",), TEKKEN),
-    **dict.fromkeys(("gpt-4o",), O200K),
-}
+_RULES: Final = (
+    (("default",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    (("gpt-2", "phi-2", "olmo"), PreTokenizer((_GPT2,))),
+    (("smollm", "starcoder", "refact", "codeshell"), PreTokenizer((r"\p{N}", _GPT2))),
+    (
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"),
+        PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
+    ),
+    (("dbrx", "smaug-bpe"), PreTokenizer((_LLAMA3,))),
+    (("qwen2",), PreTokenizer((_QWEN2,), nfc=True)),
+    (("deepseek-r1-qwen", "megrez", "stablelm2"), PreTokenizer((_QWEN2,))),
+    (("tekken",), PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
+    (("gpt-4o",), PreTokenizer((_O200K,), ignore_merges=True)),
+)
+PRE_TOKENIZERS: Final = {name: rules for names, rules in _RULES for name in names}
 """`tokenizer.ggml.pre` -> the rules of the byte-level BPE vocabulary."""
 
-
-class TokenType(enum.IntEnum):
-    """The values of `tokenizer.ggml.token_type`."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+"""Values of `tokenizer.ggml.token_type`. Tokens of other types are ordinary entries of the vocabulary, too."""
 
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -140,7 +125,7 @@ class GGUFVocabulary(ConfigFields):
 
     def types(self) -> list[int]:
         absent = self.get("token_type") is None
-        return [TokenType.NORMAL] * len(self.tokens) if absent else self._list("token_type", int, len(self.tokens))
+        return [NORMAL] * len(self.tokens) if absent else self._list("token_type", int, len(self.tokens))
 
     def token_at(self, key: str) -> str | None:
         """Return the token whose id is the value of `key`, or None if it is absent or outside the vocabulary."""
@@ -266,8 +251,8 @@ def derive_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[
 def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:
     """Add the tokens that are matched in the text before the pre-tokenizer."""
     types = list(zip(vocabulary.tokens, vocabulary.types(), strict=True))
-    special = [token for token, kind in types if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
-    user_defined = [token for token, kind in types if kind == TokenType.USER_DEFINED]
+    special = [token for token, kind in types if kind in (CONTROL, UNKNOWN)]
+    user_defined = [token for token, kind in types if kind == USER_DEFINED]
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
 
