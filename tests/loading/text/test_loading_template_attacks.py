@@ -77,6 +77,8 @@ FORBIDDEN = {
 """Template and a part of the reason."""
 
 BEYOND_LIMITS = {
+    "long string": ("{{ 'x' * 10**11 }}", "beyond 16777216 entries"),
+    "long list": ("{{ (10**10 * [0]) | length }}", "beyond 16777216 entries"),
     "range": ("{{ range(10**12) | list }}", "Range too big"),
     "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
     "recursion in two branches": (

@@ -35,9 +35,6 @@ class MarkedText(str):
         made._mask = mask_of(text) if mask is None else mask
         return made
 
-    def __reduce__(self) -> tuple[type[MarkedText], tuple[str, bytes]]:
-        return MarkedText, (unmarked(self), self._mask)
-
     def __str__(self) -> str:
         """Return the marked text itself, because Jinja2 calls `str` on all output and the marks must be kept."""
         return self

@@ -3,8 +3,8 @@
 String constants and the text between tags of a template are template text. Everything else is content, and so is the
 result of an operation that `MarkedText` does not handle.
 
-Loops, calls and the output of a template are bounded. A single operation, such as `"x" * 10**10`, is not: a template
-can use up the memory of the process, so it must come from the operator.
+Loops, calls, repetitions and the output of a template are bounded. Other single operations, such as `center` with a
+huge width, are not: a template can use up the memory of the process, so it must come from the operator.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = _MarkingGenerator
     context_class = _TimedContext
+    intercepted_binops = frozenset({"*"})
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> MarkedText:
@@ -168,6 +169,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         assert isinstance(context, _TimedContext)
         context.check_deadline()
         return super().call(context, function, *arguments, **options)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        for repeated, count in ((left, right), (right, left)):
+            is_repetition = isinstance(repeated, (str, list, tuple)) and isinstance(count, int)
+            if is_repetition and len(repeated) * count > MAX_OUTPUT_CHARACTERS:
+                raise jinja2.TemplateError(f"it repeats a text or list beyond {MAX_OUTPUT_CHARACTERS} entries")
+        return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
