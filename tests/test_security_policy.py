@@ -21,6 +21,7 @@ from chairlift.server.protocol import base, item_limits
 from chairlift.worker.memory import format_memory
 
 POLICY = Path(__file__).parent.parent / "SECURITY.md"
+SOURCE = POLICY.parent / "src" / "chairlift"
 MARK = "<!-- item limits -->"
 ROW = re.compile(r"^\| `([\w.-]+)` \| (.*?) \|", re.MULTILINE)
 
@@ -96,3 +97,21 @@ def test_the_table_of_item_limits_is_that_of_the_code() -> None:
 )
 def test_units_come_from_names(name: str, value: float, text: str) -> None:
     assert shown(name, value) == text
+
+
+def promises() -> list[list[str]]:
+    """The rows of the table of promises: the promise, what keeps it, and the tests that show it."""
+    section = POLICY.read_text(encoding="utf-8").partition("\n## Promises\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return rows[1:]
+
+
+@pytest.mark.parametrize("row", promises(), ids=lambda row: row[0].strip()[:40])
+def test_every_promise_names_what_keeps_it_and_tests_that_show_it(row: list[str]) -> None:
+    _promise, keepers, tests = row
+    packages = [name for name in re.findall(r"`([\w/.]+)`", keepers) if name.islower()]
+    assert packages or keepers.strip()
+    assert [name for name in packages if not (SOURCE / name).exists()] == []
+    shown_by = re.findall(r"`(tests/[\w/.]+)`", tests)
+    assert shown_by
+    assert [name for name in shown_by if not (POLICY.parent / name).exists()] == []
