@@ -71,7 +71,7 @@ def test_the_error_of_a_body_that_is_not_utf8_names_the_reason(api_server: Runni
     body = b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'
     answer = httpx.post(api_server.url + path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
-    assert "it is not UTF-8 (invalid start byte)" in message(answer)
+    assert "the request body is not valid JSON: invalid unicode code point at line 1 column" in message(answer)
 
 
 @pytest.mark.parametrize(

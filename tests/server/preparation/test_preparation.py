@@ -152,7 +152,7 @@ def test_a_stream_does_not_depend_on_the_size_of_the_body(server: RunningServer)
     [
         (b'{"prompt": ' + PADDING, "not valid JSON"),
         (b"[" * 70 + PADDING, "70 deep, and max_json_depth=64"),
-        (b'{"prompt": "\xff"}' + PADDING, "not UTF-8"),
+        (b'{"prompt": "\xff"}' + PADDING, "invalid unicode code point"),
     ],
 )
 def test_large_bodies_that_are_not_json_are_reported(server: RunningServer, content: bytes, problem: str) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import from_json
 
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.server.http.body_limits import check_depth
-from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ConversationPlanner
 from chairlift.server.preparation.request_plan import rename_fields_in_errors
@@ -81,19 +79,11 @@ def parse_body(body_type: type[Fields], raw: bytes, max_depth: int) -> Fields:
         RequestError: The body is not valid.
     """
     check_depth(raw, max_depth)
-    given = _parse_json(raw)
-    if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
-        raise RequestError(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
+    try:
+        given = from_json(raw)  # Unlike the standard library's parser it rejects unpaired surrogates.
+    except ValueError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None
     try:
         return body_type.model_validate(given)
     except ValidationError as error:
         raise RequestError(*describe_validation_errors(error.errors(), given)) from None
-
-
-def _parse_json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the request body is not valid JSON: it is not UTF-8 ({error.reason})") from None
-    except ValueError as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from None
