@@ -11,7 +11,9 @@ from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv.kv_groups import FULL
+from chairlift.core.kv.block_store import BlockStore
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.paged_kv_cache import FULL
 from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -170,6 +172,7 @@ def make_engine(
     propose: Propose | None = None,
     row_time: RowTime | None = None,
     enable_chunked_prefill: bool = True,
+    block_store: BlockStore | None = None,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine with a CheckingExecutor, and its parts. It verifies what `propose` returns, without a prompt lookup."""
     config = SchedulerConfig(
@@ -186,7 +189,7 @@ def make_engine(
         enable_chunked_prefill=enable_chunked_prefill,
     )
     pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_num_batched_tokens)
-    manager = make_kv_cache_manager(pool, enable_prefix_caching)
+    manager = make_kv_cache_manager(pool, enable_prefix_caching, block_store)
     executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, windows)
     events = EventList()
     scheduler = make_scheduler(config, manager, events)
@@ -224,6 +227,15 @@ def make_request(
         deadline=deadline,
         lora_id=lora_id,
     )
+
+
+def allocate(manager: KVCacheManager, request: Request) -> bool:
+    """Give a request its blocks and its progress, as the running batch does; False if memory is short."""
+    num_computed = manager.allocate(request)
+    if num_computed is None:
+        return False
+    request.num_computed_tokens = num_computed
+    return True
 
 
 def expected_tokens(prompt: list[int], max_tokens: int, stop_token_ids: Iterable[int] = ()) -> list[int]:

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from chairlift.core.baselines.reservations import ReservationKVCacheManager
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.kv_groups import NO_BLOCK
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.windowed_groups import NO_BLOCK
+from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
 
 
 def check_pool(pool: BlockPool) -> None:
@@ -34,11 +35,13 @@ def _check_paged(manager: PagedKVCacheManager) -> None:
     check_pool(pool)
     held: dict[int, int] = {}
     for table in manager._tables.values():
-        request, lengths = table.request, [len(block_ids) for block_ids in table.block_ids]
+        request, tables = table.request, manager.block_tables(table.request)
+        lengths = [len(block_ids) for block_ids in tables]
         assert request.num_slots == min(lengths) * manager.block_size
-        assert request.num_released_slots == sum(table.num_released) * manager.block_size
-        assert request.num_held_slots == sum(lengths) * manager.block_size - request.num_released_slots
-        for block_ids, num_released in zip(table.block_ids, table.num_released, strict=True):
+        released = table.num_released if isinstance(manager, WindowedKVCacheManager) else [0]  # type: ignore[attr-defined]
+        assert manager.num_released_slots(request) == sum(released) * manager.block_size
+        assert manager.num_held_slots(request) == (sum(lengths) - sum(released)) * manager.block_size
+        for block_ids, num_released in zip(tables, released, strict=True):
             assert block_ids[:num_released] == [NO_BLOCK] * num_released
             for index, block_id in enumerate(block_ids[num_released:], start=num_released):
                 held[block_id] = held.get(block_id, 0) + 1

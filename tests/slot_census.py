@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from chairlift.core.kv.kv_groups import NO_BLOCK
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.windowed_groups import NO_BLOCK
 from chairlift.request import Request
 
 RANKS = ("token_states", "reserved", "internal")
@@ -26,7 +26,7 @@ def slot_census(manager: Any, running: Iterable[Request], head_lacks_memory: boo
     """The number of slots of each kind. A slot with several holders has the kind that comes first in RANKS."""
     holders: dict[int, list[str]] = {}
     for request in running:
-        if request.num_held_slots == 0:
+        if manager.num_held_slots(request) == 0:
             continue
         for table in manager.block_tables(request):
             for index, block_id in enumerate(table):

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
 
-from chairlift.request import Request
 from chairlift.system.output_files import unwritable_file_error
 
 logger = logging.getLogger("chairlift")
@@ -99,21 +98,6 @@ class RequestArrived:
     tenant: str = ""
     step: int = 0
 
-    @classmethod
-    def from_request(cls, request: Request, step: int) -> RequestArrived:
-        """The event of a request that arrives before `step` is scheduled."""
-        return cls(
-            time=request.arrival_time,
-            request_id=request.request_id,
-            num_prompt_tokens=request.num_prompt_tokens,
-            max_tokens=request.max_total_tokens - request.num_prompt_tokens,
-            priority=request.priority,
-            leader_id=request.leader_id,
-            output_len=request.output_len,
-            tenant=request.tenant,
-            step=step,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RequestQueued:
@@ -181,7 +165,7 @@ class Step:
         released_blocks: ids of the blocks that each request released because they left the windows of their layers.
         num_running, num_waiting, free_blocks, evictable_blocks: counts after the schedule.
         token_states, reserved, internal, external, free: slots of the pool by kind after the schedule, as defined in
-            `core.kv.accounting`. `max_tokens` separates reserved from internal slots.
+            `core.measuring.accounting`. `max_tokens` separates reserved from internal slots.
         shared: slots that several requests hold.
         saved: slots that these requests would hold in addition if they did not share.
         wait_reason: why the head of the queue, `head_id`, was not admitted; None if the queue is empty.
@@ -265,29 +249,6 @@ class RequestFinished:
     kv_slot_seconds_used: float = 0.0
     step: int = 0
 
-    @classmethod
-    def from_request(cls, request: Request, now: float, step: int) -> RequestFinished:
-        """The event of a request that ends at `now`, before `step` is scheduled."""
-        assert request.finish_reason is not None
-        return cls(
-            time=now,
-            request_id=request.request_id,
-            finish_reason=request.finish_reason.value,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=request.num_output_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-            arrival_time=request.arrival_time,
-            first_scheduled_time=request.first_scheduled_time,
-            first_token_time=request.first_token_time,
-            steps_waited=request.steps_waited,
-            num_recomputed_tokens=request.num_recomputed_tokens,
-            num_padding_tokens=request.num_padding_tokens,
-            kv_slot_seconds_held=request.kv_slot_seconds_held,
-            kv_slot_seconds_used=request.kv_slot_seconds_used,
-            step=step,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheChanged:
@@ -295,7 +256,7 @@ class PrefixCacheChanged:
     `enable_kv_cache_events`.
 
     Attributes:
-        stored, removed: keys of blocks (see `core.kv.block_pool.block_key`).
+        stored, removed: keys of blocks (see `core.kv.index_changes.block_key`).
     """
 
     type: ClassVar[str] = "prefix_cache_changed"

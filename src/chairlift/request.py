@@ -10,25 +10,17 @@ yet, so that a step can be scheduled before the result of the previous one is kn
 
     len(token_ids) + num_pending_tokens == num_tokens <= end_total_tokens <= max_total_tokens
 
-`max_total_tokens` follows from the requested `max_tokens`; `end_total_tokens` is smaller if a shorter output is forced.
-
-`num_slots` is the number of tokens for which there is KV memory. `num_held_slots` counts the slots that are held in all
-groups of layers, and `num_released_slots` those of computed tokens that are not held because no later query reads them.
-Without windows they are `num_slots` and 0. Only the KV cache manager writes them.
-
-A finished member of a static batch keeps running, with `done_time` and `finish_reason` set, until the batch ends.
-
-Slot-seconds are computed without a loop over time: n slots allocated at t1 ... tn and freed at T were held for
-n * T - (t1 + ... + tn) seconds. `hold_moment` is the sum of these times over the slots held, `write_moment` over the
-slots written.
+Four parts of the engine write a request: the scheduler its status and its end, the running batch `num_computed_tokens`,
+the KV cache manager `num_slots`, and the methods below its tokens.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import Any
 
-from chairlift.outputs import EngineCoreOutput, NewRequest, RequestStats, RequestTimes
+from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
 
 
@@ -94,6 +86,13 @@ class Request:
         cache_salt: KV blocks are shared only between requests with the same salt.
         deadline: seconds of the engine's clock after which the request is aborted.
         lora_id: the number of a LoRA adapter, which no other load of an adapter has; 0 for none.
+
+    Attributes:
+        max_total_tokens: the largest number of prompt and output tokens; `end_total_tokens` is smaller if a shorter
+            output is forced.
+        num_slots: the number of tokens for which there is KV memory.
+        arrival_index: the position among all requests in the order of arrival.
+        meter: what `core.measuring` keeps about the request, which has no influence on scheduling.
     """
 
     request_id: str
@@ -115,34 +114,15 @@ class Request:
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     num_tokens: int = field(init=False)
-    num_pending_tokens: int = field(default=0, init=False)
     num_computed_tokens: int = field(default=0, init=False)
-    num_cached_tokens: int = field(default=0, init=False)
     max_total_tokens: int = field(init=False)
     end_total_tokens: int = field(init=False)
     num_slots: int = field(default=0, init=False)
-    num_held_slots: int = field(default=0, init=False)
-    num_released_slots: int = field(default=0, init=False)
-
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
-    stop_token_id: int | None = field(default=None, init=False)
     arrival_index: int = field(default=-1, init=False)
-    first_scheduled_time: float | None = field(default=None, init=False)
-    first_token_time: float | None = field(default=None, init=False)
-    done_time: float | None = field(default=None, init=False)
-
-    wait_reason: WaitReason | None = field(default=None, init=False)
-    wait_mark: dict[str, int] = field(default_factory=dict, init=False)
-    steps_waited: dict[str, int] = field(default_factory=dict, init=False)
     num_preemptions: int = field(default=0, init=False)
-    recompute_until: int = field(default=0, init=False)
-    num_recomputed_tokens: int = field(default=0, init=False)
-    num_padding_tokens: int = field(default=0, init=False)
-    hold_moment: float = field(default=0.0, init=False)
-    write_moment: float = field(default=0.0, init=False)
-    kv_slot_seconds_held: float = field(default=0.0, init=False)
-    kv_slot_seconds_used: float = field(default=0.0, init=False)
+    meter: Any = field(default=None, init=False)
 
     def __post_init__(self, prompt_token_ids: list[int], max_tokens: int) -> None:
         assert prompt_token_ids, "a request has at least one prompt token"
@@ -159,50 +139,43 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that a scheduled step samples, and that the device has not returned yet."""
+        return self.num_tokens - len(self.token_ids)
+
+    @property
+    def is_prompt_computed(self) -> bool:
+        return self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
-    def count_recomputed(self, start: int, end: int) -> int:
-        """Count the tokens of `start` to `end - 1` that are recomputed after a preemption; returns their number."""
-        num_recomputed = max(0, min(end, self.recompute_until) - start)
-        self.num_recomputed_tokens += num_recomputed
-        return num_recomputed
+    @property
+    def stop_token_id(self) -> int | None:
+        """The stop token that ended the output; None if there is none."""
+        last = self.token_ids[-1]
+        return last if self.num_output_tokens and last in self.stop_token_ids else None
 
     def append_sampled(self, tokens: list[int]) -> list[int]:
         """Append the sampled tokens of one step, the first of which replaces the oldest pending token.
 
         Returns the appended tokens: up to and including the first stop token, or up to the length limit.
         """
-        if len(tokens) > 1 or tokens[0] in self.stop_token_ids:
-            tokens = self._until_stop(tokens)
+        if len(tokens) > 1:
+            tokens = self._until_end(tokens)
         self.token_ids += tokens
-        self.num_pending_tokens -= 1
-        self.num_tokens = len(self.token_ids) + self.num_pending_tokens
+        self.num_tokens += len(tokens) - 1
         return tokens
 
-    def _until_stop(self, tokens: list[int]) -> list[int]:
+    def _until_end(self, tokens: list[int]) -> list[int]:
         tokens = tokens[: self.end_total_tokens - len(self.token_ids)]
-        for index, token in enumerate(tokens):
-            if token in self.stop_token_ids:
-                self.stop_token_id = token
-                return tokens[: index + 1]
-        return tokens
+        stops = (index for index, token in enumerate(tokens, start=1) if token in self.stop_token_ids)
+        return tokens[: next(stops, len(tokens))]
 
     def drop_pending(self) -> None:
         """Remove the oldest pending token, which the device will not return."""
-        self.num_pending_tokens -= 1
         self.num_tokens -= 1
-
-    def start_holding(self, num_written_slots: int, now: float) -> None:
-        """Start to count slot-seconds of the slots that were allocated, of which some are already written."""
-        self.hold_moment = self.num_held_slots * now
-        self.write_moment = num_written_slots * now
-
-    def stop_holding(self, num_written_slots: int, now: float) -> None:
-        """Add the slot-seconds of the slots that are about to be freed."""
-        used_until = now if self.done_time is None else self.done_time
-        self.kv_slot_seconds_held += self.num_held_slots * now - self.hold_moment
-        self.kv_slot_seconds_used += num_written_slots * used_until - self.write_moment
 
     def new_request(self, block_ids: list[list[int]]) -> NewRequest:
         """The record that adds the request to the executor; `block_ids` is a copy of its block tables."""
@@ -216,46 +189,6 @@ class Request:
             seed=self.seed,
             stop_token_ids=sorted(self.stop_token_ids),
             lora_id=self.lora_id,
-        )
-
-    def timeout_output(self) -> EngineCoreOutput:
-        """The last output of a request whose deadline has passed."""
-        assert self.deadline is not None
-        seconds = round(self.deadline - self.arrival_time, 3)
-        if seconds > 0:
-            problem = f"the timeout of {seconds:g} s passed after {self.num_output_tokens} output tokens"
-        else:
-            problem = "the timeout passed before the request reached the engine"
-        return EngineCoreOutput(
-            self.request_id,
-            [],
-            finish_reason=FinishReason.TIMEOUT.value,
-            num_preemptions=self.num_preemptions,
-            error=f"{problem}: increase timeout, or reduce max_tokens",
-            error_param="timeout",
-        )
-
-    def final_output(self, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
-        """The last output of this request, which finishes at `now`: adds the fields that only the last output has."""
-        assert self.finish_reason is not None
-        return output._replace(
-            finish_reason=self.finish_reason.value,
-            stop_token_id=self.stop_token_id,
-            times=self.times(finished=now),
-            stats=self._stats(),
-        )
-
-    def times(self, finished: float | None = None) -> RequestTimes:
-        """The times of the request so far."""
-        return RequestTimes(self.arrival_time, self.first_scheduled_time, self.first_token_time, finished)
-
-    def _stats(self) -> RequestStats:
-        return RequestStats(
-            steps_waited=self.steps_waited,
-            num_recomputed_tokens=self.num_recomputed_tokens,
-            num_padding_tokens=self.num_padding_tokens,
-            kv_slot_seconds_held=self.kv_slot_seconds_held,
-            kv_slot_seconds_used=self.kv_slot_seconds_used,
         )
 
     def __repr__(self) -> str:

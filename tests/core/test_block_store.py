@@ -73,10 +73,10 @@ def test_tokens_do_not_depend_on_the_store(
         salts = [salt if number % 2 else None for number in range(len(prompts))]
         plain, *_ = make_engine(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4)
         expected = run(plain, prompts, salts)
-        core, manager, executor, _events = make_engine(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4)
         store = MemoryStore(kept, limits)
-        store.executor = executor
-        manager.block_store = store
+        core, _manager, store.executor, _events = make_engine(
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4, block_store=store
+        )
         assert run(core, prompts, salts) == expected
         assert core.scheduler.is_idle
 
@@ -86,10 +86,8 @@ def test_a_finished_request_is_found_after_a_restart() -> None:
     prompt = list(range(1, 20))
     cached = []
     for _ in range(2):
-        core, manager, executor, _events = make_engine(block_size=BLOCK_SIZE)
         store = MemoryStore(kept, [100])
-        store.executor = executor
-        manager.block_store = store
+        core, _, store.executor, _events = make_engine(block_size=BLOCK_SIZE, block_store=store)
         run(core, [prompt], [None])
         cached.append(store.num_loaded)
     assert cached == [0, 4]

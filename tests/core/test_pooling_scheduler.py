@@ -9,7 +9,7 @@ from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.no_kv_memory import NoKVMemory
-from chairlift.core.scheduler import Scheduler
+from chairlift.core.pooling import PoolingScheduler
 from chairlift.events import EventList, RequestFinished, Step
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
@@ -55,7 +55,7 @@ def test_every_text_gets_its_own_vector_once(actions: list[int | str | tuple[str
         enable_chunked_prefill=False,
     )
     events = EventList()
-    scheduler = Scheduler(config, NoKVMemory(), events)
+    scheduler = PoolingScheduler(config, NoKVMemory(), events)
     core = EngineCore(scheduler, PoolingExecutor(), VirtualClock())
     requests: dict[str, Request] = {}
     aborted: set[str] = set()

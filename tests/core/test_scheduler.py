@@ -159,7 +159,7 @@ def test_allocation_for_a_blocked_head_is_tried_again_only_after_a_block_was_fre
     attempts = 0
     allocate = manager.allocate
 
-    def counting(request: Request) -> bool:
+    def counting(request: Request) -> int | None:
         nonlocal attempts
         attempts += 1
         return allocate(request)
@@ -195,7 +195,7 @@ def test_a_block_that_one_token_filled_is_found_in_the_next_step() -> None:
     assert executor.outputs[1].num_scheduled_tokens == {"a": 1, "b": 6}
     core.add(next_step)
     run_to_end(core)
-    assert (same_step.num_cached_tokens, next_step.num_cached_tokens) == (8, 12)
+    assert (same_step.meter.num_cached_tokens, next_step.meter.num_cached_tokens) == (8, 12)
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -212,7 +212,7 @@ def test_siblings_wait_for_the_leaders_prefill_and_share_its_blocks(caching: boo
     assert sibling.status is RequestStatus.PARKED
     assert [(w.request_id, w.reason) for w in waits(events)] == [(f"x-{i}", "sibling_prefill") for i in (1, 2)]
     answers = run_to_end(core)
-    assert sibling.num_cached_tokens == 16
+    assert sibling.meter.num_cached_tokens == 16
     assert answers["x-1"] == answers["x-0"] == expected_tokens(prompt, 4)
     assert sum(sum(out.num_scheduled_tokens.values()) for out in executor.outputs) == 18 + 2 * 2 + 3 * 3
     assert manager.num_free_blocks == manager.num_blocks
@@ -267,9 +267,9 @@ def test_the_budget_must_hold_a_full_batch() -> None:
 def test_without_an_event_sink_no_event_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     core, manager, _, _ = make_engine()
     silent = Scheduler(SchedulerConfig(64, 8, 32), manager)
-    names = ("scheduler.RequestArrived", "scheduler.RequestFinished", "wait_log.RequestWaiting", "running_batch.Step")
-    for name in names:
-        monkeypatch.setattr(f"chairlift.core.{name}", None)
+    events = ("scheduler_meter.RequestArrived", "scheduler_meter.RequestFinished", "wait_log.RequestWaiting")
+    for name in (*events, "scheduler_meter.Step"):
+        monkeypatch.setattr(f"chairlift.core.measuring.{name}", None)
     quiet = EngineCore(silent, core._executor, core._clock)
     for index in range(12):
         quiet.add(make_request(str(index), [1, 2, 3], max_tokens=3))

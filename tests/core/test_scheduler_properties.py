@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from chairlift.config import KV_ARENAS
 from chairlift.core.baselines.arena import ARENAS
-from chairlift.core.kv.accounting import slot_usage
-from chairlift.core.kv.kv_groups import FULL, KVGroups, held_blocks
+from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.windowed_groups import KVGroups, held_blocks
+from chairlift.core.measuring.accounting import slot_usage
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.outputs import SchedulerOutput
@@ -159,14 +160,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         parked = set(self.with_status(RequestStatus.PARKED))
         output = self.plan_step(now)
         if output is not None:
-            plan = scheduler._in_flight[-1]
+            blocked = scheduler._meter.blocked
             for name in parked:
                 self.waited[name]["sibling_prefill"] += 1
             for name in set(self.with_status(RequestStatus.WAITING)) - parked:
-                assert plan.wait_reason is not None, "every wait has a reason"
-                assert plan.head is not None
-                has_turn = not self.is_fair or scheduler.unfinished[name].tenant == plan.head.tenant
-                self.waited[name][plan.wait_reason.value if has_turn else "fairness"] += 1
+                assert blocked is not None, "every wait has a reason"
+                head, reason = blocked
+                has_turn = not self.is_fair or scheduler.unfinished[name].tenant == head.tenant
+                self.waited[name][reason.value if has_turn else "fairness"] += 1
         return output
 
     def with_status(self, status: RequestStatus) -> list[str]:
@@ -203,7 +204,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(request.token_ids) + request.num_pending_tokens == request.num_tokens
             assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
             assert request.num_computed_tokens <= request.num_slots or request not in running
-            if request.num_held_slots and self.groups.has_windows:
+            if self.manager.num_held_slots(request) and self.groups.has_windows:
                 tables, most = self.manager.block_tables(request), self.groups.most_blocks(request.max_total_tokens)
                 held = [len(held_blocks([table])) for table in tables]
                 assert all(count <= limit for count, limit in zip(held, most, strict=True))
@@ -241,7 +242,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         log = [e for e in events if isinstance(e, Step)]
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
         # A preemption is reported with the next planned step; after aborts there may be none.
-        assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._batch.preempted) == counted
+        assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._meter.preempted) == counted
         assert [e.step for e in log] == list(range(len(log)))
         num_slots = self.manager.num_blocks * self.manager.block_size
         assert all(e.token_states + e.reserved + e.internal + e.external + e.free == num_slots for e in log)

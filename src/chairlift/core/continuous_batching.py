@@ -1,65 +1,200 @@
-"""The interface of a batching policy, and continuous batching: the batch is chosen anew at every step."""
+"""Continuous batching: the batch of running requests is chosen anew at every step.
+
+    queue:  [ f e d ]  --admit-->  running:  [ a b c ]        a, b decode: 1 token each
+                ^                                 |           c has a long prompt: the next chunk of it
+                +----------- preempt_last --------+           d joins if seats, tokens and memory are left
+
+A step computes some tokens of each running request, within the token budget `max_num_batched_tokens`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from chairlift.config import SchedulerConfig
 from chairlift.core.chunk_allowance import ChunkAllowance
-from chairlift.core.running_batch import RunningBatch, StepPlan
-from chairlift.outputs import EngineCoreOutput
-from chairlift.request import Request, WaitReason
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.measuring.scheduler_meter import SchedulerMeter
+from chairlift.core.scheduling_policies import make_scheduling_policy
+from chairlift.outputs import SchedulerOutput
+from chairlift.request import Request, RequestStatus, WaitReason
 
 
-class BatchingPolicy(ABC):
-    """Decides which requests a step computes, and when requests leave the batch. By default they leave it as soon as
-    they finish.
+@dataclass(slots=True)
+class StepPlan:
+    """What `Scheduler.schedule` decided about one step.
 
     Attributes:
-        name: the value of `SchedulerConfig.batching` that selects this policy.
-        retains_finished: a finished request keeps its seat and its memory until `take_completed` returns it.
+        output: the part that the executor receives.
+        time: when the step is scheduled, in seconds of the engine's clock.
+        requests: the scheduled requests, parallel to `output.num_scheduled_tokens`.
+        sampling: requests whose last known token is computed in this step, so their next token is sampled.
+        prefilled: requests whose last prompt token is computed in this step.
     """
 
-    name: str
-    retains_finished = False
+    output: SchedulerOutput
+    time: float
+    requests: list[Request] = field(default_factory=list)
+    sampling: list[Request] = field(default_factory=list)
+    prefilled: list[Request] = field(default_factory=list)
 
-    def __init__(self, batch: RunningBatch) -> None:
-        self._batch = batch
 
-    def check(self, request: Request) -> None:  # noqa: B027
-        """Raise RequestError if this policy cannot serve the request. Called once for each arriving request."""
+class RunningBatch(ABC):
+    """The running requests with the queue behind them, and what any batching policy does with them.
+
+    This module is the only one that writes `num_computed_tokens`.
+
+    Attributes:
+        running: in the order that the scheduling policy gave when the step began.
+        waiting: the queue, in the order of the scheduling policy. Only its head can be admitted.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
+        self._config = config
+        self._kv = kv_cache_manager
+        self._meter = meter
+        self._policy = make_scheduling_policy(config)
+        self.waiting = self._policy.make_queue()
+        self.running: list[Request] = []
+        self._has_finished = False
+        self._removed: list[str] = []
+        self._blocked_at: tuple[Request, int] | None = None
 
     @abstractmethod
     def fill(self, plan: StepPlan) -> None:
         """Schedule running requests and admit waiting ones, within the limits of the configuration."""
 
-    def buffer(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
-        """Take the outputs of a step, and return those that leave the engine now."""
-        return outputs
+    @property
+    def num_running(self) -> int:
+        return sum(not r.is_finished for r in self.running) if self._has_finished else len(self.running)
 
-    def take_completed(self, now: float) -> Iterable[tuple[Request, EngineCoreOutput | None]]:
-        """Return the finished requests that leave the batch now, with their buffered outputs; None: it gets no output.
+    def charge_remote_service(self, service: Mapping[str, float]) -> None:
+        """See `Scheduler.charge_remote_service`."""
+        self._policy.record_remote_service(service)
 
-        Called only when no step is in flight.
+    # -- the frame of a step -------------------------------------------------------------------------------------
+
+    def begin_step(self, now: float) -> None:
+        """Remove finished requests, and sort the others in the order of the scheduling policy."""
+        self.drop_finished()
+        self._meter.begin_step(self._kv.begin_step(), now)
+        if not self._policy.has_constant_keys:
+            self.running.sort(key=self._policy.key)
+
+    def end_step(self, plan: StepPlan) -> None:
+        """Tell the executor which requests were removed or preempted since the last planned step."""
+        plan.output.removed.extend(self._removed)
+        self._removed.clear()
+        self._policy.record_sampling(plan.sampling)
+
+    def drop_finished(self) -> None:
+        """Remove finished requests from `running`."""
+        if self._has_finished:
+            self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+            self._has_finished = False
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def enqueue(self, request: Request) -> None:
+        request.status = RequestStatus.WAITING
+        self._meter.record_enqueued(request)
+        self.waiting.push(request)
+
+    def allocate(self, request: Request) -> bool:
+        """Allocate memory to the head of the queue; False if memory is short.
+
+        Tokens of a prefix that other requests have computed count as computed.
         """
-        return ()
+        # Nothing was freed or cached since the last attempt, so it would fail again.
+        if self._blocked_at == (request, self._kv.version):
+            return False
+        num_computed = self._kv.allocate(request)
+        if num_computed is None:
+            self._blocked_at = (request, self._kv.version)
+            return False
+        request.num_computed_tokens = num_computed
+        return True
+
+    def admit(self, request: Request, plan: StepPlan) -> None:
+        """Move the head of the queue, whose memory is allocated, into the batch."""
+        self.waiting.pop()
+        request.status = RequestStatus.RUNNING
+        self._meter.record_admission(request, plan.time)
+        if self._policy.has_constant_keys:
+            insort(self.running, request, key=self._policy.key)
+        else:
+            self.running.append(request)
+        self._policy.record_admission(request)
+        tables = [list(block_ids) for block_ids in self._kv.block_tables(request)]
+        plan.output.new_requests.append(request.new_request(tables))
+
+    def grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
+        """Extend the request's memory to `num_slots` tokens; False if memory is short."""
+        change = self._kv.grow(request, num_slots)
+        if change is None:
+            return False
+        self._meter.record_growth(request, change, plan.time)
+        plan.output.new_block_ids[request.request_id] = change.added
+        return True
+
+    def schedule_tokens(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
+        """Schedule the tokens `start` to `start + count - 1`, whose slots are allocated."""
+        end = request.num_computed_tokens = start + count
+        plan.output.num_scheduled_tokens[request.request_id] = count
+        plan.requests.append(request)
+        if start < request.num_prompt_tokens:
+            # A kernel may write a single row while other rows of the step read, so such a block is not shared yet.
+            if count > 1:
+                self._kv.commit(request)
+            if end >= request.num_prompt_tokens:
+                plan.prefilled.append(request)
+        if end == request.num_tokens:
+            request.num_tokens += 1
+            plan.sampling.append(request)
+
+    def accept_drafts(self, request: Request, count: int, plan: StepPlan) -> None:
+        """Record that `count` draft tokens of the step were accepted, so their K and V are those of output tokens."""
+        request.num_computed_tokens += count
+        self._meter.record_accepted_drafts(request, count, plan.time)
+        self._policy.record_sampling([request] * count)
+
+    def preempt_last(self, plan: StepPlan) -> Request:
+        """Preempt the running request with the largest key.
+
+        It keeps its tokens, returns to the queue, and computes them again when it is admitted; those of blocks that are
+        still in the prefix cache by then are found there.
+        """
+        victim = self.running.pop()
+        self._meter.record_preemption(victim)
+        self._free_memory(victim, plan.time)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.enqueue(victim)
+        return victim
+
+    def remove(self, request: Request, now: float) -> None:
+        """Free the memory of a running request that has finished."""
+        self._free_memory(request, now)
+        self._has_finished = True
+
+    def _free_memory(self, request: Request, now: float) -> None:
+        self._meter.record_freeing(request, now)
+        self._kv.free(request)
+        self._removed.append(request.request_id)
 
 
-class ContinuousBatching(BatchingPolicy):
+class ContinuousBatching(RunningBatch):
     """Iteration-level scheduling (Orca; Yu et al., OSDI'22, section 3.1): running requests first, then waiting ones,
     within the token budget and `max_num_seqs`. Prompts are computed in chunks (Sarathi-Serve; Agrawal et al., OSDI'24,
     section 4). When memory is short, the running request with the largest key is preempted (Kwon et al., SOSP'23,
     section 4.5). It comes after all requests already scheduled in the step, so no scheduled token is taken back.
     """
 
-    name = "continuous"
-
-    def __init__(self, batch: RunningBatch) -> None:
-        super().__init__(batch)
-        self._has_chunks = batch.config.enable_chunked_prefill
-
     def fill(self, plan: StepPlan) -> None:
-        chunks = ChunkAllowance(self._batch.config.step_time, self._batch.running)
+        chunks = ChunkAllowance(self._config.step_time, self.running)
         budget, has_preempted = self._schedule_running(plan, chunks)
         self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)
 
@@ -71,10 +206,9 @@ class ContinuousBatching(BatchingPolicy):
         seat, so a decode never stalls behind a prompt and a free seat is taken in the next step. There is always room
         for that, because max_num_batched_tokens >= max_num_seqs. The estimated time of the step may allow less.
         """
-        batch = self._batch
-        running = batch.running
-        budget = batch.config.max_num_batched_tokens
-        num_running, num_admissible = len(running), batch.num_admissible
+        running = self.running
+        budget = self._config.max_num_batched_tokens
+        num_running, num_admissible = len(running), self._num_admissible
         index = 0
         while index < len(running):
             request = running[index]
@@ -84,49 +218,53 @@ class ContinuousBatching(BatchingPolicy):
             if count > 1:
                 count = chunks.take(start, min(count, budget - num_admissible - (len(running) - index)))
             elif not count or request.num_tokens == request.end_total_tokens:
-                continue
-            if start + count > request.num_slots and not self._grow(request, start + count, plan):
+                continue  # its last token is pending, or is the end of the output, which is never computed
+            if start + count > request.num_slots and not self._grow_or_preempt(request, start + count, plan):
                 break
-            batch.schedule_tokens(request, start, count, plan)
+            self.schedule_tokens(request, start, count, plan)
             budget -= count
         return budget, len(running) < num_running
 
-    def _grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
+    def _grow_or_preempt(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory, preempting from the end of the batch; False if it preempted the request."""
-        while not self._batch.grow(request, num_slots, plan):
-            if self._batch.preempt_last(plan) is request:
+        while not self.grow(request, num_slots, plan):
+            if self.preempt_last(plan) is request:
                 return False
         return True
 
     def _schedule_waiting(self, plan: StepPlan, budget: int, chunks: ChunkAllowance, may_admit: bool) -> None:
         """Admit from the head of the queue while there are seats, tokens and memory."""
-        batch = self._batch
-        while (request := batch.waiting.peek()) is not None:
-            reason = self._allocate(request, budget) if may_admit else WaitReason.PREEMPTION
+        while (request := self.waiting.peek()) is not None:
+            reason = self._reason_to_wait(request, budget) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
-                batch.block_queue(request, reason, plan)
+                self._meter.record_blocked(request, reason, plan.time, len(self.running))
                 return
-            batch.admit(request, plan)
+            self.admit(request, plan)
             start = request.num_computed_tokens
             count = request.num_tokens - start
-            if self._has_chunks:
-                count = chunks.take(start, min(count, budget - batch.num_admissible))
+            if self._config.enable_chunked_prefill:
+                count = chunks.take(start, min(count, budget - self._num_admissible))
             if start + count > request.num_slots:
-                has_grown = batch.grow(request, start + count, plan)
+                has_grown = self.grow(request, start + count, plan)
                 assert has_grown, "admission has checked that blocks are free for the windows"
-            batch.schedule_tokens(request, start, count, plan)
+            self.schedule_tokens(request, start, count, plan)
             budget -= count
 
-    def _allocate(self, request: Request, budget: int) -> WaitReason | None:
-        """Allocate memory to the head of the queue; the reason if it has to wait.
+    def _reason_to_wait(self, request: Request, budget: int) -> WaitReason | None:
+        """Why the head of the queue is not admitted; None if it is, and then its memory has been allocated.
 
         Args:
             budget: the rest of the token budget of the step.
         """
-        if len(self._batch.running) >= self._batch.config.max_num_seqs:
+        if len(self.running) >= self._config.max_num_seqs:
             return WaitReason.SEATS
         if request.num_pending_tokens:
             return WaitReason.PENDING_TOKEN
-        if not self._has_chunks and request.num_tokens > budget:
+        if not self._config.enable_chunked_prefill and request.num_tokens > budget:
             return WaitReason.TOKEN_BUDGET
-        return None if self._batch.allocate(request) else WaitReason.MEMORY
+        return None if self.allocate(request) else WaitReason.MEMORY
+
+    @property
+    def _num_admissible(self) -> int:
+        """Number of waiting requests that have a free seat."""
+        return min(len(self.waiting), self._config.max_num_seqs - len(self.running))

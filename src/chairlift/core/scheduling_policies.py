@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
+from chairlift.config import SchedulerConfig
 from chairlift.request import Request, RequestStatus
 
 PROMPT_TOKEN_COST = 1.0
@@ -205,3 +206,10 @@ class FairQueue:
         if not self._queues[tenant]:
             del self._queues[tenant]
             self._last_tenant = tenant
+
+
+def make_scheduling_policy(config: SchedulerConfig) -> FCFSPolicy:
+    """Create the policy that `config.scheduling_policy` names."""
+    if config.scheduling_policy == "fair":
+        return FairPolicy(config.tenant_weights)
+    return PriorityPolicy() if config.scheduling_policy == "priority" else FCFSPolicy()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
-from chairlift.core.kv.kv_groups import KVGroups
+from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_span
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
 from chairlift.observability.tracked_request import TrackedRequest, WaitSpan

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from chairlift.config import KV_POLICIES
+from chairlift.core.baselines.pool_growth import hold
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError
@@ -80,7 +81,7 @@ class BlockedRequest:
             return False
         members = [RequestSize(holder.arrived, holder.num_computed) for holder in self.holders]
         requests = [_request(size, index) for index, size in enumerate((*members, *self.queue))]
-        return all(manager.hold(request, request.num_tokens) for request in requests)
+        return all(hold(manager, request, request.num_tokens) for request in requests)
 
     def fits_with_seats(self, kv: str) -> bool:
         """Whether the pool and the seats of the engine have space for the queue under a KV policy."""

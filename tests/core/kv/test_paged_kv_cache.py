@@ -9,12 +9,12 @@ from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.errors import RequestError
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
-from fakes import make_request
+from fakes import allocate, make_request
 from kv_invariants import check_manager
 
 
 def admit_and_compute(manager: PagedKVCacheManager, request: Request) -> None:
-    assert manager.allocate(request)
+    assert allocate(manager, request)
     request.num_computed_tokens = request.num_tokens
     manager.commit(request)
 
@@ -31,7 +31,7 @@ def test_a_prefix_hit_leaves_one_token_to_compute() -> None:
     first = make_request("a", [1, 2, 3, 4, 5, 6, 7, 8])
     admit_and_compute(manager, first)
     twin = make_request("b", [1, 2, 3, 4, 5, 6, 7, 8])
-    assert manager.allocate(twin)
+    assert allocate(manager, twin)
     assert twin.num_computed_tokens == 4
     (shared,), (table,) = manager.block_tables(twin), manager.block_tables(first)
     assert shared[0] == table[0]
@@ -46,7 +46,7 @@ def test_a_freed_prefix_is_found_again_and_counted_as_needed() -> None:
     again = make_request("b", list(range(9)))
     demand = manager.demand(again)
     assert (demand.needed, demand.free, demand.evictable) == (3, 4, 2)
-    assert manager.allocate(again)
+    assert allocate(manager, again)
     assert again.num_computed_tokens == 8
 
 
@@ -54,7 +54,7 @@ def test_prompt_logprobs_skip_the_cache() -> None:
     manager = PagedKVCacheManager(num_blocks=8, block_size=4)
     admit_and_compute(manager, make_request("a", list(range(9))))
     params = SamplingParams(prompt_logprobs=1)
-    assert manager.allocate(request := Request("b", list(range(9)), params, 8))
+    assert allocate(manager, request := Request("b", list(range(9)), params, 8))
     assert request.num_computed_tokens == 0
 
 
@@ -64,8 +64,8 @@ def test_without_a_cache_siblings_share_the_leaders_prompt_and_other_requests_do
     admit_and_compute(manager, leader)
     sibling = make_request("b", list(range(9)), leader_id="a")
     other = make_request("c", list(range(9)))
-    assert manager.allocate(sibling)
-    assert manager.allocate(other)
+    assert allocate(manager, sibling)
+    assert allocate(manager, other)
     assert sibling.num_computed_tokens == 8
     assert other.num_computed_tokens == 0
     check_manager(manager)
@@ -96,7 +96,7 @@ class ManagerMachine(RuleBasedStateMachine):
         request = make_request(str(self.count), [flavour] * length, max_tokens=64)
         demand = self.manager.demand(request)
         before = self.snapshot()
-        if not self.manager.allocate(request):
+        if not allocate(self.manager, request):
             assert demand.needed > demand.free
             assert self.snapshot() == before
             self.manager.forget(request)

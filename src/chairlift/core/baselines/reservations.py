@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from chairlift.core.baselines.arena import Arena, BlockRange, power_of_two_above
-from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.paged_kv_cache import MemoryDemand
 from chairlift.errors import RequestError
 from chairlift.request import Request
 
@@ -72,7 +73,8 @@ class ReservationKVCacheManager(KVCacheManager):
     """
 
     def __init__(self, arena: Arena, block_size: int, max_model_len: int, reservation: Reservation) -> None:
-        super().__init__(arena.num_blocks, block_size)
+        self.num_blocks = arena.num_blocks
+        self.block_size = block_size
         self._arena = arena
         self._max_model_len = max_model_len
         self._reservation = reservation
@@ -113,17 +115,16 @@ class ReservationKVCacheManager(KVCacheManager):
     def demand(self, request: Request) -> MemoryDemand:
         return MemoryDemand(self.worst_case_blocks(request), self._arena.num_free, 0, self._arena.largest_free)
 
-    def allocate(self, request: Request) -> bool:
+    def allocate(self, request: Request) -> int | None:
         assert request.request_id not in self._tables
         count = self._num_reserved_blocks(request)
         piece = self._arena.allocate(count)
         if piece is None:
-            return False
+            return None
         self._tables[request.request_id] = _ReservedTable(piece, list(range(piece.start, piece.start + count)))
         self._num_rounding += piece.size - count
-        request.num_slots = request.num_held_slots = count * self.block_size
-        request.num_computed_tokens = 0
-        return True
+        request.num_slots = count * self.block_size
+        return 0
 
     def grow(self, request: Request, num_slots: int) -> NoReturn:
         raise AssertionError("a reservation holds all slots that its request can need")
@@ -133,7 +134,7 @@ class ReservationKVCacheManager(KVCacheManager):
         self._num_rounding -= table.piece.size - len(table.block_ids)
         self._arena.release(table.piece)
         self._version += 1
-        request.num_slots = request.num_held_slots = 0
+        request.num_slots = 0
 
     def _num_reserved_blocks(self, request: Request) -> int:
-        return self._num_blocks_for(self._reservation(request, self._max_model_len))
+        return -(-self._reservation(request, self._max_model_len) // self.block_size)

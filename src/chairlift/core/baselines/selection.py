@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
-from chairlift.core.baselines.static_batching import StaticBatching
-from chairlift.core.continuous_batching import ContinuousBatching
+from chairlift.core.baselines.static_batching import StaticScheduler
 from chairlift.core.kv.block_store import BlockStore
+from chairlift.core.kv.index_changes import IndexChangeLog
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.kv_groups import FULL, KVGroups
-from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.paged_kv_cache import FULL, PagedKVCacheManager
+from chairlift.core.kv.stored_kv_cache import StoredKVCacheManager
+from chairlift.core.kv.windowed_groups import KVGroups
+from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
+from chairlift.core.pooling import PoolingScheduler
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import ConfigError
 from chairlift.events import EventSink
@@ -21,9 +24,12 @@ from chairlift.events import EventSink
 def make_scheduler(
     config: SchedulerConfig, kv_cache_manager: KVCacheManager, events: EventSink | None = None
 ) -> Scheduler:
-    """Create a scheduler with the batching policy that `config.batching` names."""
-    batching = StaticBatching if config.batching == "static" else ContinuousBatching
-    return Scheduler(config, kv_cache_manager, events, batching)
+    """Create a scheduler for what the model computes, with the batching policy that `config.batching` names."""
+    if config.is_pooling:
+        return PoolingScheduler(config, kv_cache_manager, events)
+    if config.batching == "static":
+        return StaticScheduler(config, kv_cache_manager, events)
+    return Scheduler(config, kv_cache_manager, events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +76,19 @@ def make_kv_cache_manager(
     """Create the manager of a pool, in which all blocks are free.
 
     Args:
-        block_store, record_index_changes: see `PagedKVCacheManager`; reservations have no prefix cache.
+        block_store: keeps the blocks of finished requests, and is searched for prefixes that the pool does not have; or
+            None. It needs a prefix cache and one group of layers without a window.
+        record_index_changes: record the changes of the prefix cache; reservations have none.
 
     Raises:
         ConfigError: the arena cannot reserve `max_model_len` slots for even one request under kv=max.
     """
     if pool.kv == "paged":
-        return PagedKVCacheManager(
-            pool.num_blocks,
-            pool.block_size,
-            enable_prefix_caching,
-            pool.windows,
-            pool.max_chunk,
-            block_store,
-            record_index_changes,
-        )
+        manager = _make_paged_manager(pool, enable_prefix_caching, block_store)
+        if record_index_changes:
+            manager.index_changes = IndexChangeLog()
+            manager.pool.on_index_change = manager.index_changes.record
+        return manager
     arena = ARENAS[pool.kv_arena](pool.num_blocks)
     needed = -(-pool.max_model_len // pool.block_size)
     if pool.kv == "max" and needed > arena.largest_piece:
@@ -94,3 +98,14 @@ def make_kv_cache_manager(
             f"{pool.num_blocks} blocks has {arena.largest_piece}: lower max_model_len, or enlarge the pool"
         )
     return ReservationKVCacheManager(arena, pool.block_size, pool.max_model_len, RESERVATIONS[pool.kv])
+
+
+def _make_paged_manager(
+    pool: KVPool, enable_prefix_caching: bool, block_store: BlockStore | None
+) -> PagedKVCacheManager:
+    num_blocks, block_size = pool.num_blocks, pool.block_size
+    if pool.windows != FULL:
+        return WindowedKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.windows, pool.max_chunk)
+    if block_store is not None and enable_prefix_caching:
+        return StoredKVCacheManager(num_blocks, block_size, block_store)
+    return PagedKVCacheManager(num_blocks, block_size, enable_prefix_caching)

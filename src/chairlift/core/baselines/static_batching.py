@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chairlift.core.continuous_batching import BatchingPolicy
-from chairlift.core.kv.kv_cache_manager import MemoryDemand
-from chairlift.core.running_batch import RunningBatch, StepPlan
+from chairlift.config import SchedulerConfig
+from chairlift.core.continuous_batching import RunningBatch, StepPlan
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.paged_kv_cache import MemoryDemand
+from chairlift.core.measuring.scheduler_meter import SchedulerMeter
+from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError
+from chairlift.events import EventSink
 from chairlift.outputs import EngineCoreOutput
-from chairlift.request import FinishReason, Request, WaitReason
+from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
 
 
 class BufferedOutputs:
@@ -40,7 +44,7 @@ class BufferedOutputs:
         )
 
 
-class StaticBatching(BatchingPolicy):
+class StaticBatching(RunningBatch):
     """Request-level batching, as serving systems did it before continuous batching.
 
         columns  0                         prompt ends               the batch ends
@@ -57,13 +61,9 @@ class StaticBatching(BatchingPolicy):
     benchmark (2023), where a Hugging Face pipeline decoded every batch to that length.
     """
 
-    name = "static"
-    retains_finished = True
-
-    def __init__(self, batch: RunningBatch) -> None:
-        super().__init__(batch)
-        self._outputs = BufferedOutputs()
-        self._runs_to_global = batch.config.static_run_to == "global"
+    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
+        super().__init__(config, kv_cache_manager, meter)
+        self._runs_to_global = config.static_run_to == "global"
         self._longest_output = 0
         self._num_output_columns = 0
         # The head of the queue when the batch was closed, and why it is not a member.
@@ -80,89 +80,53 @@ class StaticBatching(BatchingPolicy):
                 f"strings or stop_token_ids. Choose --static-run-to batch to serve other requests.",
                 "ignore_eos",
             )
-        if not self._batch.running and not self._batch.waiting:
+        if not self.running and not self.waiting:
             self._longest_output = 0
         self._longest_output = max(self._longest_output, request.output_len)
 
-    # -- outputs -------------------------------------------------------------------------------------------------
-
-    def buffer(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
-        """Keep the outputs until the batch is complete, and return those of failed requests."""
-        self._outputs.add(output for output in outputs if output.error is None)
-        return [output for output in outputs if output.error is not None]
-
-    def take_completed(self, now: float) -> list[tuple[Request, EngineCoreOutput | None]]:
-        """Return all members if the batch is complete. Members that were aborted or failed get no output."""
-        if not self._is_complete:
-            return []
-        return [(member, self._take_output(member, now)) for member in self._batch.running]
-
-    def _take_output(self, member: Request, now: float) -> EngineCoreOutput | None:
-        output = self._outputs.take(member.request_id)
-        has_output = member.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        member.first_token_time = now if has_output else None
-        return output if has_output else None
-
-    @property
-    def _is_complete(self) -> bool:
-        """There is a batch, and no step is left to compute for it."""
-        members = self._batch.running
-        return bool(members) and all(m.finish_reason is not None for m in members) and not self._lacks_columns
-
-    @property
-    def _lacks_columns(self) -> bool:
-        """The batch has fewer columns than the longest output of all requests, and not all members were aborted."""
-        if not self._runs_to_global or self._num_output_columns >= self._longest_output:
-            return False
-        return any(member.finish_reason is not FinishReason.ABORT for member in self._batch.running)
-
-    # -- steps ---------------------------------------------------------------------------------------------------
-
     def fill(self, plan: StepPlan) -> None:
-        if not self._batch.running:
+        if not self.running:
             self._start_batch(plan)
-        if (head := self._batch.waiting.peek()) is not None:
+        if (head := self.waiting.peek()) is not None:
             first, reason, demand = self._blocked_head or (None, WaitReason.BATCH, None)
-            if first is head:
-                self._batch.block_queue(head, reason, plan, demand)
-            else:
-                self._batch.block_queue(head, WaitReason.BATCH, plan)
-        if self._batch.running:
+            if first is not head:
+                reason, demand = WaitReason.BATCH, None
+            self._meter.record_blocked(head, reason, plan.time, len(self.running), demand)
+        if self.running:
             self._schedule_columns(plan)
 
     def _start_batch(self, plan: StepPlan) -> None:
         """Admit the members of a new batch."""
-        batch = self._batch
-        num_available = batch.kv.num_blocks
+        num_available = self._kv.num_blocks
         self._num_output_columns = 0
         self._blocked_head = None
-        while (request := batch.waiting.peek()) is not None:
-            needed = batch.kv.worst_case_blocks(request)
+        while (request := self.waiting.peek()) is not None:
+            needed = self._kv.worst_case_blocks(request)
             reason = None
-            if len(batch.running) == batch.config.static_batch_size:
+            if len(self.running) == self._config.static_batch_size:
                 reason = WaitReason.SEATS
-            elif needed > num_available or not batch.allocate(request):
+            elif needed > num_available or not self.allocate(request):
                 reason = WaitReason.MEMORY
             if reason is not None:
                 self._blocked_head = request, reason, self._demand(request, needed, num_available)
                 return
             num_available -= needed
-            batch.admit(request, plan)
+            self.admit(request, plan)
 
     def _demand(self, request: Request, needed: int, num_available: int) -> MemoryDemand:
         """The demand of a worst case, out of the blocks that the worst cases of the members leave."""
-        current = self._batch.kv.demand(request)
+        current = self._kv.demand(request)
         evictable, largest = min(current.evictable, num_available), min(current.largest, num_available)
         return MemoryDemand(needed, num_available, evictable, largest)
 
     def _schedule_columns(self, plan: StepPlan) -> None:
         """Schedule the next columns of all rows: as many as the token budget allows, at least one."""
-        members = self._batch.running
+        members = self.running
         uncomputed = [_num_uncomputed(member) for member in members]
         columns_left = max(uncomputed)
         if columns_left == 0 and not self._lacks_columns:
             return
-        columns = min(max(columns_left, 1), self._batch.config.max_num_batched_tokens // len(members))
+        columns = min(max(columns_left, 1), self._config.max_num_batched_tokens // len(members))
         for member, num_tokens in zip(members, uncomputed, strict=True):
             count = max(0, columns - (columns_left - num_tokens)) if num_tokens else 0
             self._schedule_row(member, count, columns - count, plan)
@@ -172,16 +136,86 @@ class StaticBatching(BatchingPolicy):
     def _schedule_row(self, member: Request, count: int, padding: int, plan: StepPlan) -> None:
         if padding:
             plan.output.num_padding_tokens[member.request_id] = padding
-            member.num_padding_tokens += padding
+            self._meter.record_padding(member, padding)
         start = member.num_computed_tokens
         if not count:
             plan.output.num_scheduled_tokens[member.request_id] = 0
-            plan.num_computed.append(start)
+            plan.requests.append(member)
             return
         if start + count > member.num_slots:
-            has_grown = self._batch.grow(member, start + count, plan)
+            has_grown = self.grow(member, start + count, plan)
             assert has_grown, "the worst cases of all members fit the pool"
-        self._batch.schedule_tokens(member, start, count, plan)
+        self.schedule_tokens(member, start, count, plan)
+
+    @property
+    def is_complete(self) -> bool:
+        """There is a batch, and no step is left to compute for it."""
+        members = self.running
+        return bool(members) and all(m.finish_reason is not None for m in members) and not self._lacks_columns
+
+    @property
+    def _lacks_columns(self) -> bool:
+        """The batch has fewer columns than the longest output of all requests, and not all members were aborted."""
+        if not self._runs_to_global or self._num_output_columns >= self._longest_output:
+            return False
+        return any(member.finish_reason is not FinishReason.ABORT for member in self.running)
+
+
+class StaticScheduler(Scheduler):
+    """Schedules static batches. A finished member keeps its seat and its memory until the batch is complete, and its
+    outputs are returned then."""
+
+    batching = "static"
+    make_batch = StaticBatching
+    _batch: StaticBatching
+
+    def __init__(
+        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, events: EventSink | None = None
+    ) -> None:
+        super().__init__(config, kv_cache_manager, events)
+        self._buffered = BufferedOutputs()
+
+    def _check(self, request: Request) -> None:
+        super()._check(request)
+        self._batch.check(request)
+
+    def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:
+        is_aborted = super().abort(request_id, now, reason)
+        if is_aborted:
+            self._outbox += self._end_batch(now)
+        return is_aborted
+
+    def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
+        if request.status is RequestStatus.RUNNING:
+            request.finish_reason = reason
+            self._meter.record_retained(request, now)
+        else:
+            super()._finish(request, reason, now)
+
+    def _release_outputs(
+        self, outputs: list[EngineCoreOutput], finished: list[str], now: float
+    ) -> list[EngineCoreOutput]:
+        """Keep the outputs until the batch is complete, and return those of failed requests."""
+        self._buffered.add(output for output in outputs if output.error is None)
+        completed = self._end_batch(now)
+        finished += [output.request_id for output in completed]
+        return [output for output in outputs if output.error is not None] + completed
+
+    def _end_batch(self, now: float) -> list[EngineCoreOutput]:
+        """Remove all members and return their outputs, if the batch is complete and no step of it is in flight. Members
+        that were aborted or failed get no output."""
+        if self._in_flight or not self._batch.is_complete:
+            return []
+        outputs = []
+        for member in self._batch.running:
+            output = self._buffered.take(member.request_id)
+            has_output = member.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            self._meter.record_returned(member, now if has_output else None)
+            self._remove(member, now)
+            if has_output:
+                outputs.append(self._meter.last_output(member, output, now))
+        self._batch.drop_finished()
+        return outputs
 
 
 def _num_uncomputed(member: Request) -> int:

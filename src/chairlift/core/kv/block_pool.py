@@ -11,25 +11,7 @@ A cached block can be found by its hash until it is allocated again, which evict
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import NamedTuple
-
-HASH_BYTES = 32
-KEY_BYTES = 8
-
-
-class IndexChanges(NamedTuple):
-    """The blocks that entered and left the index of a pool, as the integers of `block_key`. A key is in one of the
-    lists, by its last change."""
-
-    stored: list[int]
-    removed: list[int]
-
-
-def block_key(block_hash: bytes) -> int:
-    """The first bytes of a hash as a positive integer. It is enough to estimate which prefixes a pool has, and must
-    never decide which blocks a request reads."""
-    return int.from_bytes(block_hash[:KEY_BYTES]) >> 1
+from collections.abc import Callable, Iterable
 
 
 class BlockPool:
@@ -37,31 +19,21 @@ class BlockPool:
 
     Attributes:
         version: changes whenever a block becomes free or can be found by its hash.
+        on_index_change: called with each hash that enters (True) or leaves (False) the index; None if it is not
+            observed.
     """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.version = 0
+        self.on_index_change: Callable[[bytes, bool], None] | None = None
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._num_evictable = 0
         self._num_shared = 0
-        self._changes: dict[int, bool] | None = None
-
-    def record_changes(self) -> None:
-        """Record changes of the index from now on, for `take_changes`."""
-        self._changes = {}
-
-    def take_changes(self) -> IndexChanges | None:
-        """The changes of the index since the last call, one for each key; None if there are none."""
-        if not self._changes:
-            return None
-        changes, self._changes = self._changes, {}
-        stored = [key for key, is_stored in changes.items() if is_stored]
-        return IndexChanges(stored, [key for key, is_stored in changes.items() if not is_stored])
 
     @property
     def num_free(self) -> int:
@@ -81,6 +53,10 @@ class BlockPool:
     def is_free(self, block_id: int) -> bool:
         return self._references[block_id] == 0
 
+    def count_unshared(self, block_ids: Iterable[int]) -> int:
+        """The number of these blocks that would be free after one release."""
+        return sum(self._references[block_id] == 1 for block_id in block_ids)
+
     def find(self, block_hash: bytes) -> int | None:
         """Return the block with this hash, held or free; None if there is none."""
         return self._block_by_hash.get(block_hash)
@@ -95,10 +71,6 @@ class BlockPool:
             self._references[block_id] = 1
             block_ids.append(block_id)
         return block_ids
-
-    def count_unshared(self, block_ids: Iterable[int]) -> int:
-        """The number of these blocks that would be free after one release."""
-        return sum(self._references[block_id] == 1 for block_id in block_ids)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Add a reference to each block. A cached free block leaves the free list."""
@@ -133,7 +105,8 @@ class BlockPool:
             self.version += 1
             self._hashes[block_id] = block_hash
             self._block_by_hash[block_hash] = block_id
-            self._record_change(block_hash, is_stored=True)
+            if self.on_index_change is not None:
+                self.on_index_change(block_hash, True)
 
     def _evict(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]
@@ -141,9 +114,5 @@ class BlockPool:
             del self._block_by_hash[block_hash]
             self._hashes[block_id] = None
             self._num_evictable -= 1
-            self._record_change(block_hash, is_stored=False)
-
-    def _record_change(self, block_hash: bytes, *, is_stored: bool) -> None:
-        """Record a change of the first group of layers, whose keys are hashes without a suffix."""
-        if self._changes is not None and len(block_hash) == HASH_BYTES:
-            self._changes[block_key(block_hash)] = is_stored
+            if self.on_index_change is not None:
+                self.on_index_change(block_hash, False)

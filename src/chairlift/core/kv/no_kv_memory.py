@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.paged_kv_cache import MemoryDemand, TableChange
 from chairlift.request import Request
 
 
 class NoKVMemory(KVCacheManager):
     """A pool without blocks, which every request fits in."""
 
+    num_blocks = 0
+    block_size = 1
+    windows = ()
     version = 0
     num_free_blocks = 0
-
-    def __init__(self) -> None:
-        super().__init__(num_blocks=0, block_size=1)
-
-    def check_fits(self, request: Request) -> None:
-        """Do nothing: every request fits."""
 
     def demand(self, request: Request) -> MemoryDemand:
         return MemoryDemand(0, 0, 0, 0)
 
-    def allocate(self, request: Request) -> bool:
+    def allocate(self, request: Request) -> int:
         request.num_slots = request.num_tokens  # so that the scheduler does not call `grow`
-        return True
+        return 0
 
-    def grow(self, request: Request, num_slots: int) -> TableChange | None:
-        return TableChange([[]], [])
+    def grow(self, request: Request, num_slots: int) -> TableChange:
+        raise AssertionError("a request is computed in one step")
 
     def free(self, request: Request) -> None:
         request.num_slots = 0
@@ -37,5 +35,5 @@ class NoKVMemory(KVCacheManager):
     def worst_case_blocks(self, request: Request) -> int:
         return 0
 
-    def num_written_slots(self, request: Request) -> int:
+    def num_held_slots(self, request: Request) -> int:
         return 0

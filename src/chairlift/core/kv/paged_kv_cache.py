@@ -1,62 +1,85 @@
-"""Paged KV memory: blocks on demand, with a prefix cache; blocks that leave the window of their layers are released."""
+"""Paged KV memory: the block tables of the requests, filled on demand and shared through a prefix cache.
+
+    block table of a request with 14 tokens, of which 10 are computed, in blocks of 4 slots:
+
+    [ 0  1  2  3][ 4  5  6  7][ 8  9  .  .][ .  .  .  .]     slots with K and V, and slots to be written
+    |------ committed ------|                                full and computed: other requests may share them
+
+Every method computes its need first, and on failure it returns with nothing changed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import zip_longest
+from typing import Final, NamedTuple
 
-from chairlift.core.kv.block_pool import BlockPool, IndexChanges
-from chairlift.core.kv.block_store import BlockStore
-from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
-from chairlift.core.kv.kv_groups import FULL, NO_BLOCK, KVGroups, held_blocks
+from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.index_changes import IndexChangeLog
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.errors import RequestError
 from chairlift.request import Request
 
+FULL: Final[tuple[int | None, ...]] = (None,)
+"""The windows of a model whose layers all attend to all preceding tokens: one group of layers without a window."""
+
+
+class MemoryDemand(NamedTuple):
+    """What the admission of a request would take, in blocks.
+
+    Attributes:
+        needed: blocks to take from the pool; in groups with a window also those that must be free for the rest of the
+            prompt.
+        free: free blocks, including the `evictable` ones.
+        largest: the largest allocation that is possible now; less than `free` only where blocks must be consecutive.
+    """
+
+    needed: int
+    free: int
+    evictable: int
+    largest: int
+
+
+class TableChange(NamedTuple):
+    """The change of a request's block tables by `grow`.
+
+    Attributes:
+        added: the appended blocks, for each group of layers that has a table of its own; one group without windows.
+        released: blocks of all groups that left the window of their layers.
+    """
+
+    added: list[list[int]]
+    released: list[int]
+
 
 @dataclass(slots=True)
-class _BlockTables:
-    """The block table of a request for each group. Blocks at indices below `num_committed` are full and computed, so
-    other requests may share them. The first `num_released` entries of each table have no block."""
+class BlockTable:
+    """The blocks of a request. Those at indices below `num_committed` are full and computed, so they can be shared."""
 
     request: Request
-    block_ids: list[list[int]]
-    num_released: list[int]
+    block_ids: list[int]
     num_committed: int
 
 
-class PagedKVCacheManager(KVCacheManager):
+class PagedKVCacheManager:
     """Allocates blocks on demand (PagedAttention; Kwon et al., SOSP'23, section 4).
 
-    Admission takes the blocks of all tokens known by then; decoding takes one more block at each block boundary. Groups
-    with a window take the blocks of each chunk when it is scheduled, and release those that left the window first.
+    Admission takes the blocks of all tokens known by then; decoding takes one more block at each block boundary. It is
+    the one owner of block tables: the scheduler has request objects, and the worker copies of the block ids.
 
-    Args:
-        windows, max_chunk: see `KVGroups`.
-        block_store: keeps the blocks of finished requests, and is searched for prefixes that the pool does not have; or
-            None. It needs a prefix cache and one group of layers without a window.
-        record_index_changes: record the changes of the prefix cache for `take_index_changes`.
+    Attributes:
+        windows: the sliding window of each group of layers; see `windowed_kv_cache` for others than `FULL`.
+        index_changes: the changes of the prefix cache; None if they are not recorded.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        enable_prefix_caching: bool = True,
-        windows: tuple[int | None, ...] = FULL,
-        max_chunk: int = 1,
-        block_store: BlockStore | None = None,
-        record_index_changes: bool = False,
-    ) -> None:
-        super().__init__(num_blocks, block_size, windows)
-        self.block_store = block_store
+    windows: tuple[int | None, ...] = FULL
+    index_changes: IndexChangeLog | None = None
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        if record_index_changes:
-            self.pool.record_changes()
-        self._groups = KVGroups(windows, block_size, max_chunk)
-        self._has_windows = self._groups.has_windows
-        self._prefix_cache = PrefixCache(self.pool, self._groups) if enable_prefix_caching else None
-        self._tables: dict[str, _BlockTables] = {}
+        self._prefix_cache = PrefixCache(self.pool, block_size) if enable_prefix_caching else None
+        self._tables: dict[str, BlockTable] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -67,27 +90,39 @@ class PagedKVCacheManager(KVCacheManager):
         return self.pool.num_evictable
 
     @property
+    def num_rounding_blocks(self) -> int:
+        """Blocks that are neither free nor in a table; a pool of blocks has none."""
+        return 0
+
+    @property
     def num_shared_blocks(self) -> int:
+        """Blocks that are in several tables."""
         return self.pool.num_shared
 
     @property
     def version(self) -> int:
+        """Changes whenever an allocation that failed might succeed now."""
         return self.pool.version
 
-    def take_index_changes(self) -> IndexChanges | None:
-        return self.pool.take_changes()
+    def block_tables(self, request: Request) -> list[list[int]]:
+        """The request's block table for each group of layers; read-only."""
+        return [self._tables[request.request_id].block_ids]
+
+    def num_held_slots(self, request: Request) -> int:
+        """The number of slots that the request holds, in all groups of layers."""
+        return request.num_slots
+
+    def num_released_slots(self, request: Request) -> int:
+        """The number of slots of computed tokens that are not held because they left the windows of their layers."""
+        return 0
 
     def worst_case_blocks(self, request: Request) -> int:
+        """The maximum number of blocks that the request holds at a time before it finishes."""
         # K and V of the last token are never written.
-        return sum(self._groups.most_blocks(request.max_total_tokens - 1))
-
-    def num_written_slots(self, request: Request) -> int:
-        return request.num_computed_tokens * len(self.windows) - request.num_released_slots
-
-    def block_tables(self, request: Request) -> list[list[int]]:
-        return self._tables[request.request_id].block_ids
+        return self._num_blocks_for(request.max_total_tokens - 1)
 
     def check_fits(self, request: Request) -> None:
+        """Raise RequestError, with the arithmetic, if the request could not run even alone."""
         needed = self.worst_case_blocks(request)
         if needed > self.num_blocks:
             groups = f" in {len(self.windows)} groups of layers" if len(self.windows) > 1 else ""
@@ -100,174 +135,91 @@ class PagedKVCacheManager(KVCacheManager):
             )
 
     def demand(self, request: Request) -> MemoryDemand:
-        return self._demand(request, self._shared_prefix(request))
+        """What the admission of the request would take now."""
+        needed = self._num_needed(request, self._shared_prefix(request))
+        return MemoryDemand(needed, self.pool.num_free, self.pool.num_evictable, self.pool.num_free)
 
-    def allocate(self, request: Request) -> bool:
+    def allocate(self, request: Request) -> int | None:
+        """Give a request the blocks of all its tokens. Those of a prefix that another request has computed are shared.
+
+        Returns the number of tokens that already have K and V; None if memory is short.
+        """
         assert request.request_id not in self._tables
-        prefix = self._shared_prefix(request)
-        demand = self._demand(request, prefix)
-        if demand.needed > demand.free:
-            return False
-        self.pool.share(held_blocks(prefix))
-        num_shared, num_blocks = len(prefix[0]), self._num_blocks_for(request.num_tokens)
-        for block_ids, window in zip(prefix, self.windows, strict=True):
-            if window is None:
-                block_ids += self.pool.allocate(num_blocks - num_shared)
-        if self.block_store is not None:
-            num_shared += self._load_blocks(request, prefix[0], num_shared, self.block_store)
-        request.num_computed_tokens = num_shared * self.block_size
-        table = _BlockTables(request, prefix, self._first_blocks(request), num_committed=num_shared)
-        self._tables[request.request_id] = table
-        self._count_slots(request, table)
-        return True
+        block_ids = self._shared_prefix(request)
+        if self._num_needed(request, block_ids) > self.pool.num_free:
+            return None
+        num_shared, num_blocks = len(block_ids), self._num_blocks_for(request.num_tokens)
+        self.pool.share(block_ids)
+        block_ids += self.pool.allocate(num_blocks - num_shared)
+        self._tables[request.request_id] = BlockTable(request, block_ids, num_committed=num_shared)
+        request.num_slots = num_blocks * self.block_size
+        return num_shared * self.block_size
 
     def grow(self, request: Request, num_slots: int) -> TableChange | None:
+        """Extend the request's table to `num_slots` tokens; None if memory is short."""
         table = self._tables[request.request_id]
-        num_blocks = -(-num_slots // self.block_size)
-        if self._has_windows:
-            return self._grow_with_windows(request, table, num_blocks)
-        count = num_blocks - request.num_slots // self.block_size
+        count = self._num_blocks_for(num_slots) - len(table.block_ids)
         if count > self.pool.num_free:
             return None
-        self.commit(request)
-        block_ids = self.pool.allocate(count)
-        table.block_ids[0] += block_ids
+        self._commit(table)
+        added = self.pool.allocate(count)
+        table.block_ids += added
         request.num_slots += count * self.block_size
-        request.num_held_slots = request.num_slots
-        return TableChange([block_ids], [])
-
-    def _grow_with_windows(self, request: Request, table: _BlockTables, num_blocks: int) -> TableChange | None:
-        counts = [max(0, num_blocks - len(block_ids)) for block_ids in table.block_ids]
-        outside = self._blocks_outside(request)
-        if sum(counts) > self.pool.num_free + self.pool.count_unshared(outside):
-            return None
-        self.commit(request)
-        released = self.release(request)
-        added = [self.pool.allocate(count) for count in counts]
-        for block_ids, new in zip(table.block_ids, added, strict=True):
-            block_ids += new
-        self._count_slots(request, table)
-        return TableChange(added, released)
-
-    def release(self, request: Request) -> list[int]:
-        released = self._blocks_outside(request)
-        if released:
-            self.commit(request)
-            self.pool.release(released)
-            table, first_blocks = self._tables[request.request_id], self._first_blocks(request)
-            for block_ids, start, end in zip(table.block_ids, table.num_released, first_blocks, strict=True):
-                block_ids[start:end] = [NO_BLOCK] * (end - start)
-            table.num_released = first_blocks
-            self._count_slots(request, table)
-        return released
-
-    def hold(self, request: Request, num_tokens: int) -> bool:
-        """With windows, the request grows by the largest chunks of its prompt, then by single tokens.
-
-        Meanwhile no other request computes a chunk, because chunks share the token budget of a step.
-        """
-        if not self._has_windows:
-            return super().hold(request, num_tokens)
-        if not self.allocate(request):
-            return False
-        while request.num_slots < num_tokens:
-            request.num_computed_tokens = request.num_slots
-            left = request.num_tokens - request.num_slots
-            if self.grow(request, request.num_slots + max(1, min(left, self._groups.max_chunk))) is None:
-                return False
-        if request.num_computed_tokens < request.num_tokens:
-            request.num_computed_tokens = request.num_tokens
-            self.release(request)
-        return True
+        return TableChange([added], [])
 
     def commit(self, request: Request) -> None:
-        table = self._tables[request.request_id]
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        if num_full <= table.num_committed:
-            return
-        if self._prefix_cache is not None:
-            self._prefix_cache.register(request, table.block_ids, table.num_committed, num_full)
-        table.num_committed = num_full
+        """Allow other requests to share the full blocks of a chunk that was just scheduled."""
+        self._commit(self._tables[request.request_id])
+
+    def begin_step(self) -> list[tuple[Request, list[int]]]:
+        """Release the blocks that left the window of their layers by the last step; there are none without windows."""
+        return []
 
     def free(self, request: Request) -> None:
-        self.commit(request)
+        """Release the request's blocks. Full ones stay in the prefix cache until they are evicted, and the end of the
+        table is evicted first, because no prefix is found without its beginning."""
         table = self._tables.pop(request.request_id)
-        if self.block_store is not None and self._is_stored(request) and self._prefix_cache is not None:
-            hashes = self._prefix_cache.chain(request, table.num_committed)
-            self.block_store.save(hashes, table.block_ids[0][: len(hashes)])
-        # The ends of all tables come first, because a prefix needs its blocks in every group.
-        rows = zip_longest(*table.block_ids, fillvalue=NO_BLOCK)
-        self.pool.release(reversed(held_blocks(list(rows)) if self._has_windows else table.block_ids[0]))
-        request.num_slots = request.num_held_slots = request.num_released_slots = 0
-
-    def _load_blocks(self, request: Request, block_ids: list[int], num_shared: int, store: BlockStore) -> int:
-        """Fill blocks of an admitted request from the store; returns their number. At least one token is left."""
-        limit = (len(request.token_ids) - 1) // self.block_size
-        cache = self._prefix_cache
-        if cache is None or limit <= num_shared or not self._is_stored(request):
-            return 0
-        hashes = cache.chain(request, limit)[num_shared:]
-        count = store.load(hashes, block_ids[num_shared:limit], num_shared * self.block_size)
-        if count:
-            cache.register(request, [block_ids], num_shared, num_shared + count)
-        return count
-
-    def _is_stored(self, request: Request) -> bool:
-        """Whether blocks of the request are kept: those of LoRA adapters are not, because their ids are not the same
-        after a restart. Logprobs of a prompt need all of its hidden states."""
-        return not request.lora_id and request.sampling_params.prompt_logprobs is None
+        self._commit(table)
+        self.pool.release(reversed(table.block_ids))
+        request.num_slots = 0
 
     def forget(self, request: Request) -> None:
+        """Drop all that is kept for a request that has finished."""
         if self._prefix_cache is not None:
             self._prefix_cache.forget(request)
 
-    def _count_slots(self, request: Request, table: _BlockTables) -> None:
-        lengths = [len(block_ids) for block_ids in table.block_ids]
-        request.num_slots = min(lengths) * self.block_size
-        request.num_released_slots = sum(table.num_released) * self.block_size
-        request.num_held_slots = sum(lengths) * self.block_size - request.num_released_slots
+    def _commit(self, table: BlockTable) -> None:
+        request, start = table.request, table.num_committed
+        end = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        if end > start:
+            if self._prefix_cache is not None:
+                self._prefix_cache.register(request, table.block_ids, start, end)
+            table.num_committed = end
 
-    def _blocks_outside(self, request: Request) -> list[int]:
-        """The blocks that no later query reads, the last ones of each group first."""
-        table = self._tables[request.request_id]
-        ranges = zip(table.block_ids, table.num_released, self._first_blocks(request), strict=True)
-        return [block_id for block_ids, start, end in ranges for block_id in reversed(block_ids[start:end])]
+    def _num_needed(self, request: Request, prefix: list[int]) -> int:
+        """The free blocks that the request needs if it shares `prefix`, whose blocks may be free themselves."""
+        num_new = self._num_blocks_for(request.num_tokens) - len(prefix)
+        return num_new + sum(map(self.pool.is_free, prefix))
 
-    def _first_blocks(self, request: Request) -> list[int]:
-        return self._groups.first_blocks(request.num_computed_tokens)
-
-    def _demand(self, request: Request, prefix: list[list[int]]) -> MemoryDemand:
-        """The blocks that admission takes, and those that groups with a window may need until the last known token is
-        computed."""
-        num_shared, num_blocks = len(prefix[0]), self._num_blocks_for(request.num_tokens)
-        first_blocks = self._groups.first_blocks(num_shared * self.block_size)
-        most_blocks = self._groups.most_blocks(request.num_tokens)
-        needed = sum(
-            min(num_blocks, first + most) - num_shared for first, most in zip(first_blocks, most_blocks, strict=True)
-        )
-        needed += sum(map(self.pool.is_free, held_blocks(prefix)))
-        return MemoryDemand(needed, self.pool.num_free, self.pool.num_evictable, self.pool.num_free)
-
-    def _shared_prefix(self, request: Request) -> list[list[int]]:
-        """For each group the blocks to share with other requests. At least one token is left to compute, because its
-        logits are needed."""
+    def _shared_prefix(self, request: Request) -> list[int]:
+        """The blocks to share with other requests. At least one token is left to compute, because its logits are
+        needed, and all of them are if the logprobs of the prompt are requested."""
         limit = (len(request.token_ids) - 1) // self.block_size
         if request.sampling_params.prompt_logprobs is not None:
-            return [[] for _ in self.windows]
-        if self._prefix_cache is None:
-            return self._groups.longest_hit(self._leader_blocks(request, limit))
-        return self._prefix_cache.find(request, limit)
+            return []
+        if self._prefix_cache is not None:
+            return self._prefix_cache.find(request, limit)
+        leader = self._leader_table(request)
+        limit = min(limit, request.num_prompt_tokens // self.block_size)
+        return [] if leader is None else leader.block_ids[: min(limit, leader.num_committed)]
 
-    def _leader_blocks(self, request: Request, limit: int) -> list[list[int | None]]:
-        """Without a prefix cache, a sibling still shares the prompt's full blocks with its leader."""
-        leader = self._tables.get(request.leader_id) if request.leader_id is not None else None
+    def _leader_table(self, request: Request) -> BlockTable | None:
+        """The table of a sibling with the same prompt, whose blocks are shared even without a prefix cache."""
+        table = self._tables.get(request.leader_id) if request.leader_id is not None else None
+        if table is None or table.request.cache_salt != request.cache_salt:
+            return None
         prompt = request.token_ids[: request.num_prompt_tokens]
-        if leader is None or leader.request.token_ids[: request.num_prompt_tokens] != prompt:
-            return []
-        if leader.request.cache_salt != request.cache_salt:
-            return []
-        length = min(limit, leader.num_committed, request.num_prompt_tokens // self.block_size)
-        return [
-            [None if block_ids[index] == NO_BLOCK else block_ids[index] for block_ids in leader.block_ids]
-            for index in range(length)
-        ]
+        return table if table.request.token_ids[: request.num_prompt_tokens] == prompt else None
+
+    def _num_blocks_for(self, num_slots: int) -> int:
+        return -(-num_slots // self.block_size)

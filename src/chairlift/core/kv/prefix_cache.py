@@ -1,4 +1,10 @@
-"""The prefix cache: finds blocks by a chain of hashes, one for each full block of a request."""
+"""The prefix cache: finds blocks by a chain of hashes, one for each full block of a request.
+
+    tokens   [ 5 8 2 9 ][ 4 4 7 1 ][ 3 6          blocks of 4 tokens; the last one is not full
+    chain       h0 ---------> h1                  h1 = hash(h0, tokens of its block)
+
+Equal hashes mean equal tokens from the start of the prompt on, so the blocks have equal K and V.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ import hashlib
 from array import array
 
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.kv_groups import NO_BLOCK, KVGroups
 from chairlift.request import Request
 
 
@@ -26,55 +31,38 @@ def root_hash(cache_salt: str | None, lora_id: int = 0) -> bytes:
     return root if not lora_id else hashlib.sha256(b"lora\0" + lora_id.to_bytes(8) + root).digest()
 
 
-def group_hash(block: bytes, group: int) -> bytes:
-    """The key of a block of one group in the index of the pool, which has blocks of all groups."""
-    return block if group == 0 else block + group.to_bytes(2)
-
-
 class PrefixCache:
     """Hash chains of the unfinished requests, over the index of a block pool."""
 
-    def __init__(self, pool: BlockPool, groups: KVGroups) -> None:
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
-        self._groups = groups
-        self._block_size = groups.block_size
+        self._block_size = block_size
         self._chains: dict[str, list[bytes]] = {}
 
-    def find(self, request: Request, limit: int) -> list[list[int]]:
-        """For each group the cached blocks of the longest prefix of the request's tokens, at most `limit` blocks."""
-        chain = self._chain(request, limit)[:limit]
-        if self._groups.has_windows:
-            return self._groups.longest_hit(map(self._find_in_groups, chain))
+    def find(self, request: Request, limit: int) -> list[int]:
+        """The cached blocks of the longest prefix of the request's tokens, at most `limit` blocks."""
         prefix: list[int] = []
-        for found in map(self._pool.find, chain):
-            if found is None:
+        for block_id in map(self._pool.find, self.chain(request, limit)):
+            if block_id is None:
                 break
-            prefix.append(found)
-        return [prefix]
+            prefix.append(block_id)
+        return prefix
 
-    def _find_in_groups(self, block: bytes) -> list[int | None]:
-        return [self._pool.find(group_hash(block, group)) for group in range(len(self._groups.windows))]
-
-    def register(self, request: Request, tables: list[list[int]], start: int, end: int) -> None:
-        """Index the blocks `start` to `end - 1` of the request's tables, which are full and computed."""
-        chain = self._chain(request, end)
-        for group, block_ids in enumerate(tables):
-            for index in range(start, end):
-                if (block_id := block_ids[index]) != NO_BLOCK:
-                    self._pool.register(block_id, chain[index] if group == 0 else group_hash(chain[index], group))
+    def register(self, request: Request, block_ids: list[int], start: int, end: int) -> None:
+        """Index the blocks `start` to `end - 1` of the request's table, which are full and computed."""
+        chain = self.chain(request, end)
+        for index in range(start, end):
+            self._pool.register(block_ids[index], chain[index])
 
     def chain(self, request: Request, num_blocks: int) -> list[bytes]:
-        """The hashes of the first blocks of the request's tokens."""
-        return self._chain(request, num_blocks)[:num_blocks]
-
-    def forget(self, request: Request) -> None:
-        """Drop the request's hash chain. Its blocks stay in the index."""
-        self._chains.pop(request.request_id, None)
-
-    def _chain(self, request: Request, num_blocks: int) -> list[bytes]:
+        """The hashes of the first `num_blocks` blocks of the request's tokens. They are computed once."""
         chain = self._chains.setdefault(request.request_id, [])
         size = self._block_size
         for index in range(len(chain), num_blocks):
             parent = chain[-1] if chain else root_hash(request.cache_salt, request.lora_id)
             chain.append(block_hash(parent, request.token_ids[index * size : (index + 1) * size]))
-        return chain
+        return chain[:num_blocks]
+
+    def forget(self, request: Request) -> None:
+        """Drop the request's hash chain. Its blocks stay in the index."""
+        self._chains.pop(request.request_id, None)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.running_batch import StepPlan
 from chairlift.core.speculation.acceptance import AcceptanceEstimates
 from chairlift.core.speculation.draft_counts import MIN_SPEEDUP, DraftCost, choose_counts
 from chairlift.core.speculation.prompt_lookup import PromptLookup, Proposal
+from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
 from chairlift.speculative_config import SpeculativeConfig
 
@@ -59,18 +59,17 @@ class DraftSelection:
         self._num_read: dict[str, int] = {}
         self._estimates = AcceptanceEstimates()
 
-    def extend(self, plan: StepPlan) -> None:
-        """Add draft tokens to the step."""
+    def extend(self, output: SchedulerOutput, sampling: Sequence[Request]) -> None:
+        """Add draft tokens to a planned step, for requests that sample a token in it."""
         self._proposals.clear()
-        output = plan.output
         for new in output.new_requests:
             self._num_read[new.request_id] = 0
         num_rows = sum(output.num_scheduled_tokens.values()) + sum(output.num_padding_tokens.values())
-        num_sampled = len(plan.sampling)
+        num_sampled = len(sampling)
         room = min(self._max_tokens - num_rows, self._max_logit_rows - len(output.num_scheduled_tokens))
         if room <= 0 or not num_sampled or self._cost.best_speedup(num_rows, num_sampled, room) < MIN_SPEEDUP:
             return
-        candidates = [c for c in (self._candidate(request, plan) for request in plan.sampling) if c is not None]
+        candidates = [c for c in (self._candidate(request, output) for request in sampling) if c is not None]
         counts = choose_counts(
             [candidate.probability for candidate in candidates],
             [candidate.limit for candidate in candidates],
@@ -81,7 +80,7 @@ class DraftSelection:
         )
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
-                self._add(candidate, count, plan)
+                self._add(candidate, count, output)
         if self._has_model:
             unused = [c.request.request_id for c, count in zip(candidates, counts, strict=True) if not count]
             self._estimates.fade(unused)
@@ -114,7 +113,7 @@ class DraftSelection:
         self._num_read.pop(request_id, None)
         self._estimates.forget(request_id)
 
-    def _candidate(self, request: Request, plan: StepPlan) -> _Candidate | None:
+    def _candidate(self, request: Request, output: SchedulerOutput) -> _Candidate | None:
         """A request that computes exactly its last known token, if tokens can be proposed for it."""
         num_tokens = len(request.token_ids)
         limit = min(
@@ -122,10 +121,10 @@ class DraftSelection:
             request.num_slots - num_tokens,
             request.end_total_tokens - num_tokens - 1,
         )
-        if limit <= 0 or plan.output.num_scheduled_tokens[request.request_id] != 1:
+        if limit <= 0 or output.num_scheduled_tokens[request.request_id] != 1:
             return None
         if self._has_model:
-            if self._read(request, plan):
+            if self._read(request, output):
                 return None
             return _Candidate(request, limit, None, self._estimates.probability(request.request_id, 1))
         proposal = self._propose(request, limit)
@@ -143,22 +142,22 @@ class DraftSelection:
             self._lookups[request.request_id] = lookup
         return lookup.propose(request.token_ids, max_tokens)
 
-    def _read(self, request: Request, plan: StepPlan) -> bool:
+    def _read(self, request: Request, output: SchedulerOutput) -> bool:
         """Let the draft model read the next tokens of a request if it lags behind, one request at a time."""
         request_id = request.request_id
         num_read = self._num_read[request_id]
         lag = len(request.token_ids) - num_read
         if lag <= MAX_LAG:
             return False
-        if not plan.output.num_draft_reads:
+        if not output.num_draft_reads:
             count = min(lag - 1, MAX_READ)
-            plan.output.num_draft_reads[request_id] = count
+            output.num_draft_reads[request_id] = count
             self._num_read[request_id] = num_read + count
         return True
 
     @staticmethod
-    def _add(candidate: _Candidate, count: int, plan: StepPlan) -> None:
-        output, request_id = plan.output, candidate.request.request_id
+    def _add(candidate: _Candidate, count: int, output: SchedulerOutput) -> None:
+        request_id = candidate.request.request_id
         output.num_scheduled_tokens[request_id] += count
         if candidate.token_ids is None:
             output.num_draft_tokens[request_id] = count

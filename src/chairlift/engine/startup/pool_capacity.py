@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.pool_growth import hold
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError, RequestError
@@ -101,14 +102,13 @@ def _admit_requests(
             continue
         worst_case += manager.worst_case_blocks(request)
         num_slots = length.prompt + length.output - 1
-        if (is_static and worst_case > pool.num_blocks) or not manager.hold(request, num_slots):
+        if (is_static and worst_case > pool.num_blocks) or not hold(manager, request, num_slots):
             break
         capacity.num_rejected += num_rejected
         num_rejected = 0
         capacity.num_fit += 1
-        request.num_computed_tokens = num_slots
-        capacity.num_slots_written += manager.num_written_slots(request)
-        capacity.num_slots_held += request.num_held_slots
+        capacity.num_slots_written += num_slots * len(manager.windows) - manager.num_released_slots(request)
+        capacity.num_slots_held += manager.num_held_slots(request)
     capacity.num_slots_held += manager.num_rounding_blocks * pool.block_size
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.core.kv.kv_groups import KVGroups
+from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.lab.report.trace import Floats, Residency, RunTrace
 
 

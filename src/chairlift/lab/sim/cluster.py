@@ -227,12 +227,12 @@ class ClusterSimulation:
         self.result.num_finished += 1
         self.result.num_output_tokens += len(tokens)
         self.result.num_prompt_tokens += request.num_prompt_tokens
-        self.result.num_cached_tokens += request.num_cached_tokens
+        self.result.num_cached_tokens += request.meter.num_cached_tokens
         self._end_request(sent, tokens)
 
     def _measure(self, replica: SimulatedReplica, sent: RoutedRequest, output: EngineCoreOutput) -> None:
         request = replica.requests[output.request_id]
-        num_new = 0 if sent.has_output else request.num_prompt_tokens - request.num_cached_tokens
+        num_new = 0 if sent.has_output else request.num_prompt_tokens - request.meter.num_cached_tokens
         for meter in (replica.service, self._service):
             meter.add(sent.item.tenant, num_new, len(output.new_token_ids))
 

@@ -10,7 +10,7 @@ from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv.kv_groups import FULL
+from chairlift.core.kv.paged_kv_cache import FULL
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
@@ -29,7 +29,7 @@ class SimConfig:
     Attributes:
         enable_prefix_caching: None: on for "paged", off for reservations, which have no prefix cache.
         model: the model that the events name; None: no model.
-        windows: the sliding window of each group of layers (see `core.kv.kv_groups`).
+        windows: the sliding window of each group of layers (see `core.kv.windowed_groups`).
 
     Raises:
         ConfigError: as EngineConfig.

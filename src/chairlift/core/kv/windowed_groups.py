@@ -14,11 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from chairlift.core.kv.paged_kv_cache import FULL
+
 NO_BLOCK: Final = -1
 """The entry of a block table for tokens that no later query of the group reads."""
-
-FULL: Final[tuple[int | None, ...]] = (None,)
-"""The windows of a model whose layers attend to all preceding tokens, in one group."""
 
 
 @dataclass(frozen=True, slots=True)

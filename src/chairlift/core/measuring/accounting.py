@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.kv_groups import FULL, held_blocks
+from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.windowed_groups import held_blocks
 from chairlift.request import Request, WaitReason
 
 SHORT_OF_MEMORY = frozenset({WaitReason.MEMORY, WaitReason.PREEMPTION})
@@ -45,17 +46,19 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
         running: all requests that hold memory; the finished ones among them hold it until their batch completes.
         wait_reason: why the head of the queue is not in the step; None if the queue is empty.
     """
+    if not kv.num_blocks:
+        return SlotUsage(0, 0, 0, 0, 0, 0, 0)
     block_size = kv.block_size
     has_groups = kv.windows != FULL
     in_tables = written = reserved = finished = 0
     for request in running:
-        num_slots = request.num_held_slots
+        num_slots = kv.num_held_slots(request) if has_groups else request.num_slots
         in_tables += num_slots
         if request.finish_reason is not None:
             finished += num_slots
             continue
         if has_groups:
-            written += kv.num_written_slots(request)
+            written += num_written_slots(request, kv)
             reserved += _num_reserved_slots(request, kv)
             continue
         computed = request.num_computed_tokens
@@ -81,6 +84,11 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
         shared=kv.num_shared_blocks * block_size,
         saved=saved,
     )
+
+
+def num_written_slots(request: Request, kv: KVCacheManager) -> int:
+    """The number of slots with K and V that the request holds, in all groups of layers."""
+    return request.num_computed_tokens * len(kv.windows) - kv.num_released_slots(request)
 
 
 def _num_reserved_slots(request: Request, kv: KVCacheManager) -> int:

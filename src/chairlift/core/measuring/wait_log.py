@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.paged_kv_cache import MemoryDemand
+from chairlift.core.measuring.request_meter import RequestMeter
 from chairlift.events import EventSink, RequestQueued, RequestWaiting
 from chairlift.request import Request, RequestStatus, WaitReason
 
@@ -13,6 +15,9 @@ class WaitLog:
     All requests in the queue wait for the reason that blocks the head of the queue. Under fair sharing that holds for
     requests of the head's tenant; the others wait for FAIRNESS. So one counter per reason and tenant is enough: a
     request stores the counters when it starts to wait, and adds the differences when it stops.
+
+    Attributes:
+        num_steps: the number of planned steps.
     """
 
     def __init__(self, kv_cache_manager: KVCacheManager, events: EventSink | None, is_fair: bool = False) -> None:
@@ -21,7 +26,7 @@ class WaitLog:
         self._is_fair = is_fair
         self._steps_by_tenant: dict[str, dict[str, int]] = {}
         self._num_queue_steps = 0
-        self._num_steps = 0
+        self.num_steps = 0
         self._last_head: Request | None = None
 
     def count_step(self, reason: WaitReason | None, head: Request | None) -> None:
@@ -29,7 +34,7 @@ class WaitLog:
 
         `reason` is why `head`, the head of the queue, is not in the step; None if the queue is empty.
         """
-        self._num_steps += 1
+        self.num_steps += 1
         if reason is not None and head is not None:
             self._num_queue_steps += 1
             steps = self._steps_by_tenant.setdefault(head.tenant if self._is_fair else "", {})
@@ -38,7 +43,7 @@ class WaitLog:
     def _counters(self, request: Request, is_parked: bool) -> dict[str, int]:
         """Steps by reason that the request would have waited if it had always been parked, or always in the queue."""
         if is_parked:
-            return {WaitReason.SIBLING_PREFILL.value: self._num_steps}
+            return {WaitReason.SIBLING_PREFILL.value: self.num_steps}
         counters = dict(self._steps_by_tenant.get(request.tenant if self._is_fair else "", ()))
         if self._is_fair:
             counters[WaitReason.FAIRNESS.value] = self._num_queue_steps - sum(counters.values())
@@ -57,28 +62,29 @@ class WaitLog:
         self, request: Request, reason: WaitReason, now: float, num_running: int, demand: MemoryDemand | None = None
     ) -> None:
         """Emit an event if the reason has changed. `demand` is what admission would take now, if None."""
-        if request.wait_reason is reason:
+        if request.meter.wait_reason is reason:
             return
-        request.wait_reason = reason
+        request.meter.wait_reason = reason
         if self._events is not None:
             blocks = demand or self._kv.demand(request)
             request_id = request.request_id
-            self._events.emit(RequestWaiting(now, request_id, reason.value, *blocks, num_running, self._num_steps))
+            self._events.emit(RequestWaiting(now, request_id, reason.value, *blocks, num_running, self.num_steps))
 
     def start(self, request: Request) -> None:
         """Start to count for a request that has been parked, or joins the queue."""
-        request.wait_mark = self._counters(request, request.status is RequestStatus.PARKED)
+        request.meter.wait_mark = self._counters(request, request.status is RequestStatus.PARKED)
 
     def stop(self, request: Request) -> None:
         """Add the steps that were counted since `start`."""
-        is_parked = WaitReason.SIBLING_PREFILL.value in request.wait_mark
+        meter: RequestMeter = request.meter
+        is_parked = WaitReason.SIBLING_PREFILL.value in meter.wait_mark
         for reason, count in self._counters(request, is_parked).items():
-            if num_steps := count - request.wait_mark.get(reason, 0):
-                request.steps_waited[reason] = request.steps_waited.get(reason, 0) + num_steps
-        request.wait_reason = None
+            if num_steps := count - meter.wait_mark.get(reason, 0):
+                meter.steps_waited[reason] = meter.steps_waited.get(reason, 0) + num_steps
+        meter.wait_reason = None
 
     def release(self, request: Request, now: float) -> None:
         """Stop to count for a parked request that is about to join the queue."""
         self.stop(request)
         if self._events is not None:
-            self._events.emit(RequestQueued(now, request.request_id, self._num_steps))
+            self._events.emit(RequestQueued(now, request.request_id, self.num_steps))

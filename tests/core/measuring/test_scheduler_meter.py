@@ -1,4 +1,4 @@
-"""What the running batch counts for each request: slot-seconds, recomputed tokens, and waits."""
+"""What the meter counts for each request: slot-seconds, recomputed tokens, and waits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from chairlift.core.measuring.accounting import num_written_slots
 from chairlift.events import RequestFinished, Step
 from fakes import make_engine, make_request, run_to_end
 
@@ -38,8 +39,8 @@ def test_slot_seconds_equal_a_sum_over_time(windows: tuple[int | None, ...], num
         assert output is not None
         seconds = 0.5 + number % 3
         for name, request in core.scheduler.unfinished.items():
-            held[name] = held.get(name, 0.0) + request.num_held_slots * seconds
-            used[name] = used.get(name, 0.0) + manager.num_written_slots(request) * seconds
+            held[name] = held.get(name, 0.0) + manager.num_held_slots(request) * seconds
+            used[name] = used.get(name, 0.0) + num_written_slots(request, manager) * seconds
         clock.advance(seconds)
         core.scheduler.update(core._executor.result(core._executor.submit(output)), clock.now())
     finished = [event for event in events.events if isinstance(event, RequestFinished)]

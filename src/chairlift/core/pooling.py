@@ -1,0 +1,21 @@
+"""PoolingScheduler: schedules requests that generate no tokens, and end when their prompt is computed."""
+
+from __future__ import annotations
+
+from chairlift.core.continuous_batching import StepPlan
+from chairlift.core.scheduler import Scheduler
+from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput
+from chairlift.request import FinishReason, Request
+
+
+class PoolingScheduler(Scheduler):
+    """Returns a vector or score for each request. Its `max_tokens` is 1, and this token is never computed."""
+
+    def _most_tokens(self, request: Request) -> int:
+        return request.num_prompt_tokens
+
+    def _take_result(self, request: Request, result: ModelRunnerOutput, plan: StepPlan, now: float) -> EngineCoreOutput:
+        """Finish a request. The place of its next token is given up."""
+        request.drop_pending()
+        self._finish(request, FinishReason.STOP, now)
+        return self._meter.pooled_output(request, result.pooled[request.request_id], now)
