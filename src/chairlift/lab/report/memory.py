@@ -14,7 +14,7 @@ from chairlift.lab.report.trace import Floats, Residency, RunTrace
 
 
 class MemoryKinds(NamedTuple):
-    """The number of slots of each kind after the schedule of a step, as defined in `core.kv.accounting`."""
+    """The number of slots of each kind after the schedule of a step, as defined in `core.measuring.accounting`."""
 
     token_states: int
     reserved: int
