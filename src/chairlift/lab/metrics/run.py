@@ -15,7 +15,7 @@ from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """The mean share of the pool of each kind of slot (see `core.measuring.accounting`), weighted by the duration of steps.
+    """The mean share of the pool of each kind of slot (see `core.measuring.accounting`), by the duration of steps.
 
     As in the events, `max_tokens` separates `reserved` from `internal` slots. The sum of the shares is 1.
     """
