@@ -25,27 +25,17 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 import httpx
-from benchmarks.cluster_routing import print_results
-from benchmarks.ray_cluster import free_port
+from benchmarks.common import print_result, results_table, serve
 
 OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
 NUM_SINGLE: Final = 40
 
 
 @contextlib.contextmanager
-def serve(*arguments: str) -> Iterator[str]:
+def serve_plain(*arguments: str) -> Iterator[str]:
     """A server as a process; yields its address."""
-    port = free_port()
-    options = [f"--{name}={value}" for name, value in OPTIONS.items()]
-    command = [sys.executable, "-m", "chairlift", "serve", f"--port={port}", *options, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_ready(url)
+    with serve(*(f"--{name}={value}" for name, value in OPTIONS.items()), *arguments) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 @contextlib.contextmanager
@@ -122,8 +112,8 @@ def body(prompt: str, output_len: int) -> dict[str, Any]:
 
 
 SYSTEMS: Final = {
-    "plain": serve,
-    "replicas 1": partial(serve, "--replicas=1"),
+    "plain": serve_plain,
+    "replicas 1": partial(serve_plain, "--replicas=1"),
     "HAProxy": serve_on_ray,
     "Ray Serve's proxy": partial(serve_on_ray, "--python-proxy"),
 }
@@ -149,7 +139,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     results = run(arguments)
-    print_results(results, as_json=arguments.json)
+    print_result("cluster_cost", vars(arguments), results, [results_table(results)], as_json=arguments.json)
 
 
 if __name__ == "__main__":

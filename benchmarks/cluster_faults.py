@@ -28,11 +28,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import httpx
+from benchmarks.common import print_result
 from benchmarks.ray_cluster import Cluster, replica_processes
-from rich.console import Console
 from rich.table import Table
-
-from chairlift.lab.bench.machine import machine_facts
 
 SCENARIOS: Final = ("replica", "ingress", "hung", "update", "scale", "load")
 OUTCOMES: Final = ("finished", "error", "closed", "lost")
@@ -170,17 +168,11 @@ def main() -> None:
             rows[name] = run_scenario(cluster, name)
     finally:
         cluster.stop()
-    facts = machine_facts()
-    if arguments.json:
-        counts = {name: {"sent": row.total(), **{key: row[key] for key in OUTCOMES}} for name, row in rows.items()}
-        print(json.dumps({"machine": facts, "scenarios": counts}, default=str))
-        return
+    counts = {name: {"sent": row.total(), **{key: row[key] for key in OUTCOMES}} for name, row in rows.items()}
     table = Table("scenario", "sent", *OUTCOMES)
-    for name, row in rows.items():
-        table.add_row(name, str(row.total()), *(str(row[key]) for key in OUTCOMES))
-    console = Console()
-    console.print(facts)
-    console.print(table)
+    for name, count in counts.items():
+        table.add_row(name, *map(str, count.values()))
+    print_result("cluster_faults", vars(arguments), counts, [table], as_json=arguments.json)
 
 
 if __name__ == "__main__":

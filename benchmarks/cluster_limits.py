@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,9 +18,9 @@ from typing import Final
 
 import httpx
 from benchmarks.cluster_faults import OPTIONS
+from benchmarks.common import print_result
 from benchmarks.ray_cluster import Cluster
 
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.server.access.keys import digest
 
 SETTLE_SECONDS: Final = 5.0
@@ -72,12 +71,9 @@ def main() -> None:
             accepted, seconds = asyncio.run(count_accepted(cluster.url, arguments.seconds))
         finally:
             cluster.stop()
-    record = {"machine": machine_facts(), "accepted": accepted, "seconds": seconds, "per_second": accepted / seconds}
-    if arguments.json:
-        print(json.dumps(record, default=str))
-    else:
-        print(machine_facts())
-        print(f"{accepted / seconds:.2f} requests/s in {seconds:.0f} s; the limit is 10")
+    record = {"accepted": accepted, "seconds": seconds, "per_second": accepted / seconds}
+    line = f"{accepted / seconds:.2f} requests/s in {seconds:.0f} s; the limit is 10"
+    print_result("cluster_limits", vars(arguments), record, [line], as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,12 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping
 from statistics import median, quantiles
-from typing import Any, Final
+from typing import Final
 
 import httpx
+from benchmarks.common import print_result, results_table
 from benchmarks.ray_cluster import Cluster
-from rich.console import Console
-from rich.table import Table
-
-from chairlift.lab.bench.machine import machine_facts
 
 OPTIONS: Final = {"num-threads": 1, "max-num-seqs": 16, "num-kv-blocks": 4096, "max-num-batched-tokens": 256}
 ROUTERS: Final = {
@@ -110,24 +106,7 @@ def main() -> None:
             results[name].append(asyncio.run(measure(cluster.url, arguments)))
     finally:
         cluster.stop()
-    print_results(results, as_json=arguments.json)
-
-
-def print_results(results: Mapping[str, list[dict[str, float]]], *, as_json: bool) -> None:
-    """Print the median and the range of each value of all rounds, by system."""
-    if as_json:
-        print(json.dumps({"machine": machine_facts(), "results": results}, default=str))
-        return
-    table = Table("", *results)
-    for key in next(iter(results.values()))[0]:
-        cells: list[Any] = []
-        for rows in results.values():
-            values = [row[key] for row in rows]
-            cells.append(f"{median(values):.3g} ({min(values):.3g} to {max(values):.3g})")
-        table.add_row(key, *cells)
-    console = Console()
-    console.print(machine_facts())
-    console.print(table)
+    print_result("cluster_routing", vars(arguments), results, [results_table(results)], as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -17,18 +17,16 @@ replicas, and autoscaling from a quarter of the replicas.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from rich.console import Console
+from benchmarks.common import print_result
 from rich.table import Table
 
 from chairlift.config import SchedulerConfig
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.sim.cluster import ClusterSimulation
 from chairlift.lab.sim.cluster_config import ClusterConfig, Failure, Scaling
 from chairlift.lab.sim.devices import find_device
@@ -140,9 +138,6 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = arguments.cases or (CASES if arguments.trace is None else TRACE_CASES)
     rows = [run(replicas, case, arguments) for replicas in arguments.replicas for case in cases]
-    if arguments.json:
-        print(json.dumps({"machine": machine_facts(), "seed": arguments.seed, "results": rows}, default=str))
-        return
     table = Table(
         "replicas", "router", "hit rate", "TTFT p50 (ms)", "TTFT p99 (ms)", "finished", "lost", "replica s", "speed"
     )
@@ -158,10 +153,7 @@ def main() -> None:
             f"{row['replica_seconds']:.0f}",
             f"{row['simulated_seconds_per_second']:.1f}",
         )
-    console = Console(width=110)
-    console.print(machine_facts())
-    console.print(f"seed {arguments.seed}; speed: simulated seconds per second")
-    console.print(table)
+    print_result("cluster_simulation", vars(arguments), rows, [table], as_json=arguments.json)
 
 
 if __name__ == "__main__":

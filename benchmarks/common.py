@@ -5,17 +5,89 @@ Every benchmark prints the machine and its tables, or with `--json` one line of 
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 import httpx
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from chairlift.lab.bench.machine import machine_caption, machine_facts, peak_rss_bytes
+
+Measured = TypeVar("Measured")
+
+# -- rounds --------------------------------------------------------------------------------------------------------
+
+
+def run_interleaved(
+    arms: Mapping[str, Callable[[], Measured]], rounds: int, *, num_warmups: int = 1
+) -> dict[str, list[Measured]]:
+    """Run each arm once in every round, in rotating order, so that changes of the machine's speed affect all alike.
+
+    Args:
+        num_warmups: rounds before them that are not counted.
+    """
+    names, results = list(arms), {name: list[Measured]() for name in arms}
+    for number in range(-num_warmups, rounds):
+        for index in range(len(names)):
+            name = names[(index + number) % len(names)]
+            found = arms[name]()
+            if number >= 0:
+                results[name].append(found)
+        if number >= 0:
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+    return results
+
+
+def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
+    """The ratio of each round to the same round of the base."""
+    return [own / other for own, other in zip(values, base, strict=True)]
+
+
+# -- results -------------------------------------------------------------------------------------------------------
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """The median and the range of the rounds, for a table."""
+    return f"{median(values):.{digits}g} ({min(values):.{digits}g} to {max(values):.{digits}g})"
+
+
+def results_table(results: Mapping[str, Sequence[Mapping[str, float]]], title: str = "") -> Table:
+    """A table with a column for each system, and the median and the range of each value over the rounds."""
+    table = Table("", *results, title=title or None)
+    for key in next(iter(results.values()))[0]:
+        table.add_row(key, *(spread([row[key] for row in rows]) for rows in results.values()))
+    return table
+
+
+def print_result(
+    benchmark: str, options: Mapping[str, Any], results: Any, parts: Sequence[RenderableType], *, as_json: bool
+) -> None:
+    """Print the machine, the options (with the seed) and the tables, or one line of JSON with the results."""
+    machine = machine_facts()
+    chosen = {name: value for name, value in options.items() if name != "json"}
+    if as_json:
+        record = {"benchmark": benchmark, "machine": machine.to_dict(), "options": chosen, "results": results}
+        print(json.dumps(record, default=str))
+        return
+    console = Console(width=120)
+    console.print(machine_caption(machine, peak_rss_bytes()))
+    console.print(f"instruction sets: {', '.join(machine.vector_flags)}; {machine.system}")
+    console.print(", ".join(f"{name} {value}" for name, value in chosen.items() if value is not None))
+    for part in parts:
+        console.print(part)
+
+
+# -- a server and its client ---------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -85,18 +157,3 @@ def bearer_client(url: str, secret: str, timeout: float = 120.0) -> httpx.AsyncC
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
     headers = {"Authorization": f"Bearer {secret}"}
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
-
-
-def first_line(doc: str | None) -> str:
-    """The first line of the docstring of a script, for `--help`."""
-    return (doc or "").partition("\n")[0]
-
-
-def parse_integers(text: str) -> list[int]:
-    """Parse integers separated by commas; for `argparse`."""
-    return [int(part) for part in text.split(",")]
-
-
-def ratios(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
-    """How many times as fast each round is as the same round of the base."""
-    return [other / own for own, other in zip(seconds, base, strict=True)]

@@ -10,7 +10,6 @@ the answers of all engines must be the same.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import tempfile
@@ -18,11 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
+from benchmarks.common import print_result, spread
 from rich.table import Table
 
 from chairlift import LLM, SamplingParams
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.worker.memory import format_memory
 
 OUTPUT_TOKENS = 8
@@ -82,26 +80,15 @@ def main() -> None:
 def report(
     seconds: dict[str, list[float]], cached: dict[str, int], num_bytes: int, options: argparse.Namespace
 ) -> None:
-    machine, console = machine_facts(), Console(width=120)
-    console.print(
-        f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "
-        f"python {machine.python}, {machine.system}"
-    )
-    console.print(
-        f"{options.tokens} prompt tokens, {format_memory(num_bytes)} on disk, seed {options.seed}, {options.repeats} "
-        "rounds; all answers are the same"
-    )
-    table = Table("prefix cache on disk", "TTFT ms, median", "least to most", "cached tokens", "times faster")
+    table = Table("prefix cache on disk", "TTFT, ms", "cached tokens", "times faster")
     records: list[dict[str, Any]] = []
     base = median(seconds["without"])
     for kind, times in seconds.items():
-        spread = f"{1000 * min(times):.0f} to {1000 * max(times):.0f}"
-        row = (f"{1000 * median(times):.0f}", spread, str(cached[kind]), f"{base / median(times):.1f}")
-        table.add_row(kind, *row)
+        milliseconds = spread([1000 * seconds for seconds in times])
+        table.add_row(kind, milliseconds, str(cached[kind]), f"{base / median(times):.1f}")
         records.append({"kind": kind, "seconds": times, "cached_tokens": cached[kind]})
-    console.print(table)
-    if options.json:
-        print(json.dumps({"disk_prefix_cache": {"machine": machine.to_dict(), "runs": records}}))
+    line = f"{format_memory(num_bytes)} on disk; all answers are the same"
+    print_result("disk_prefix_cache", vars(options), records, [line, table], as_json=options.json)
 
 
 if __name__ == "__main__":

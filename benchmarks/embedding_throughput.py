@@ -24,12 +24,11 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
+from benchmarks.common import print_result, spread
 from benchmarks.peers.environment import default_folder, environment, torch_requirement
-from rich.console import Console
 from rich.table import Table
 
 from chairlift import LLM
-from chairlift.lab.bench.machine import machine_facts
 
 SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 VOCAB_SIZE: Final = 30522
@@ -173,28 +172,15 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 def report(seconds: dict[str, list[float]], differences: dict[str, float], options: argparse.Namespace) -> None:
-    machine = machine_facts()
-    console = Console(width=120)
-    console.print(
-        f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "
-        f"python {machine.python}, {machine.system}"
-    )
-    console.print(
-        f"{options.texts} texts of {options.min_len} to {options.max_len} tokens, seed {options.seed}, "
-        f"{options.num_threads} threads, quantization={options.quantization}, {options.repeats} rounds"
-    )
-    table = Table("engine", "texts/s, median", "least to most", "Chairlift's speed / this", "largest difference")
+    table = Table("engine", "texts/s", "Chairlift's speed / this", "largest difference")
     records = []
     for name, times in seconds.items():
         speeds = sorted(options.texts / each for each in times)
         ratio = median(other / own for own, other in zip(seconds["chairlift"], times, strict=True))
-        spread = f"{speeds[0]:.1f} to {speeds[-1]:.1f}"
         difference = "" if name == "chairlift" else f"{differences[name]:.1e}"
-        table.add_row(name, f"{median(speeds):.1f}", spread, f"{ratio:.2f}", difference)
+        table.add_row(name, spread(speeds), f"{ratio:.2f}", difference)
         records.append({"engine": name, "texts_per_s": speeds, "ratio": ratio, "difference": differences.get(name)})
-    console.print(table)
-    if options.json:
-        print(json.dumps({"embedding_throughput": {"machine": machine.to_dict(), "engines": records}}))
+    print_result("embedding_throughput", vars(options), records, [table], as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,14 +29,13 @@ from statistics import median
 from typing import Final
 
 import torch
-from rich.console import Console
+from benchmarks.common import print_result, ratios, run_interleaved, spread
 from rich.table import Table
 from safetensors.torch import save_file
 
 from chairlift import EngineConfig, SamplingParams
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.lab.bench.machine import machine_caption, machine_facts, peak_rss_bytes
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.declaration import ModelConfig
 
@@ -115,20 +113,6 @@ def make_arms(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[
     }
 
 
-def measure(arms: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """The seconds of each arm in each round, after a run of each that is not counted."""
-    names = list(arms)
-    for arm in arms.values():
-        arm()
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        for index in range(len(names)):
-            name = names[(index + number) % len(names)]
-            seconds[name].append(arms[name]())
-        print(f"round {number + 1}: " + ", ".join(f"{n} {s[-1]:.2f} s" for n, s in seconds.items()), file=sys.stderr)
-    return seconds
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model")
@@ -143,27 +127,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        seconds = measure(make_arms(options, Path(folder)), options.rounds)
+        seconds = run_interleaved(make_arms(options, Path(folder)), options.rounds)
     num_tokens = options.requests * options.max_tokens
-    ratios = {
-        name: [base / own for base, own in zip(seconds[BASE], found, strict=True)] for name, found in seconds.items()
-    }
-    if options.json:
-        results = {name: {"seconds": seconds[name], "ratio": median(ratios[name])} for name in seconds}
-        record = {"machine": machine_facts().to_dict(), "options": vars(options), "results": results}
-        print(json.dumps({"benchmark": "lora_throughput", **record}))
-        return
-    table = Table(
-        title=f"{options.requests} requests over {options.adapters} adapters of rank {options.rank}, "
-        f"{options.model or 'default model'}",
-        caption=machine_caption(machine_facts(), peak_rss_bytes()),
-    )
-    for heading in ("requests", "output tokens/s", "ratio to no adapter"):
-        table.add_column(heading, justify="right")
+    speedups = {name: ratios(seconds[BASE], found) for name, found in seconds.items()}
+    results = {name: {"seconds": seconds[name], "ratio": median(speedups[name])} for name in seconds}
+    table = Table("requests", "output tokens/s", f"ratio to {BASE}")
     for name, found in seconds.items():
-        shown = f"{median(ratios[name]):.2f} ({min(ratios[name]):.2f} to {max(ratios[name]):.2f})"
-        table.add_row(name, f"{num_tokens / median(found):.1f}", shown)
-    Console().print(table)
+        table.add_row(name, f"{num_tokens / median(found):.1f}", spread(speedups[name]))
+    print_result("lora_throughput", vars(options), results, [table], as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import psutil
-from rich.console import Console
+from benchmarks.common import print_result
+from rich.console import RenderableType
 from rich.table import Table
 
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.loading.fetch import fetch_model
 from chairlift.worker.memory import format_memory
 
@@ -127,10 +127,7 @@ def main() -> None:
         result = measure(folder, options)
     finally:
         shutil.rmtree(folder)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print_result(result)
+    print_result("model_switching", vars(options), result, parts(result), as_json=options.json)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -193,8 +190,6 @@ def summarize(
     loads = [change["seconds"] for change in changes if change["change"] == "loaded"]
     unloads = [change["seconds"] for change in changes if change["change"] == "unloaded"]
     return {
-        "machine": machine_facts().to_dict(),
-        "seed": options.seed,
         "requests": len(requests),
         "equal": sum(text is not None and text == own for (text, _), own in zip(answers, alone, strict=True)),
         "different": sum(text is not None and text != own for (text, _), own in zip(answers, alone, strict=True)),
@@ -210,30 +205,24 @@ def summarize(
     }
 
 
-def print_result(result: dict[str, Any]) -> None:
-    console = Console()
-    machine = machine_facts()
-    console.print(
-        f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "
-        f"python {machine.python}, {machine.system}; seed {result['seed']}"
-    )
-    console.print(
-        f"{result['requests']} requests: {result['equal']} answers equal to those of the model alone, "
-        f"{result['different']} different; failed while a file was missing: {result['failed_by_model']}"
-    )
-    for error in result["errors"]:
-        console.print(f"  {error}")
-    console.print(
-        f"memory of the engines: at most {format_memory(result['largest_bytes'])} in {result['num_samples']} samples; "
-        f"budget {format_memory(result['budget_bytes'])}"
-    )
+def parts(result: dict[str, Any]) -> list[RenderableType]:
+    """The lines and the table of the result."""
     table = Table("change", "median s", "least", "most", title="time to switch")
     for name in ("load", "unload"):
         if (times := result[f"{name}_seconds"]) is not None:
             table.add_row(name, *(f"{times[key]:.2f}" for key in ("median", "least", "most")))
-    console.print(table)
-    for change in result["changes"]:
-        console.print(f"{change['model']:>5} {change['change']:<9} {change['seconds']:5.1f} s  {change['reason']:.90}")
+    return [
+        f"{result['requests']} requests: {result['equal']} answers equal to those of the model alone, "
+        f"{result['different']} different; failed while a file was missing: {result['failed_by_model']}",
+        *(f"  {error}" for error in result["errors"]),
+        f"memory of the engines: at most {format_memory(result['largest_bytes'])} in {result['num_samples']} samples; "
+        f"budget {format_memory(result['budget_bytes'])}",
+        table,
+        *(
+            f"{change['model']:>5} {change['change']:<9} {change['seconds']:5.1f} s  {change['reason']:.90}"
+            for change in result["changes"]
+        ),
+    ]
 
 
 if __name__ == "__main__":
