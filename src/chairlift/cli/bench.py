@@ -10,7 +10,7 @@ import typer
 from chairlift.cli.commands import Commands
 from chairlift.cli.engine_options import ENGINE_OPTIONS, ModelOption, add_engine_options, add_options, log_to_stderr
 from chairlift.cli.option_groups import JSON, OptionValues, add_group
-from chairlift.cli.workload_options import WORKLOAD, add_workload_options
+from chairlift.cli.workload_options import add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -82,14 +82,6 @@ def compare(
         ),
     ] = "static,exact,max,paged",
     model: ModelOption = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            help="anyscale:CAP[/DIVISOR]: the published output lengths divided by DIVISOR, with prompts of "
-            "512/DIVISOR tokens unless --input-len is given.",
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
     *,
     options: OptionValues,
     load: OptionValues,
@@ -97,12 +89,9 @@ def compare(
 ) -> None:
     """Compare batching and KV policies on one loaded model with equal memory and equal requests."""
     log_to_stderr()
-    from chairlift.lab.bench.compare import CompareOptions, print_compare, published_lengths, run_compare
+    from chairlift.lab.bench.compare import CompareOptions, print_compare, run_compare
     from chairlift.lab.bench.policies import parse_policies
 
-    if workload is not None:
-        lengths = published_lengths(workload, load["input_len"], load["output_len"], load["trace"])
-        load["input_len"], load["output_len"] = lengths
     as_json = options.pop("json")
     result = run_compare(config, CompareOptions(**load, **options, policies=parse_policies(policies)))
     print_compare(result, as_json=as_json)

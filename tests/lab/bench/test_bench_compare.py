@@ -27,7 +27,6 @@ from chairlift.lab.bench.compare import (
     TokenCheck,
     TokenDifference,
     print_compare,
-    published_lengths,
     run_compare,
 )
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_policy
@@ -314,19 +313,6 @@ def test_a_file_in_place_of_the_folder_is_rejected(tiny_config: Path, tmp_path: 
         run_compare(engine(tiny_config), options(save_events=tmp_path / "logs"))
 
 
-def test_published_lengths_are_resolved() -> None:
-    assert published_lengths("anyscale:1536/4", None, None, None) == ("fixed:128", "anyscale:1536/4")
-    assert published_lengths("anyscale:32", "fixed:9", None, None) == ("fixed:9", "anyscale:32")
-    for arguments, problem in (
-        (("orca", None, None, None), r"workload must have the form anyscale:CAP.*got 'orca'"),
-        (("anyscale:x", None, None, None), "write anyscale:CAP"),
-        (("anyscale:32", None, "fixed:3", None), "cannot be combined with output_len=fixed:3"),
-        (("anyscale:32", None, None, Path("t.csv")), r"cannot be combined with trace=t\.csv"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            published_lengths(*arguments)
-
-
 def test_the_report_has_tables_and_one_json_line(result: CompareResult) -> None:
     out = io.StringIO()
     print_compare(result, out)
@@ -355,7 +341,7 @@ def command(folder: Path, *arguments: str) -> Any:
 
 
 def test_the_command_prints_one_json_line(tiny_config: Path, tmp_path: Path) -> None:
-    given = ["--workload", "anyscale:32/4", "--save-events", str(tmp_path), "--static-batch-size", "2"]
+    given = ["--output-len", "anyscale:32/4", "--save-events", str(tmp_path), "--static-batch-size", "2"]
     result = command(
         tiny_config, "--policies", "static,exact,static/paged", "--kv-arena", "first-fit", *given, "--json"
     )

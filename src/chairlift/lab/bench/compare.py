@@ -40,8 +40,6 @@ from chairlift.lab.metrics.run import RunMetrics
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.run_log import recorded_run
 from chairlift.lab.report.waste import waste_shares
-from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleLengths
-from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
@@ -52,8 +50,6 @@ Configs = Mapping[str, EngineConfig]
 
 Tokens = dict[str, list[int]]
 """Output tokens by request id."""
-
-PUBLISHED: Final = "anyscale:"
 
 RATIOS: Final = (
     "output_tokens_per_s",
@@ -96,27 +92,6 @@ class CompareOptions(WorkloadOptions):
             raise ConfigError(f"static_batch_size={self.static_batch_size}: none of {names} is static; leave it out")
         if self.kv_arena is not None and not any(policy.reserves for policy in self.policies):
             raise ConfigError(f"kv_arena={self.kv_arena}: none of {names} reserves; leave it out")
-
-
-def published_lengths(
-    workload: str, input_len: str | None, output_len: str | None, trace: Path | None
-) -> tuple[str, str]:
-    """Resolve a published workload, anyscale:CAP[/DIVISOR], to its prompt and output lengths (see `workload.anyscale`).
-
-    Args:
-        input_len: replaces the published prompt length.
-
-    Raises:
-        ConfigError: the workload is unknown, or another option has output lengths too.
-    """
-    if not workload.startswith(PUBLISHED):
-        raise ConfigError(f"workload must have the form {AnyscaleLengths.syntax}, got {workload!r}")
-    if output_len is not None or trace is not None:
-        other = f"trace={trace}" if output_len is None else f"output_len={output_len}"
-        raise ConfigError(f"workload={workload} has output lengths and cannot be combined with {other}: leave one out")
-    outputs = parse_lengths(workload)
-    assert isinstance(outputs, AnyscaleLengths)
-    return input_len or f"fixed:{-(-PROMPT_LEN // outputs.divisor)}", str(outputs)
 
 
 @dataclass(frozen=True, slots=True)

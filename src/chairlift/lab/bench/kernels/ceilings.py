@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
-
-import torch
 
 from chairlift.kernels.cpu.native_extension import NativeExtension
 
 READ_BYTES: Final = 256 << 20
 """Size of the buffer that is read: larger than the caches."""
-
-GEMM_SIZE: Final = 2048
 
 UNITS: Final = ("dot_u8s8", "dot_u7s8", "fma", "tile_s8", "tile_bf16", "dot_bf16")
 """The operations of kernels, fields of `Ceilings`: sums of products of bytes, the same with unsigned bytes below 128
@@ -55,8 +50,6 @@ class Ceilings:
         dot_u8s8, dot_u7s8, fma: operations/s of a loop over one unit (see UNITS).
         tile_s8, tile_bf16, dot_bf16: the same; None if the kernels use no such instructions.
         read: bytes/s of reading memory.
-        onednn_int8, onednn_fp32: operations/s of torch's product of two matrices of size GEMM_SIZE; None if torch has
-            no such product on this machine.
     """
 
     isa: str
@@ -68,8 +61,6 @@ class Ceilings:
     tile_s8: float | None = None
     tile_bf16: float | None = None
     dot_bf16: float | None = None
-    onednn_int8: float | None = None
-    onednn_fp32: float | None = None
 
     def least_seconds(self, work: KernelWork) -> tuple[float, str] | None:
         """The seconds of the work at the ceilings, and the limit, "compute" or "memory"; None without a limit."""
@@ -86,7 +77,7 @@ class Ceilings:
 def combine_ceilings(samples: Sequence[Ceilings], statistic: Callable[[list[float]], float]) -> Ceilings:
     """A statistic of each speed over measurements with the same threads; None for a speed that no measurement has."""
     speeds: dict[str, float] = {}
-    for name in (*UNITS, "read", "onednn_int8", "onednn_fp32"):
+    for name in (*UNITS, "read"):
         if known := [value for sample in samples if (value := getattr(sample, name)) is not None]:
             speeds[name] = statistic(known)
     return Ceilings(samples[0].isa, samples[0].num_threads, **speeds)
@@ -107,19 +98,14 @@ class CeilingMeter:
         self._buffer = native.ReadBuffer(read_bytes)
 
     def measure(self) -> Ceilings:
-        """Measure the best of many samples, with oneDNN."""
-        threads = self._native.num_threads()
-        return replace(
-            self._measure_native(self._seconds),
-            onednn_int8=_gemm_speed(torch.int8, torch._int_mm, threads, self._seconds),
-            onednn_fp32=_gemm_speed(torch.float32, torch.mm, threads, self._seconds),
-        )
+        """Measure the best of many samples."""
+        return self._measure(self._seconds)
 
     def sample(self) -> Ceilings:
         """Measure one sample of each ceiling, in about ten milliseconds."""
-        return self._measure_native(0.0)
+        return self._measure(0.0)
 
-    def _measure_native(self, seconds: float) -> Ceilings:
+    def _measure(self, seconds: float) -> Ceilings:
         native = self._native
         products = {unit: native.measure_products(unit, seconds) for unit in UNITS}
         return Ceilings(
@@ -128,27 +114,3 @@ class CeilingMeter:
             read=self._buffer.measure(seconds),
             **{unit: speed for unit, speed in products.items() if speed},
         )
-
-
-def _gemm_speed(
-    dtype: torch.dtype, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], threads: int, seconds: float
-) -> float | None:
-    """Measure the operations/s of a square product in torch; None if torch has no such product."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        a, b = (torch.randint(-9, 9, (GEMM_SIZE, GEMM_SIZE), dtype=torch.int8).to(dtype) for _ in range(2))
-        best, end = _seconds(lambda: product(a, b)), time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            best = min(best, _seconds(lambda: product(a, b)))
-    except (RuntimeError, NotImplementedError):
-        return None
-    finally:
-        torch.set_num_threads(before)
-    return 2 * GEMM_SIZE**3 / best
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

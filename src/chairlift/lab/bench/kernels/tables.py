@@ -8,7 +8,6 @@ from typing import Final, TextIO
 from rich.table import Table
 
 from chairlift.lab.bench.kernels.benchmark import KernelResult, KernelTime
-from chairlift.lab.bench.kernels.ceilings import GEMM_SIZE
 from chairlift.lab.bench.kernels.passes import LAYERS, SamplingPass
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.tables import make_table, number, print_report
@@ -55,8 +54,6 @@ def ceilings_table(result: KernelResult) -> Table:
         ("bfloat16 products in tiles, GFLOP/s", "tile_bf16"),
         ("bfloat16 dot products, GFLOP/s", "dot_bf16"),
         ("reading memory, GB/s", "read"),
-        (f"oneDNN int8, {GEMM_SIZE} cubed, GOP/s", "onednn_int8"),
-        (f"oneDNN float32, {GEMM_SIZE} cubed, GFLOP/s", "onednn_fp32"),
     ]
     for label, name in rows:
         values = [getattr(ceilings, name) for ceilings in (best, usual)]
