@@ -170,7 +170,13 @@ def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable
         [sys.executable, "-m", "chairlift", "serve", model, "--port", "0", *options], stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    url = next(found[1] for line in process.stderr if (found := re.search(r"ready in \S+ s: (\S+)/v1", line)))
+    started: list[str] = []
+    for line in process.stderr:
+        started.append(line)
+        if found := re.search(r"ready in \S+ s: (\S+)/v1", line):
+            url = found[1]
+            break
+    assert "requests for hosts other than localhost, 127.0.0.1, [::1], *.localhost get a 400" in "".join(started)
     answers: list[httpx.Response] = []
     too_late: list[httpx.TransportError] = []
 

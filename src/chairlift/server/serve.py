@@ -19,6 +19,7 @@ from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.http.allowed_hosts import ANY_HOST
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
@@ -117,6 +118,9 @@ def run(
     else:
         assert models is not None
         manager = _manage_models_on_demand(models, model_limits, watchdog_timeout, admission)
+    hosts = access.allowed_hosts_for(host)
+    if ANY_HOST not in hosts:
+        logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     app = create_models_app(
         manager,
@@ -127,7 +131,7 @@ def run(
         observability=observability,
         cors=access.cors,
         key_reloader=access.key_reloader,
-        allowed_hosts=access.allowed_hosts_for(host),
+        allowed_hosts=hosts,
         pages=pages,
     )
     uvicorn_options = uvicorn_config(app, tls, log_config=None, access_log=False)

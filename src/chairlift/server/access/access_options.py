@@ -76,7 +76,7 @@ class AccessOptions:
             return self.allowed_hosts
         if self.keys or self.allow_unauthenticated or not is_loopback(host):
             return (ANY_HOST,)
-        return (*LOOPBACK_HOSTS, parse_host(host))
+        return tuple(dict.fromkeys((*LOOPBACK_HOSTS, parse_host(host))))
 
     def check_host(self, host: str) -> None:
         """Reject an address that other machines can reach, unless the server has keys or `allow_unauthenticated`.
