@@ -12,8 +12,7 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.block_store import BlockStore
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
 from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput

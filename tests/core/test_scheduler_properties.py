@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from chairlift.config import KV_ARENAS
 from chairlift.core.baselines.arena import ARENAS
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.core.kv.windowed_groups import KVGroups, held_blocks
 from chairlift.core.measuring.accounting import slot_usage
 from chairlift.errors import RequestError

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.core.kv.windowed_groups import NO_BLOCK, KVGroups, held_blocks
 from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
 from chairlift.events import Step

@@ -14,8 +14,8 @@ from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.paged_kv_cache import FULL, PagedKVCacheManager
+from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.measuring.accounting import slot_usage
 from chairlift.core.speculation.draft_selection import MAX_LAG, MAX_READ
 from chairlift.core.speculation.prompt_lookup import Proposal

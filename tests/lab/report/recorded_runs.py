@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from chairlift.config import KV_ARENAS
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.core.kv.windowed_groups import held_blocks
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, Event

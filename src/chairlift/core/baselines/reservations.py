@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from chairlift.core.baselines.arena import Arena, BlockRange, power_of_two_above
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.paged_kv_cache import MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.errors import RequestError
 from chairlift.request import Request
 

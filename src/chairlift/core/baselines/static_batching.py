@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.continuous_batching import RunningBatch, StepPlan
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.paged_kv_cache import MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError

@@ -6,15 +6,51 @@ It leaves open when memory is taken: paging on demand is one policy behind it, r
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from chairlift.core.kv.index_changes import IndexChangeLog
-from chairlift.core.kv.paged_kv_cache import FULL, MemoryDemand, TableChange
 from chairlift.request import Request
+
+FULL: Final[tuple[int | None, ...]] = (None,)
+"""The windows of a model whose layers all attend to all preceding tokens: one group of layers without a window."""
+
+
+class MemoryDemand(NamedTuple):
+    """What the admission of a request would take, in blocks.
+
+    Attributes:
+        needed: blocks to take from the pool; in groups with a window also those that must be free for the rest of the
+            prompt.
+        free: free blocks, including the `evictable` ones.
+        largest: the largest allocation that is possible now; less than `free` only where blocks must be consecutive.
+    """
+
+    needed: int
+    free: int
+    evictable: int
+    largest: int
+
+
+class TableChange(NamedTuple):
+    """The change of a request's block tables by `grow`.
+
+    Attributes:
+        added: the appended blocks, for each group of layers that has a table of its own; one group without windows.
+        released: blocks of all groups that left the window of their layers.
+    """
+
+    added: list[list[int]]
+    released: list[int]
 
 
 class KVCacheManager(Protocol):
-    """Owns the block tables of the requests. Every method computes its need first, and on failure nothing changes."""
+    """Owns the block tables of the requests. Every method computes its need first, and on failure nothing changes.
+
+    Attributes:
+        windows: the sliding window of each group of layers (see `KVGroups`); a slot is the memory of one token in the
+            layers of one group.
+        index_changes: the changes of the prefix cache; None if they are not recorded.
+    """
 
     num_blocks: int
     block_size: int
@@ -73,7 +109,9 @@ class KVCacheManager(Protocol):
     def worst_case_blocks(self, request: Request) -> int: ...
 
     def num_held_slots(self, request: Request) -> int:
+        """The number of slots that the request holds, in all groups of layers."""
         return request.num_slots
 
     def num_released_slots(self, request: Request) -> int:
+        """The number of slots of computed tokens that are not held because they left the windows of their layers."""
         return 0

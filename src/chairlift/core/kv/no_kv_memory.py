@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.paged_kv_cache import MemoryDemand, TableChange
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.request import Request
 
 

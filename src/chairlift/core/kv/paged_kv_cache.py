@@ -11,44 +11,12 @@ Every method computes its need first, and on failure it returns with nothing cha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
 
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.index_changes import IndexChangeLog
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.errors import RequestError
 from chairlift.request import Request
-
-FULL: Final[tuple[int | None, ...]] = (None,)
-"""The windows of a model whose layers all attend to all preceding tokens: one group of layers without a window."""
-
-
-class MemoryDemand(NamedTuple):
-    """What the admission of a request would take, in blocks.
-
-    Attributes:
-        needed: blocks to take from the pool; in groups with a window also those that must be free for the rest of the
-            prompt.
-        free: free blocks, including the `evictable` ones.
-        largest: the largest allocation that is possible now; less than `free` only where blocks must be consecutive.
-    """
-
-    needed: int
-    free: int
-    evictable: int
-    largest: int
-
-
-class TableChange(NamedTuple):
-    """The change of a request's block tables by `grow`.
-
-    Attributes:
-        added: the appended blocks, for each group of layers that has a table of its own; one group without windows.
-        released: blocks of all groups that left the window of their layers.
-    """
-
-    added: list[list[int]]
-    released: list[int]
 
 
 @dataclass(slots=True)
@@ -60,19 +28,12 @@ class BlockTable:
     num_committed: int
 
 
-class PagedKVCacheManager:
+class PagedKVCacheManager(KVCacheManager):
     """Allocates blocks on demand (PagedAttention; Kwon et al., SOSP'23, section 4).
 
     Admission takes the blocks of all tokens known by then; decoding takes one more block at each block boundary. It is
     the one owner of block tables: the scheduler has request objects, and the worker copies of the block ids.
-
-    Attributes:
-        windows: the sliding window of each group of layers; see `windowed_kv_cache` for others than `FULL`.
-        index_changes: the changes of the prefix cache; None if they are not recorded.
     """
-
-    windows: tuple[int | None, ...] = FULL
-    index_changes: IndexChangeLog | None = None
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
@@ -90,11 +51,6 @@ class PagedKVCacheManager:
         return self.pool.num_evictable
 
     @property
-    def num_rounding_blocks(self) -> int:
-        """Blocks that are neither free nor in a table; a pool of blocks has none."""
-        return 0
-
-    @property
     def num_shared_blocks(self) -> int:
         """Blocks that are in several tables."""
         return self.pool.num_shared
@@ -107,14 +63,6 @@ class PagedKVCacheManager:
     def block_tables(self, request: Request) -> list[list[int]]:
         """The request's block table for each group of layers; read-only."""
         return [self._tables[request.request_id].block_ids]
-
-    def num_held_slots(self, request: Request) -> int:
-        """The number of slots that the request holds, in all groups of layers."""
-        return request.num_slots
-
-    def num_released_slots(self, request: Request) -> int:
-        """The number of slots of computed tokens that are not held because they left the windows of their layers."""
-        return 0
 
     def worst_case_blocks(self, request: Request) -> int:
         """The maximum number of blocks that the request holds at a time before it finishes."""
@@ -170,10 +118,6 @@ class PagedKVCacheManager:
     def commit(self, request: Request) -> None:
         """Allow other requests to share the full blocks of a chunk that was just scheduled."""
         self._commit(self._tables[request.request_id])
-
-    def begin_step(self) -> list[tuple[Request, list[int]]]:
-        """Release the blocks that left the window of their layers by the last step; there are none without windows."""
-        return []
 
     def free(self, request: Request) -> None:
         """Release the request's blocks. Full ones stay in the prefix cache until they are evicted, and the end of the

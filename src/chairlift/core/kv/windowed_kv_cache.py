@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.paged_kv_cache import MemoryDemand, PagedKVCacheManager, TableChange
+from chairlift.core.kv.kv_cache_manager import MemoryDemand, TableChange
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.core.kv.windowed_groups import NO_BLOCK, KVGroups, held_blocks
 from chairlift.request import Request

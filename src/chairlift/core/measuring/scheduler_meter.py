@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.paged_kv_cache import MemoryDemand, TableChange
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.kv.windowed_groups import held_blocks
 from chairlift.core.measuring.accounting import num_written_slots, slot_usage
 from chairlift.core.measuring.request_meter import RequestMeter

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.paged_kv_cache import MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.measuring.request_meter import RequestMeter
 from chairlift.events import EventSink, RequestQueued, RequestWaiting
 from chairlift.request import Request, RequestStatus, WaitReason

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import chairlift
 from chairlift.config import EngineConfig
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import ModelFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chairlift.config import EngineConfig
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.errors import ConfigError
 from chairlift.loading.text.tokenizer import Tokenizer

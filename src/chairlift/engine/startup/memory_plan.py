@@ -14,7 +14,7 @@ from typing import Final
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.selection import KVPool
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels

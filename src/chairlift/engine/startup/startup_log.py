@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Final
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedModel
 from chairlift.engine.startup.memory_plan import planned_pool
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
-from chairlift.core.kv.paged_kv_cache import FULL
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.memory_plan import plan_memory, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, open_event_log, read_events
