@@ -90,6 +90,7 @@ class ItemStreamWriter(StreamWriter):
     """
 
     def __init__(self, call: GeneratingCall[Any, ChatPlan]) -> None:
+        self.call = call
         self._parser = call.plan.new_parser()
         self.ended_items: list[AnswerItem] = []
         self.open_item: AnswerItem | None = None

@@ -114,12 +114,8 @@ DELTAS: Final = {
 class _MessagesStream(ItemStreamWriter):
     """Writes message_start, then blocks (start, deltas, stop), then message_delta and message_stop."""
 
-    def __init__(self, call: MessagesCall) -> None:
-        super().__init__(call)
-        self._call = call
-
     def opening(self) -> bytes:
-        call, usage = self._call, messages_usage(self._call.usage)
+        call, usage = self.call, messages_usage(self.call.usage)
         message = MessagesResponse(
             id=call.id, model=call.model, content=[], stop_reason=None, stop_sequence=None, usage=usage
         )
@@ -130,8 +126,8 @@ class _MessagesStream(ItemStreamWriter):
         events = self.end("completed")
         reason, sequence = stop_reason(self.last, any(item.kind == "function_call" for item in self.ended_items))
         ending = MessagesEvent("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence})
-        ending.usage = messages_usage(self._call.usage)
-        if self._call.body.timings and (timings := self._call.usage.timings()) is not None:
+        ending.usage = messages_usage(self.call.usage)
+        if self.call.body.timings and (timings := self.call.usage.timings()) is not None:
             ending.timings = timings
         return events + to_event(ending) + to_event(MessagesEvent("message_stop"))
 

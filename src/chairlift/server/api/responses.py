@@ -142,14 +142,15 @@ def _value(item: AnswerItem, status: str, *, is_empty: bool = False) -> dict[str
 class _ResponsesStream(ItemStreamWriter):
     """Writes the events of one response, whose items follow each other."""
 
+    call: ResponsesCall
+
     def __init__(self, call: ResponsesCall) -> None:
         super().__init__(call)
-        self._call = call
         self._logprobs = call.logprob_writer()
         self._sequence_number = 0
 
     def opening(self) -> bytes:
-        response = self._call.skeleton()
+        response = self.call.skeleton()
         return b"".join(self._event(kind, response=response) for kind in ("response.created", "response.in_progress"))
 
     def closing(self) -> bytes:
@@ -158,13 +159,13 @@ class _ResponsesStream(ItemStreamWriter):
         if self.open_item is None and not self.ended_items:
             events = self.start(AnswerItem("message"))
         events += self.end(_status(self.last))
-        response = self._call.finished(self.ended_items, self.last)
+        response = self.call.finished(self.ended_items, self.last)
         return events + self._event(f"response.{response.status}", response=response)
 
     def failure(self, error: ChairliftError) -> bytes:
         _, body = error_body(error)
         failed = {"status": "failed", "error": ResponseError(message=str(error))}
-        response = self._call.skeleton().model_copy(update=failed)
+        response = self.call.skeleton().model_copy(update=failed)
         event = self._event("error", code=body.error.type, message=str(error), param=body.error.param)
         return event + self._event("response.failed", response=response)
 
