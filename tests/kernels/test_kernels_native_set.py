@@ -18,11 +18,12 @@ from chairlift.errors import ConfigError
 from chairlift.kernels import choice
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.attention import MAX_HEAD_DIM
 from chairlift.kernels.cpu.formats import ROUNDED, matrix_bytes, native_format, packed_parts
 from chairlift.kernels.cpu.native_set import NativeKernelSet
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
-from chairlift.kernels.kernel_set import KernelsUnavailableError
+from chairlift.kernels.kernel_set import MAX_THREADS, KernelsUnavailableError
 from chairlift.kernels.portable import REFERENCE
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weight_formats import BYTES_PER_INPUT
@@ -273,6 +274,14 @@ def test_parts_in_several_formats_keep_their_formats(native: Kernels) -> None:
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------
+
+
+@needs_native
+def test_the_limits_are_those_of_the_extension() -> None:
+    with pytest.raises(ValueError, match=f"from 1 to {MAX_THREADS}, got {MAX_THREADS + 1}"):
+        load().set_num_threads(MAX_THREADS + 1)
+    with pytest.raises(ValueError, match=f"from 4 to {MAX_HEAD_DIM}, got {MAX_HEAD_DIM + 4}"):
+        load().PagedAttention(1, 1, MAX_HEAD_DIM + 4, 1.0, "f32", 0.0)
 
 
 def test_options_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:

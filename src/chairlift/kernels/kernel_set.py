@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chairlift.kernels.sampling import SamplingKernels
 
 MAX_THREADS: Final = 256
-"""The maximum number of threads of a kernel set."""
+"""The maximum number of threads of a kernel set, which the extension of the native kernels enforces as well."""
 
 
 class KernelsUnavailableError(ConfigError):
@@ -36,11 +36,6 @@ class KernelSet(ABC):
     def description(self) -> str:
         """The name, with the instruction set if the set was compiled for several: "native (avx512-vnni)"."""
         return self.name
-
-    @property
-    def instruction_set(self) -> str | None:
-        """The instruction set that this process uses; None if it has not loaded the set, or the set has only one."""
-        return None
 
     def check_available(self) -> None:
         """Load what the set needs beside Python packages.
@@ -75,10 +70,9 @@ class KernelSet(ABC):
         """The kernels that choose tokens; None if the set has none, and those of torch are used."""
         return None
 
-    @property
-    @abstractmethod
-    def num_threads(self) -> int:
-        """The number of threads of the set in this process; 0 if it is not loaded."""
+    def running(self) -> tuple[str, int] | None:
+        """The instruction set and the number of threads of a compiled set that this process has loaded, else None."""
+        return None
 
     @abstractmethod
     def set_num_threads(self, num_threads: int) -> int:

@@ -25,12 +25,6 @@ class TorchKernelSet(KernelSet):
         assert quantization is None, "only native kernels quantize"
         return PORTABLE_KERNELS[self.name]
 
-    @property
-    def num_threads(self) -> int:
-        import torch
-
-        return torch.get_num_threads()
-
     def set_num_threads(self, num_threads: int) -> int:
         import torch
 

@@ -47,6 +47,10 @@ class _Listeners:
         sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
         return cls(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
 
+    def emit(self, event: EngineStarted) -> None:
+        if self.sink is not None:
+            self.sink.emit(event)
+
     @property
     def on_add(self) -> Callable[[Request], None] | None:
         return None if self.recorder is None else self.recorder.on_add
@@ -113,8 +117,7 @@ def build_engine(
     executor = prepared.runner if around_executor is None else around_executor(prepared.runner)
     listeners = _Listeners.open(config, events)
     started = _engine_started(config, loaded, prepared, clock.now())
-    if listeners.sink is not None:
-        listeners.sink.emit(started)
+    listeners.emit(started)
     if not is_shared and logger.isEnabledFor(logging.INFO):
         for line in prepared.describe():
             logger.info("%s", line)

@@ -45,6 +45,10 @@ INT8_SCALE_BYTES: Final = 8
 """One float32 scale for the key and one for the value of each token and KV head."""
 
 ENCODER_TOKENS: Final = 2048
+"""The default token budget of an encoder, unless a text may be longer. More tokens in a step are not faster."""
+
+NO_POOL: Final = KVCachePlan(0, 1, 0, "demand")
+"""The pool of an encoder, which keeps no K and V."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +328,6 @@ def _plan_request_rows(limits: SchedulerConfig, block_size: int, num_groups: int
 
 # -- K and V ---------------------------------------------------------------------------------------------------------
 
-NO_POOL: Final = KVCachePlan(0, 1, 0, "demand")
-"""The pool of an encoder, which keeps no K and V."""
-
 
 def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | None = None) -> int:
     """Bytes of K and V of one token, with scales, in the layers of one group of `layout`, or in all layers.
@@ -340,7 +341,7 @@ def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | N
 
 
 def encoder_token_budget(config: EngineConfig, max_model_len: int) -> int:
-    """The token budget of a step of an encoder, which computes each text in one step. More tokens are not faster."""
+    """The token budget of a step of an encoder, which computes each text in one step."""
     return config.max_num_batched_tokens or max(ENCODER_TOKENS, max_model_len, config.max_num_seqs)
 
 

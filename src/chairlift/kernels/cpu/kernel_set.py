@@ -203,7 +203,7 @@ class NativeLinear:
         )
         self._key = (matrix.purpose, matrix.out_features)
         self._buffers = buffers
-        self.num_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
+        self.num_bytes = _num_bytes(*vectors)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -227,11 +227,10 @@ class NativeMixture:
     """
 
     def __init__(self, native: NativeExtension, mixture: Mixture, buffers: RowBuffers) -> None:
-        self.num_bytes = 0
-        shared = self._norm(native, mixture.norm)
-        own = shared if mixture.router_norm is None else self._norm(native, mixture.router_norm)
+        shared, self.num_bytes = _native_norm(native, mixture.norm)
+        own, own_bytes = (shared, 0) if mixture.router_norm is None else _native_norm(native, mixture.router_norm)
         scales = _vector(mixture.expert_scales)
-        self.num_bytes += 0 if scales is None else scales.nbytes
+        self.num_bytes += own_bytes + _num_bytes(scales)
         self._matrices: list[NativeMatrix] = []
         router = native.FusedLinear(*self._add(mixture.router), own)
         ups, downs = [], []
@@ -244,17 +243,12 @@ class NativeMixture:
         )
         self._buffers = buffers
 
-    def _norm(self, native: NativeExtension, norm: Prologue) -> _native.Norm:
-        weight, bias = _vector(norm.weight), _vector(norm.bias)
-        self.num_bytes += sum(vector.nbytes for vector in (weight, bias) if vector is not None)
-        return native.Norm(norm.kind, weight, bias, norm.eps)
-
     def _add(self, loaded: LoadedMatrix) -> tuple[list[_native.PackedMatrix], FloatArray | None]:
         """Keep a matrix, and return its parts and its bias."""
         matrix: NativeMatrix = loaded.matrix
         bias = _vector(loaded.bias)
         self._matrices.append(matrix)
-        self.num_bytes += 0 if bias is None else bias.nbytes
+        self.num_bytes += _num_bytes(bias)
         return list(matrix.parts), bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -277,13 +271,9 @@ class NativeResidualSum:
     def __init__(
         self, native: NativeExtension, after: Prologue, of_sum: Prologue, multiplier: float, scale: float = 1.0
     ) -> None:
-        norms = []
-        self.num_bytes = 0
-        for norm in (after, of_sum):
-            weight, bias = _vector(norm.weight), _vector(norm.bias)
-            self.num_bytes += sum(vector.nbytes for vector in (weight, bias) if vector is not None)
-            norms.append(native.Norm(norm.kind, weight, bias, norm.eps))
-        self._kernel = native.ResidualSum(norms[0], norms[1], multiplier, scale)
+        (first, first_bytes), (second, second_bytes) = (_native_norm(native, norm) for norm in (after, of_sum))
+        self.num_bytes = first_bytes + second_bytes
+        self._kernel = native.ResidualSum(first, second, multiplier, scale)
 
     def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
         assert stream.dtype == torch.float32, "native kernels compute in float32"
@@ -300,6 +290,16 @@ class NativeResidualSum:
 
 def _vector(values: torch.Tensor | None) -> FloatArray | None:
     return None if values is None else values.float().numpy()
+
+
+def _num_bytes(*vectors: FloatArray | None) -> int:
+    return sum(vector.nbytes for vector in vectors if vector is not None)
+
+
+def _native_norm(native: NativeExtension, norm: Prologue) -> tuple[_native.Norm, int]:
+    """A norm, and the bytes that the extension copies."""
+    weight, bias = _vector(norm.weight), _vector(norm.bias)
+    return native.Norm(norm.kind, weight, bias, norm.eps), _num_bytes(weight, bias)
 
 
 class TorchThenNative:

@@ -94,11 +94,6 @@ class NativeKernelSet(KernelSet):
     def description(self) -> str:
         return f"{self.name} ({load().isa()})"
 
-    @property
-    def instruction_set(self) -> str | None:
-        native = loaded()
-        return None if native is None else native.isa()
-
     def check_available(self) -> None:
         load()
 
@@ -115,10 +110,9 @@ class NativeKernelSet(KernelSet):
 
         return NativeSampling()
 
-    @property
-    def num_threads(self) -> int:
+    def running(self) -> tuple[str, int] | None:
         native = loaded()
-        return 0 if native is None else native.num_threads()
+        return None if native is None else (native.isa(), native.num_threads())
 
     def set_num_threads(self, num_threads: int) -> int:
         """Set the threads of the native kernels, and give torch one thread, so that they do not compete for CPUs."""

@@ -65,15 +65,15 @@ def machine_facts() -> MachineFacts:
     import torch
 
     model, flags = _cpu(Path("/proc/cpuinfo"))
-    native = find_kernel_set("native")
+    isa, num_threads = find_kernel_set("native").running() or (None, 0)
     return MachineFacts(
         cpu=model,
         vector_flags=flags,
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=int(psutil.virtual_memory().total),
         system=platform.platform(),
-        num_threads=max(torch.get_num_threads(), native.num_threads),
-        isa=native.instruction_set,
+        num_threads=max(torch.get_num_threads(), num_threads),
+        isa=isa,
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         chairlift=chairlift.__version__,
         torch=torch.__version__,
