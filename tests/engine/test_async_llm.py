@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from chairlift import AsyncLLM, SamplingParams
+from chairlift.clock import VirtualClock
 from chairlift.engine.output_processor import AnswerBuilder
+from chairlift.engine.process.client import EngineClient
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.events import Event, Step
 from chairlift.outputs import RequestOutput
@@ -48,6 +51,18 @@ def slow_down(llm: AsyncLLM, seconds: float = 0.005) -> None:
         return submit(output)
 
     llm.engine.core._executor.submit = slow  # type: ignore[method-assign]
+
+
+def hold_steps(llm: AsyncLLM) -> threading.Event:
+    """Make the next step wait until the returned event is set."""
+    submit, may_compute = llm.engine.core._executor.submit, threading.Event()
+
+    def wait_and_submit(output: Any) -> Any:
+        may_compute.wait(30)
+        return submit(output)
+
+    llm.engine.core._executor.submit = wait_and_submit  # type: ignore[method-assign]
+    return may_compute
 
 
 async def until_idle(llm: AsyncLLM) -> None:
@@ -329,18 +344,24 @@ def test_an_answer_has_the_stats_of_its_request(make_llm: Make) -> None:
     assert 0 < first.stats.kv_slot_seconds_used < first.stats.kv_slot_seconds_held
 
 
-def test_the_stalled_time_does_not_depend_on_status_calls(make_llm: Make) -> None:
+def test_the_stalled_time_does_not_depend_on_status_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(EngineClient, "now", lambda _: clock.now())
+
     async def run() -> None:
-        llm = make_llm()
+        llm = AsyncLLM(**tiny_options(tmp_path, num_kv_blocks=20))
         unread = llm.start(None, [5], forced(2))
+        clock.advance(0.1)
         while llm.engine.core.has_work or llm.status().seconds_stalled:
             await asyncio.sleep(0.01)
+        clock.advance(5)
         assert llm.num_unfinished == 1, "an unread answer does not stall the engine"
-        slow_down(llm, 0.4)
-        before = time.monotonic()
+        assert llm.status().seconds_stalled == 0
+        may_compute = hold_steps(llm)
         llm.start(None, [6], forced(1))
-        await asyncio.sleep(0.2)
-        assert 0.15 < llm.status().seconds_stalled <= time.monotonic() - before
+        clock.advance(0.2)
+        assert llm.status().seconds_stalled == pytest.approx(0.2)
+        may_compute.set()
         unread.abort()
         await llm.aclose()
         assert llm.status().seconds_stalled == 0

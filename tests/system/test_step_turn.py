@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pytest
-
-from chairlift.system import step_turn
-from chairlift.system.step_turn import StepTurn
+from chairlift.clock import VirtualClock
+from chairlift.system.step_turn import LONGEST_PAUSE_SECONDS, MAX_WAIT_SECONDS, StepTurn
 
 WORK = """
 import sys, time
@@ -48,15 +45,14 @@ def test_two_processes_that_compute_all_the_time_alternate(tmp_path: Path) -> No
     assert changes >= 0.8 * (len(both) - 1)
 
 
-def test_a_process_that_ends_or_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_turn, "MAX_WAIT_SECONDS", 0.1)
-    first, second = StepTurn(tmp_path), StepTurn(tmp_path)
+def test_a_process_that_ends_or_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    first, second = (StepTurn(tmp_path, clock.now, clock.advance) for _ in range(2))
     first.__enter__()
-    started = time.monotonic()
     with second:
-        assert time.monotonic() - started >= 0.1
+        assert MAX_WAIT_SECONDS <= clock.now() <= MAX_WAIT_SECONDS + 2 * LONGEST_PAUSE_SECONDS
     first.close()
-    started = time.monotonic()
+    expired = clock.now()
     with second:
-        assert time.monotonic() - started < 0.1
+        assert clock.now() == expired
     second.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -27,16 +28,24 @@ class StepTurn:
 
     Args:
         folder: contains the files of the locks, for all processes.
+        now, sleep: the clock in seconds, and a function that waits for some seconds of it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = now
+        self._sleep = sleep
         self._next = (folder / "next").open("w")
         self._now = (folder / "now").open("w")
 
     def __enter__(self) -> None:
-        deadline = time.monotonic() + MAX_WAIT_SECONDS
-        has_next = _lock(self._next.fileno(), deadline)
-        _lock(self._now.fileno(), deadline)
+        deadline = self._clock() + MAX_WAIT_SECONDS
+        has_next = self._lock(self._next.fileno(), deadline)
+        self._lock(self._now.fileno(), deadline)
         if has_next:
             _unlock(self._next.fileno())
 
@@ -50,20 +59,19 @@ class StepTurn:
         self._next.close()
         self._now.close()
 
-
-def _lock(descriptor: int, deadline: float) -> bool:
-    if fcntl is None:
-        return False
-    pause = FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    def _lock(self, descriptor: int, deadline: float) -> bool:
+        if fcntl is None:
+            return False
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if self._clock() >= deadline:
+                    return False
+                self._sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 def _unlock(descriptor: int) -> None:
