@@ -8,12 +8,14 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
+from cyclopts import MissingArgumentError
 
 from chairlift.cli.main import app
+from chairlift.lab.sim.published_models import MODEL_SHAPES
+from chairlift.loading.fetch import PACKAGED_MODELS
+from command_runner import all_commands, find_command, options_of
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests")
@@ -101,19 +103,56 @@ def commands(document: Path) -> Iterator[list[str]]:
 @documents
 def test_commands_take_their_options(document: Path) -> None:
     for call in commands(document):
-        command, words = typer.main.get_command(app), iter(call)
-        while hasattr(command, "commands"):
-            command = command.commands[next(words)]
-        given = {word.strip("[]").partition("=")[0] for word in words if word.lstrip("[").startswith("--")}
-        assert given <= set(options_of(command)) | {"--help"}, shlex.join(call)
+        names = command_of(call)
+        given = {word.strip("[]").partition("=")[0] for word in call if word.lstrip("[").startswith("--")}
+        assert given <= options_of(*names) | {"--help", "--version"}, shlex.join(call)
 
 
-def options_of(command: Any) -> Iterator[str]:
-    """The options of a command, or of all commands in a group."""
-    for inner in getattr(command, "commands", {}).values():
-        yield from options_of(inner)
-    for parameter in command.params:
-        yield from (*parameter.opts, *parameter.secondary_opts)
+def command_of(call: list[str]) -> list[str]:
+    """The names of the command that the words of a call begin with. Raises KeyError if there is none."""
+    names: list[str] = []
+    for word in call:
+        if word.startswith("-") or (names and word not in find_command(names)):
+            break
+        find_command([*names, word])
+        names.append(word)
+    return names
+
+
+GUIDES = sorted([ROOT / "README.md", ROOT / "docs" / "performance.md", *(ROOT / "docs" / "guide").glob("*.md")])
+PLACEHOLDER = re.compile(r"\[|\.\.\.|<")
+"""What a call contains that shows the form of a command, such as [MODEL ...]."""
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=lambda path: path.name)
+def test_commands_of_the_guide_are_parsed(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line parses every call of `chairlift`, in a code block or in a line of text."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve.yaml").write_text("")
+    quoted = re.findall(r"`chairlift ([a-z][^`]*)`", prose(document))
+    for call in [*commands(document), *map(shlex.split, quoted)]:
+        if len(call) > 1 and not PLACEHOLDER.search(shlex.join(call)):
+            parse(call)
+
+
+def parse(call: list[str]) -> None:
+    """Parse the options of a call without running it, and check them."""
+    if "--help" in call:
+        find_command(command_of(call))
+        return
+    if "--model" in call[:-1] and not (name := call[call.index("--model") + 1]).isupper():
+        assert name in {*PACKAGED_MODELS, *MODEL_SHAPES} or "/" in name or name.endswith(".gguf"), shlex.join(call)
+    try:
+        app.parse_args(call, exit_on_error=False, print_error=False)
+    except MissingArgumentError:  # a command or an option is named without its arguments
+        assert len(call) == len(command_of(call)) or call[-1].startswith("--"), shlex.join(call)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_benchmarks_of_documents_exist(document: Path) -> None:
+    for name in re.findall(r"python3? -m (benchmarks[\w.]*)", document.read_text(encoding="utf-8")):
+        path = ROOT / name.rstrip(".").replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name
 
 
 @cache
@@ -121,7 +160,7 @@ def options() -> set[str]:
     """The options of all commands and of the scripts in benchmarks/ and tests/."""
     scripts = [file for folder in ("benchmarks", "tests") for file in (ROOT / folder).rglob("*.py")]
     quoted = {name for file in scripts for name in re.findall(r'"(--[a-z][a-z-]+)"', file.read_text(encoding="utf-8"))}
-    return quoted | set(options_of(typer.main.get_command(app))) | {"--help"}
+    return quoted | {name for names in all_commands() for name in options_of(*names)} | {"--help"}
 
 
 @documents

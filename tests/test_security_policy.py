@@ -12,10 +12,11 @@ import pytest
 from chairlift import sampling_params, structured_outputs
 from chairlift.grammar import checker, compiler
 from chairlift.loading.text import template_sandbox
+from chairlift.options import declared_options
 from chairlift.server.api import tokenization
 from chairlift.server.batch import batch_index, batch_lines, batch_runner
 from chairlift.server.http import http_protocol, streaming
-from chairlift.server.http.server_limits import HELP, ServerLimits
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation import preparation, request_plan, worker
 from chairlift.server.protocol import base, item_limits
 from chairlift.worker.memory import format_memory
@@ -59,7 +60,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def expected() -> dict[str, str]:
-    limits = {name: getattr(ServerLimits(), name) for name in HELP}
+    limits = {name: getattr(ServerLimits(), name) for name in declared_options(ServerLimits)}
     options = {
         f"--{name.replace('_', '-')}": shown(name, value)
         for name, value in limits.items()

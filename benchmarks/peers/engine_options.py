@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-import typer
+from cyclopts import App, CycloptsError
 
-from chairlift.cli.engine_options import ModelOption, add_engine_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.option_sources import with_options
 
 
 def parse_engine_options(flags: list[str]) -> EngineConfig:
@@ -18,22 +18,14 @@ def parse_engine_options(flags: list[str]) -> EngineConfig:
         ConfigError: an option is unknown or has an invalid value. The message is that of the command line.
     """
     taken: list[EngineConfig] = []
-    app = typer.Typer(add_completion=False)
 
-    @app.command()
-    @add_engine_options
-    def take(model: ModelOption = None, *, config: EngineConfig) -> None:
+    def take(*, config: EngineConfig) -> None:
         taken.append(config)
 
+    app = App(result_action="return_value", help_flags=(), version_flags=())
+    app.default(with_options(take))
     try:
-        app(flags, standalone_mode=False)
-    except ConfigError:
-        raise
-    except Exception as error:
-        format_message = getattr(error, "format_message", None)
-        if format_message is None:
-            raise
-        raise ConfigError(f"chairlift={shlex.join(flags)!r}: {format_message()}") from None
-    if not taken:
-        raise ConfigError(f"chairlift={shlex.join(flags)!r}: give only options of the engine")
+        app(flags, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise ConfigError(f"chairlift={shlex.join(flags)!r}: {error}") from None
     return taken[0]

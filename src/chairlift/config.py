@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from chairlift.errors import ConfigError
+from chairlift.options import check_options, object_parser, option, parse_paths, parse_weights
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import RowTime, StepTime
+from chairlift.system.memory_amounts import parse_memory
 from chairlift.system.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
@@ -42,28 +43,6 @@ def _at_least(name: str, value: int, low: int) -> None:
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-
-
-def parse_weights(text: str, rule: str) -> dict[str, float]:
-    """Parse "name=weight,name=weight" to a positive weight for each name.
-
-    Args:
-        rule: beginning of the error message, which states the form of the text.
-
-    Raises:
-        ConfigError: the text has another form, a weight is not positive, or a name occurs twice.
-    """
-    weights: dict[str, float] = {}
-    for part in text.split(","):
-        name, _equals, number = part.partition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = math.nan
-        if not name or name in weights or not 0 < weight < math.inf:
-            raise ConfigError(f"{rule}, got {part!r} in {text!r}")
-        weights[name] = weight
-    return weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,109 +121,168 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The options of an engine. For None the engine chooses a value and logs it.
+    """The options of an engine. For None the engine chooses a value and logs it."""
 
-    Attributes:
-        model: a folder with config.json and safetensors, a .gguf file, the name of a packaged model (see
-            `chairlift pull --help`), or a name on the Hugging Face hub; None is the default model.
-        accept_terms: accept the terms of use of a packaged model, which its first download may require.
-        device: "cpu" or "cuda".
-        dtype: the data type of weights and activations; "auto" is float32 on the CPU, where native kernels keep weights
-            in the format of the file, and the type of the file on other devices.
-        kernels: the kernel set: "native", "torch", or "reference", which defines both; "auto" is "native" on the CPU if
-            the extension can be loaded, otherwise "torch".
-        quantization: the format to which native kernels quantize all linear layers: "int8" with a scale for each
-            output, or "q8_0", "q4_0" and "q4_1" of GGUF; None keeps the format of the file.
-        kv_cache_dtype: the data type of K and V: "auto" is bfloat16 with native kernels, otherwise `dtype`; "int8" has
-            a scale for each token and head.
-        max_model_len: maximum number of prompt and output tokens of one request; None is the smaller of the context of
-            the model and the size of the pool.
-        max_num_seqs: maximum number of running requests (seats).
-        max_num_batched_tokens: the token budget of a step, at least max_num_seqs. None is
-            DEFAULT_MAX_NUM_BATCHED_TOKENS, of which native kernels with continuous batching compute as many as their
-            measured speed allows in the time of a step.
-        scheduling_policy: "fcfs", "priority" (smallest number first) or "fair" (the tenant with the least service
-            first).
-        tenant_weights: relative shares of tenants (API keys) under the fair policy, as "name=weight,name=weight"; 1 for
-            all other tenants.
-        batching: "continuous" chooses the batch again at every step; "static" closes it when it starts, and returns its
-            outputs when its last member has finished.
-        static_batch_size: maximum number of requests in a static batch; None is the smaller of 8 and max_num_seqs.
-        static_run_to: "batch" (None) decodes a static batch to its longest output, "global" to the longest output of
-            all requests, whose lengths must be forced.
-        block_size: number of KV slots in a block.
-        kv_cache_memory_bytes: bytes for K and V; None is a share of the free memory.
-        num_kv_blocks: the size of the pool in blocks, instead of kv_cache_memory_bytes.
-        kv: "paged" allocates blocks on demand. The others reserve slots at admission: "exact" for prompt and
-            max_tokens, "max" for max_model_len, "pow2" and "oracle" for the true output length, which must be forced.
-        kv_arena: the allocator of reservations: "buddy" or "first-fit".
-        disable_hybrid_kv_cache_manager: keep K and V of layers with a sliding window as long as those of other layers,
-            instead of releasing the blocks that left the window. Reservations always keep them.
-        enable_prefix_caching: None enables the prefix cache for "paged"; reservations have none.
-        enable_kv_cache_events: emit the changes of the prefix cache as events.
-        prefix_cache_dir: a folder in which the blocks of finished requests are kept, also after a restart; None keeps
-            them in memory only.
-        prefix_cache_disk_bytes: maximum size of the blocks of this model in prefix_cache_dir.
-        load_format: "auto" reads the weights of the files; "dummy" creates random weights from config.json alone.
-        skip_tokenizer_init: load no tokenizer: prompts are token ids, and outputs have no text.
-        classifier_from_token: two tokens, such as ("no", "yes"): the model scores pairs of texts by the difference of
-            their logits after the prompt of Qwen3-Reranker, instead of generating text; None generates text.
-        generation_config: the source of sampling defaults: "auto" is generation_config.json or the GGUF file of the
-            model, "vllm" is none, and any other value is a folder with generation_config.json.
-        override_generation_config: sampling defaults that replace those of generation_config, by name.
-        speculative_config: speculative decoding, as the fields of `SpeculativeConfig`; None disables it.
-        lora_modules: the path of each LoRA adapter that is loaded at the start, by its name; None for none.
-        max_loras: the number of LoRA adapters for which memory is allocated; None is the number of `lora_modules`. With
-            0 none can be loaded.
-        max_lora_rank: the largest rank of a LoRA adapter.
-        seed: the seed of the random streams of requests without a seed.
-        num_threads: number of CPU threads; None is the number of physical cores that this process and
-            its control group may use.
-        event_log: a file to which every event is written as a JSON line.
-        record_trace: a file to which every finished request is written as a JSON line with lengths, times and keyed
-            hashes of the blocks of its prompt: a workload that can be replayed, without contents.
-    """
+    OPTION_GROUP: ClassVar = "Engine"
 
-    model: str | None = None
-    accept_terms: bool = False
-    device: str = "cpu"
-    dtype: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
-    max_num_batched_tokens: int | None = None
-    scheduling_policy: str = "fcfs"
-    tenant_weights: str | None = None
-    batching: str = "continuous"
-    static_batch_size: int | None = None
-    static_run_to: str | None = None
-    block_size: int = DEFAULT_BLOCK_SIZE
-    kv_cache_memory_bytes: int | None = None
-    num_kv_blocks: int | None = None
-    kv: str = "paged"
-    kv_arena: str = "buddy"
-    enable_prefix_caching: bool | None = None
-    enable_kv_cache_events: bool = False
-    prefix_cache_dir: Path | None = None
-    prefix_cache_disk_bytes: int = DEFAULT_DISK_BYTES
-    disable_hybrid_kv_cache_manager: bool = False
-    load_format: str = "auto"
-    skip_tokenizer_init: bool = False
-    classifier_from_token: Sequence[str] | None = None
-    generation_config: str = "auto"
-    override_generation_config: dict[str, Any] | None = None
-    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
-    lora_modules: Mapping[str, str] | None = None
-    max_loras: int | None = None
-    max_lora_rank: int = DEFAULT_MAX_LORA_RANK
-    seed: int | None = None
-    num_threads: int | None = None
-    event_log: Path | None = None
-    record_trace: Path | None = None
+    model: str | None = option(
+        None,
+        "Folder with config.json and safetensors, .gguf file, name of a packaged model (see chairlift pull --help), or "
+        "name on the Hugging Face hub. Default: SmolLM2-135M-Instruct.",
+    )
+    accept_terms: bool = option(
+        False, "Accept the terms of use of a model that is downloaded by name, such as gemma-3-270m."
+    )
+    device: str = option("cpu", "Device: cpu or cuda.")
+    dtype: str = option(
+        "auto",
+        "Data type of weights and activations. auto is float32 on the CPU, where native kernels keep weights in the "
+        "format of the file, and the type of the file on CUDA.",
+        choices=DTYPES,
+    )
+    kernels: str = option(
+        "auto",
+        "Kernel set. auto is native on the CPU if it is compiled, else torch. reference defines both.",
+        choices=KERNEL_SETS,
+    )
+    quantization: str | None = option(
+        None,
+        "Format to which native kernels quantize all linear layers: int8 with a scale for each output, or a format of "
+        "GGUF. Default: the formats of the file.",
+        choices=QUANTIZATIONS,
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Data type of K and V. auto is bfloat16 with native kernels, else --dtype. int8 has a scale for each token and "
+        "head.",
+        choices=KV_CACHE_DTYPES,
+    )
+    max_model_len: int | None = option(
+        None,
+        "Maximum number of prompt and output tokens of a request. Default: the smaller of the model's context and the "
+        "pool.",
+        minimum=2,
+    )
+    max_num_seqs: int = option(DEFAULT_MAX_NUM_SEQS, "Maximum number of running requests (seats).", minimum=1)
+    max_num_batched_tokens: int | None = option(
+        None,
+        "Maximum number of tokens in one step (the token budget), at least --max-num-seqs. Default: 512, of which "
+        "native kernels with continuous batching compute as many as their measured speed allows.",
+        minimum=1,
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "Order of the queue. priority: the smallest number first. fair: the tenant (API key) with the least service "
+        "first.",
+        choices=SCHEDULING_POLICIES,
+    )
+    tenant_weights: Mapping[str, float] | None = option(
+        None,
+        "Shares of tenants (API keys) under --scheduling-policy fair, as a=1,b=2. Other tenants have 1.",
+        parse=parse_weights,
+    )
+    batching: str = option(
+        "continuous",
+        "Batching policy. continuous chooses the batch again at every step. static closes it when it starts, and "
+        "returns its outputs when its last member has finished.",
+        choices=BATCHINGS,
+    )
+    static_batch_size: int | None = option(
+        None, "Maximum number of requests in a static batch. Default: the smaller of 8 and --max-num-seqs.", minimum=1
+    )
+    static_run_to: str | None = option(
+        None,
+        "Scope of the longest output that a static batch is decoded to: that of the batch, or of all requests, whose "
+        "lengths must be forced. Default: batch.",
+        choices=STATIC_RUN_TO,
+    )
+    block_size: int = option(DEFAULT_BLOCK_SIZE, "Number of slots (tokens) in a block of KV memory.", minimum=1)
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "Memory for K and V, such as 2GiB. Default: a share of the free memory.",
+        parse=parse_memory,
+        minimum=1,
+    )
+    num_kv_blocks: int | None = option(
+        None, "Number of blocks of KV memory, instead of --kv-cache-memory-bytes.", minimum=1
+    )
+    kv: str = option(
+        "paged",
+        "KV memory policy. paged allocates blocks on demand. The others reserve slots at admission: exact for prompt "
+        "and max_tokens, max for --max-model-len, pow2 and oracle for the true output length, which must be forced.",
+        choices=KV_POLICIES,
+    )
+    kv_arena: str = option("buddy", "Allocator of reservations.", choices=KV_ARENAS)
+    enable_prefix_caching: bool | None = option(
+        None, "Share the KV blocks of equal prefixes. Default: on with --kv paged; reservations have no prefix cache."
+    )
+    enable_kv_cache_events: bool = option(False, "Emit the changes of the prefix cache as events, for routers.")
+    prefix_cache_dir: Path | None = option(None, "Folder that keeps cached prefixes, also after a restart.")
+    prefix_cache_disk_bytes: int = option(
+        DEFAULT_DISK_BYTES,
+        "Maximum size of the prefixes of a model in --prefix-cache-dir, such as 20GiB. Default: 10GiB.",
+        parse=parse_memory,
+        minimum=1,
+    )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False,
+        "Keep K and V of layers with a sliding window as long as those of other layers, as reservations always do, "
+        "instead of releasing the blocks that left the window.",
+    )
+    load_format: str = option(
+        "auto",
+        "auto reads the weights of the model; dummy creates random weights from its config.json alone.",
+        choices=LOAD_FORMATS,
+    )
+    skip_tokenizer_init: bool = option(False, "Load no tokenizer: prompts are token ids, and answers have no text.")
+    classifier_from_token: Sequence[str] | None = option(
+        None,
+        "Score pairs of texts by the logits of two tokens instead of generating text; give it twice, for "
+        "Qwen3-Reranker with no and yes.",
+        is_repeated=True,
+    )
+    generation_config: str = option(
+        "auto",
+        "Sampling defaults of requests: auto (of the model), vllm (none), or a folder with generation_config.json.",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None,
+        'Sampling defaults that replace those of --generation-config, as a JSON object such as {"temperature": 0.5}.',
+        parse=object_parser('{"temperature": 0.5}'),
+    )
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = option(
+        None,
+        'Speculative decoding, as a JSON object such as {"method": "ngram"}. Default: off.',
+        parse=object_parser('{"method": "ngram"}'),
+    )
+    lora_modules: Mapping[str, str] | None = option(
+        None,
+        "LoRA adapter to load at the start, as name=path, where path is a PEFT folder. Can be repeated.",
+        parse=parse_paths,
+        is_repeated=True,
+    )
+    max_loras: int | None = option(
+        None,
+        "Number of LoRA adapters for which memory is allocated. Default: the number of --lora-modules. With 0 none "
+        "can be loaded.",
+        minimum=0,
+    )
+    max_lora_rank: int = option(DEFAULT_MAX_LORA_RANK, "Maximum rank of a LoRA adapter.", minimum=1)
+    seed: int | None = option(None, "Seed of the random streams of requests without a seed.")
+    num_threads: int | None = option(
+        None,
+        "Number of CPU threads. Default: the physical cores that the process and its control group may use.",
+        minimum=1,
+    )
+    event_log: Path | None = option(None, "File to write all events to, as JSON lines.")
+    record_trace: Path | None = option(
+        None,
+        "File to write the lengths, times and keyed prefix hashes of all requests to, without their contents, for a "
+        "replay.",
+    )
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.device != "cpu" and self.device.split(":")[0] != "cuda":
             raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
         for name in ("event_log", "record_trace", "prefix_cache_dir"):
@@ -252,8 +290,6 @@ class EngineConfig:
                 object.__setattr__(self, name, Path(getattr(self, name)))
         if self.event_log is not None and self.event_log == self.record_trace:
             raise ConfigError(f"event_log and record_trace must be different files, got {self.event_log} for both")
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("load_format", self.load_format, LOAD_FORMATS)
         self._check_kernels()
         if self.speculative_config is not None and not isinstance(self.speculative_config, SpeculativeConfig):
             object.__setattr__(self, "speculative_config", SpeculativeConfig.from_mapping(self.speculative_config))
@@ -262,26 +298,17 @@ class EngineConfig:
                 "speculative_config needs a block_size of at least 2 with kv=paged, because draft tokens are written "
                 "to the rest of a block; got 1"
             )
-        _one_of("batching", self.batching, BATCHINGS)
         for name in ("static_batch_size", "static_run_to"):
             if self.batching != "static" and getattr(self, name) is not None:
                 raise ConfigError(f"{name}={getattr(self, name)} needs batching=static: remove {name}")
-        _one_of("kv", self.kv, KV_POLICIES)
-        _one_of("kv_arena", self.kv_arena, KV_ARENAS)
         if self.kv != "paged" and self.enable_prefix_caching:
             raise ConfigError(f"enable_prefix_caching needs kv=paged, got kv={self.kv}: remove enable_prefix_caching")
         if self.kv == "paged" and self.kv_arena != "buddy":
             raise ConfigError(f"kv_arena={self.kv_arena} needs a reservation policy, got kv=paged: remove kv_arena")
-        _at_least("block_size", self.block_size, 1)
-        _at_least("prefix_cache_disk_bytes", self.prefix_cache_disk_bytes, 1)
         if self.enable_kv_cache_events and not self.has_prefix_cache:
             raise ConfigError("enable_kv_cache_events needs the prefix cache: set kv=paged and enable_prefix_caching")
         if self.prefix_cache_dir is not None:
             self._check_disk_cache()
-        for name in ("num_kv_blocks", "kv_cache_memory_bytes", "num_threads", "static_batch_size"):
-            value = getattr(self, name)
-            if value is not None:
-                _at_least(name, value, 1)
         if self.kv_cache_memory_bytes is not None and self.num_kv_blocks is not None:
             raise ConfigError(
                 "kv_cache_memory_bytes and num_kv_blocks both set the size of the pool: remove one of them"
@@ -302,10 +329,6 @@ class EngineConfig:
 
     def _check_kernels(self) -> None:
         """Check the kernel set. Only native kernels quantize weights, and torch kernels have no int8 KV memory."""
-        _one_of("kernels", self.kernels, KERNEL_SETS)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        if self.quantization is not None:
-            _one_of("quantization", self.quantization, QUANTIZATIONS)
         conflict = self.native_conflict
         if conflict is None:
             return
@@ -332,9 +355,6 @@ class EngineConfig:
         object.__setattr__(self, "classifier_from_token", tuple(tokens))
 
     def _check_lora(self) -> None:
-        _at_least("max_lora_rank", self.max_lora_rank, 1)
-        if self.max_loras is not None:
-            _at_least("max_loras", self.max_loras, 0)
         modules = self.lora_modules or {}
         if not all(isinstance(text, str) and text for item in modules.items() for text in item):
             raise ConfigError(f"lora_modules must have a path for each name, got {modules!r:.200}")
@@ -399,7 +419,6 @@ class EngineConfig:
             step_time = None
         if self.max_num_batched_tokens is not None or token_budget is None:
             token_budget = self.largest_token_budget
-        rule = "tenant_weights must be name=weight pairs such as a=1,b=2.5 with weights above 0"
         return SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=self.max_num_seqs,
@@ -408,7 +427,7 @@ class EngineConfig:
             batching=self.batching,
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
-            tenant_weights=parse_weights(self.tenant_weights, rule) if self.tenant_weights else {},
+            tenant_weights=self.tenant_weights or {},
             step_time=step_time,
             speculative_config=self.speculative,
             row_time=row_time,

@@ -9,23 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
-import typer
-from typer.testing import CliRunner
 
 import chairlift
-from chairlift.cli.engine_options import ENGINE_OPTIONS, HELP
-from chairlift.cli.main import app, main
-from chairlift.cli.option_groups import OptionValues
-from chairlift.cli.serve_options import SAMPLING
-from chairlift.cli.workload_options import add_workload_options
+from chairlift.cli.main import main
 from chairlift.lab.bench.workload_options import WorkloadOptions
+from chairlift.options import declared_options
+from command_runner import all_commands, arguments_of, invoke, options_of
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 
@@ -36,7 +31,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def help_of(command: str) -> str:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [command, "--help"]).stdout
+    return invoke([command, "--help"], {"COLUMNS": "200"}).stdout
 
 
 def test_version_and_help() -> None:
@@ -46,59 +41,38 @@ def test_version_and_help() -> None:
     assert "--max-num-batched-tokens" in help_of("serve")
 
 
-def all_commands(command: Any, *names: str) -> Iterator[tuple[str, ...]]:
-    yield names
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from all_commands(inner, *names, name)
-
-
-@pytest.mark.parametrize("names", [*all_commands(typer.main.get_command(app))], ids=" ".join)
+@pytest.mark.parametrize("names", [*all_commands()], ids=" ".join)
 def test_the_help_fits_80_columns_and_cuts_no_name(names: tuple[str, ...]) -> None:
-    text = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*names, "--help"]).stdout
+    text = invoke([*names, "--help"], {"COLUMNS": "80"}).stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    command: Any = typer.main.get_command(app)
-    for name in names:
-        command = command.commands[name]
-    shown = [parameter for parameter in command.params if not parameter.hidden]
-    assert all(name in text for parameter in shown for name in parameter.opts if name.startswith("--"))
-    if not hasattr(command, "commands"):
-        assert all(parameter.help for parameter in shown if parameter.name != "help")
+    shown = [argument for argument in arguments_of(*names) if argument.show]
+    assert all(name in text for argument in shown for name in argument.names if name.startswith("--"))
+    assert all(argument.parameter.help for argument in shown)
 
 
 def test_every_engine_option_is_an_option_of_the_command_line() -> None:
-    names = {field.name for field in fields(chairlift.EngineConfig)} - {"model"}
-    served = {option.name for option in SAMPLING}
-    assert ENGINE_OPTIONS.keys() == names - served == HELP.keys()
+    names = {field.name for field in fields(chairlift.EngineConfig)}
+    assert declared_options(chairlift.EngineConfig).keys() == names
     for command in ("serve", "batch"):
-        listed = help_of(command)
-        assert all(f"--{name.replace('_', '-')}" in listed for name in names)
+        assert {f"--{name.replace('_', '-')}" for name in names - {"model"}} <= options_of(command)
 
 
 def test_sampling_defaults_reach_the_configuration_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[chairlift.EngineConfig] = []
     monkeypatch.setattr("chairlift.server.serve.run", lambda config, **_: taken.append(config))
     options = ["--generation-config", "vllm", "--override-generation-config"]
-    assert CliRunner().invoke(app, ["serve", *options, '{"temperature": 0.5}']).exit_code == 0
+    assert invoke(["serve", *options, '{"temperature": 0.5}']).exit_code == 0
     assert [(config.generation_config, config.override_generation_config) for config in taken] == [
         ("vllm", {"temperature": 0.5})
     ]
-    error = CliRunner().invoke(app, ["serve", *options, "[1]"]).exception
+    error = invoke(["serve", *options, "[1]"]).exception
     assert str(error) == "override_generation_config must be a JSON object such as {\"temperature\": 0.5}, got '[1]'"
 
 
-def test_every_field_of_a_workload_is_an_option_with_its_default() -> None:
-    taken: list[OptionValues] = []
-    command = typer.Typer()
-
-    @command.command()
-    @add_workload_options()
-    def take(*, load: OptionValues) -> None:
-        taken.append(load)
-
-    command([], standalone_mode=False)
-    assert taken[0].keys() == {field.name for field in fields(WorkloadOptions)}
-    assert WorkloadOptions(**taken[0]) == WorkloadOptions()
+def test_every_field_of_a_workload_is_an_option() -> None:
+    assert declared_options(WorkloadOptions).keys() == {field.name for field in fields(WorkloadOptions)}
+    assert {"--workload-seed", "--num-prompts", "--trace"} <= options_of("bench", "throughput")
 
 
 NO_LABORATORY = """
@@ -141,11 +115,11 @@ def test_generate_prints_the_answers_in_order(smollm2_gguf: Path) -> None:
 def test_bench_throughput_prints_a_table_or_one_json_line(tiny_model_dir: Callable[..., Path]) -> None:
     load = ["--num-prompts", "6", "--input-len", "fixed:9", "--output-len", "uniform:2..5", "--repeats", "2"]
     engine = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "40", "--num-threads", "1"]
-    result = CliRunner().invoke(app, ["bench", "throughput", *engine, *load])
+    result = invoke(["bench", "throughput", *engine, *load])
     assert result.exit_code == 0, result.output
     assert "output tokens" in result.stdout
     assert "{" not in result.stdout
-    result = CliRunner().invoke(app, ["bench", "throughput", *engine, *load, "--json"])
+    result = invoke(["bench", "throughput", *engine, *load, "--json"])
     record = json.loads(result.stdout)
     assert len(record) > 3
 
@@ -162,7 +136,7 @@ def test_bench_throughput_prints_a_table_or_one_json_line(tiny_model_dir: Callab
         ),
         (["generate", "hi", "--device", "cuda"], "sees no CUDA device|device"),
         (["generate", "hi", "--temperature", "-1"], "temperature must be in"),
-        (["generate", "hi", "--dtype", "int3"], "dtype must be one of"),
+        (["generate", "hi", "--dtype", "int3"], '"int3" for --dtype. Choose from: "auto"'),
         (["generate", "hi", "--num-threads", "1000"], "num_threads=1000 exceeds the limit of 256"),
         (["generate", "hi", "--num-kv-blocks", "100000000"], "TiB, more than the .* this process may use: lower num"),
     ],

@@ -8,19 +8,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from chairlift.cli.main import app
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.lab.sim.devices import DEVICES
+from command_runner import CommandResult, invoke
 from native import needs_native
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["plan", *arguments])
+def run(*arguments: str) -> CommandResult:
+    return invoke(["plan", *arguments])
 
 
 def record_of(*arguments: str) -> dict[str, Any]:
@@ -31,13 +30,14 @@ def record_of(*arguments: str) -> dict[str, Any]:
     return record
 
 
-def serve_options(command: str) -> dict[str, Any]:
-    """The options that `chairlift serve` parses from a command line."""
+def served_with(command: str) -> dict[str, Any]:
+    """What `chairlift serve` starts a server with for a command line."""
     program, name, *arguments = shlex.split(command)
     assert (program, name) == ("chairlift", "serve")
-    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    options: dict[str, Any] = serve.make_context("serve", arguments).params
-    return options
+    with mock.patch("chairlift.server.serve.run") as run_server:
+        assert invoke([name, *arguments]).exception is None
+    (config,) = run_server.call_args.args
+    return {**run_server.call_args.kwargs, "config": config}
 
 
 SHAREGPT = ["--input-len", "hist:sharegpt-input", "--output-len", "hist:sharegpt-output"]
@@ -70,14 +70,14 @@ def test_a_shape_on_a_device_gives_tables_and_a_command_or_one_json_line() -> No
 def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir: Callable[..., Path]) -> None:
     load = ["--input-len", "uniform:1..30", "--output-len", "uniform:1..30"]
     record = record_of(str(tiny_model_dir("llama")), "--memory", "16MiB", *options, *load)
-    served = serve_options(record["serve"])
-    assert served["model"] == [str(tiny_model_dir("llama"))]
-    assert served["num_kv_blocks"] == record["num_kv_blocks"]
-    assert served["max_model_len"] == record["max_model_len"]
-    assert served["kv"] == record["fit"]["pool"]["kv"]
+    served = served_with(record["serve"])["config"]
+    assert served.model == str(tiny_model_dir("llama"))
+    assert served.num_kv_blocks == record["num_kv_blocks"]
+    assert served.max_model_len == record["max_model_len"]
+    assert served.kv == record["fit"]["pool"]["kv"]
     given = dict(zip(options[::2], options[1::2], strict=True))
     for name in given.keys() - {"--max-tokens"}:
-        assert str(served[name[2:].replace("-", "_")]) == given[name]
+        assert str(getattr(served, name[2:].replace("-", "_"))) == given[name]
 
 
 def test_explain_prints_the_arithmetic(tiny_model_dir: Callable[..., Path]) -> None:
@@ -125,7 +125,7 @@ def test_a_calibrated_device_predicts_the_speed(tmp_path: Path, tiny_model_dir: 
     )
     assert record["dtype"] == "float32"
     assert record["speed"]["constants"][1][1].startswith("a CPU")
-    assert serve_options(record["serve"])["device"] == "cpu"
+    assert served_with(record["serve"])["config"].device == "cpu"
 
 
 def test_the_default_memory_is_that_of_serve(tiny_model_dir: Callable[..., Path]) -> None:
@@ -134,7 +134,7 @@ def test_the_default_memory_is_that_of_serve(tiny_model_dir: Callable[..., Path]
     assert free["memory_bytes"] != given["memory_bytes"] == 1 << 30
     device = record_of(folder, "--device", "H200")
     assert device["memory_bytes"] == DEVICES["H200"].memory_bytes
-    assert serve_options(device["serve"])["device"] == "cuda"
+    assert served_with(device["serve"])["config"].device == "cuda"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_default_memory_is_that_of_serve(tiny_model_dir: Callable[..., Path]
         (["--device", "cuda"], "device=cuda has no known size of memory"),
         (["--device", "TPU"], "no such device or file"),
         (["no-such-model"], "no such file or folder"),
-        (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], "kv must be one of"),
+        (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], '"virtual" for --kv. Choose from: "paged", "exact"'),
         (
             ["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"],
             "give memory, kv_cache_memory_bytes or num_kv",
@@ -175,9 +175,10 @@ def test_replicas_share_memory_and_requests() -> None:
         assert alone[name] == shared[name]
     assert shared["serve"] == f"{alone['serve']} --replicas 2"
     assert f"together they run {2 * alone['fit']['num_running']} requests" in shared["notes"][0]
-    assert serve_options(shared["serve"])["replicas"] == 2
+    assert served_with(shared["serve"])["start_cluster"].keywords["options"].replicas == 2
 
 
 def test_there_is_at_least_one_replica() -> None:
-    with pytest.raises(ConfigError, match="replicas must be at least 1, got 0"):
-        CliRunner().invoke(app, ["plan", "opt-13b", "--replicas", "0"], catch_exceptions=False)
+    error = run("opt-13b", "--replicas", "0").exception
+    assert isinstance(error, ConfigError)
+    assert str(error) == "replicas must be at least 1, got 0"

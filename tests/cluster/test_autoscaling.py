@@ -136,9 +136,9 @@ def test_the_options_of_a_deployment() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"replicas": 0}, "replicas must be an integer of at least 1, got 0"),
+        ({"replicas": 0}, "replicas must be at least 1, got 0"),
         ({"replicas": 2, "max_replicas": 1}, "max_replicas=1 must not be less than replicas=2"),
-        ({"target_ttft": 0.0}, "target_ttft must be a number of seconds > 0, got 0.0"),
+        ({"target_ttft": 0.0}, "target_ttft must be at least 0.001, got 0.0"),
     ],
 )
 def test_invalid_options(options: dict[str, Any], message: str) -> None:

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from chairlift.cli.main import app
 from chairlift.events import EngineStarted
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.observability.tracker import RequestTracker
@@ -23,6 +21,7 @@ from chairlift.server.access.authentication import PUBLIC_PATHS
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.telemetry.engine_observer import ENGINE_GAUGES
 from chairlift.server.telemetry.observability_options import ACCESS_LOG_FORMATS
+from command_runner import arguments_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -87,8 +86,7 @@ def test_queries_have_balanced_brackets() -> None:
 
 def serve_parameters() -> dict[str, Any]:
     """Return the options of `chairlift serve` by their names on the command line."""
-    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    return {name: parameter for parameter in serve.params for name in parameter.opts}
+    return {name: argument for argument in arguments_of("serve") for name in argument.names}
 
 
 def dockerfile_list(instruction: str) -> list[str]:
@@ -105,7 +103,7 @@ def test_image_starts_the_server_and_checks_its_health() -> None:
     assert {word for word in arguments if word.startswith("--")} <= set(serve_parameters())
     checked = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", dockerfile_list("HEALTHCHECK")[-1])
     assert checked
-    assert int(checked[1]) == serve_parameters()["--port"].default
+    assert int(checked[1]) == serve_parameters()["--port"].field_info.default
     assert checked[2] in PUBLIC_PATHS
     assert f"EXPOSE {checked[1]}\n" in DOCKERFILE
 
@@ -121,7 +119,8 @@ def test_image_copies_files_that_the_context_has() -> None:
 def test_compose_refers_to_files_and_variables_that_exist() -> None:
     server = SERVICES["chairlift"]
     assert (DEPLOY / server["build"]["context"] / server["build"]["dockerfile"]).is_file()
-    assert set(server["environment"]) <= {parameter.envvar for parameter in serve_parameters().values()}
+    names = {argument.field_info.name for argument in serve_parameters().values()}
+    assert set(server["environment"]) <= {f"CHAIRLIFT_{name.upper()}" for name in names}
     mounted = [volume for service in SERVICES.values() for volume in service["volumes"] if volume.startswith("./")]
     assert len(mounted) == 3
     assert all((DEPLOY / volume.partition(":")[0]).exists() for volume in mounted)
@@ -136,7 +135,7 @@ def test_compose_gives_the_server_time_to_drain() -> None:
 def test_prometheus_and_grafana_find_their_sources() -> None:
     scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
     targets = [target for job in scraped for group in job["static_configs"] for target in group["targets"]]
-    assert targets == [f"chairlift:{serve_parameters()['--port'].default}"]
+    assert targets == [f"chairlift:{serve_parameters()['--port'].field_info.default}"]
     provisioning = DEPLOY / "grafana" / "provisioning"
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"

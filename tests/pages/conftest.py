@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from chairlift import AsyncLLM
-from chairlift.cli.serve_options import simulate_static_batching
+from chairlift.lab.bench.static_comparison import simulate_static_batching
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.web.page_options import PageOptions
 from running_server import MODEL, RunningServer, run_server

@@ -7,15 +7,19 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
+from cyclopts import Parameter
 
 from chairlift.cli.chat_backends import AnswerStats, ChatBackend, EngineBackend, Message, ServerBackend
-from chairlift.cli.engine_options import MODEL_HELP, add_engine_options
+from chairlift.cli.console import MODEL_HELP, SAMPLING_DEFAULTS, print_error, print_notice
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError, ConfigError
+from chairlift.option_sources import with_options
+from chairlift.options import Selection
+from chairlift.system.memory_limits import check_address_space
 
 PARAMETERS: Final[dict[str, Callable[[str], int | float]]] = {
     "temperature": float,
@@ -132,30 +136,34 @@ def _path(command: str, text: str) -> Path:
     return Path(text).expanduser()
 
 
-@add_engine_options
+@with_options
 def chat(
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
+    model: Annotated[str | None, Parameter(help=MODEL_HELP)] = None,
+    /,
+    *,
     url: Annotated[
-        str | None, typer.Option(help="URL of a server that answers, instead of an engine in this process.")
+        str | None, Parameter(help="URL of a server that answers, instead of an engine in this process.")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(help="API key of the server.", envvar=["CHAIRLIFT_API_KEY", "OPENAI_API_KEY"])
+        str | None, Parameter(help="API key of the server.", env_var=("CHAIRLIFT_API_KEY", "OPENAI_API_KEY"))
     ] = None,
-    system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    *,
-    config: EngineConfig,
+    system: Annotated[str, Parameter(help="System prompt.")] = "",
+    config: Annotated[EngineConfig, Selection(without=("model", *SAMPLING_DEFAULTS))],
 ) -> None:
-    """Chat in the terminal. /help lists the commands; Ctrl-C stops an answer."""
+    """Read lines of a conversation from the terminal, and answer them."""
+    check_address_space()
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal and url is None:
-        typer.secho("Loading the model ...", err=True, dim=True)
-    backend: ChatBackend = EngineBackend(config) if url is None else ServerBackend(url, api_key, config.model)
+        print_notice("Loading the model ...")
+    backend: ChatBackend = (
+        EngineBackend(replace(config, model=model)) if url is None else ServerBackend(url, api_key, model)
+    )
     conversation = Conversation()
     conversation.system = system
     if is_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  # `input` then has editing and a history
-        typer.secho(f"{backend.name}. /help lists the commands.", err=True, dim=True)
+        print_notice(f"{backend.name}. /help lists the commands.")
     with asyncio.Runner() as runner:
         try:
             while _turn(runner, backend, conversation, is_terminal):
@@ -172,7 +180,7 @@ def _turn(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversati
             return True
         if line.startswith("/"):
             if (text := conversation.run(line)) is not None:
-                typer.secho(text, err=True, dim=is_terminal)
+                print_notice(text)
                 return True
         else:
             conversation.messages.append({"role": "user", "content": line})
@@ -180,10 +188,9 @@ def _turn(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversati
     except EOFError:
         return False
     except KeyboardInterrupt:
-        typer.echo("", err=True)
-        typer.secho("Ctrl-D or /quit ends the program.", err=True, dim=True)
+        print_notice("\nCtrl-D or /quit ends the program.")
     except ChairliftError as error:
-        typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
+        print_error(str(error))
     return True
 
 
@@ -195,7 +202,7 @@ def _answer(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversa
     async def print_answer() -> None:
         async for text in backend.stream(conversation.all_messages(), conversation.parameters, stats):
             parts.append(text)
-            typer.echo(text, nl=False)
+            print(text, end="", flush=True)
 
     try:
         runner.run(print_answer())
@@ -208,7 +215,7 @@ def _answer(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversa
         raise
     finally:
         if parts:
-            typer.echo("")
+            print()
             conversation.messages.append({"role": "assistant", "content": "".join(parts)})
     if is_terminal:
-        typer.secho(stats.text(), err=True, dim=True)
+        print_notice(stats.text())

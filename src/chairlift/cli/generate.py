@@ -6,14 +6,17 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from chairlift.cli.engine_options import MODEL_HELP, add_engine_options
-from chairlift.cli.option_groups import OptionValues, add_group
+from chairlift.cli.console import FLAG, MODEL_HELP, SAMPLING_DEFAULTS
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.option_sources import with_options
+from chairlift.options import Selection
+from chairlift.system.memory_limits import check_address_space
 
 if TYPE_CHECKING:
     from chairlift.engine.async_llm import AsyncLLM
@@ -21,34 +24,40 @@ if TYPE_CHECKING:
     from chairlift.sampling_params import SamplingParams
 
 
-@add_engine_options
-@add_group(
-    max_tokens=(int, "Maximum number of output tokens.", 256),
-    temperature=(float, "Sampling temperature; 0 is greedy.", 0.0),
-    top_p=(float, "Probability mass of nucleus sampling.", 1.0),
-    top_k=(int, "Sample from the k most likely tokens; 0 samples from all.", 0),
-    chat=(bool, "Answer the prompt as a chat message, or continue it as text.", True),
-    json=(bool, "Print one line of JSON for each prompt instead of its text.", False),
-)
+@with_options
 def generate(
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(
+        Parameter(
             help="One or more prompts, which form one batch. - is the standard input, which is also read if there is "
             "no prompt."
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP, envvar="CHAIRLIFT_MODEL")] = None,
+    /,
     *,
-    options: OptionValues,
-    config: EngineConfig,
+    model: Annotated[
+        str | None,
+        Parameter(name=("--model", "-m"), help=MODEL_HELP, env_var="CHAIRLIFT_MODEL", show_env_var=False),
+    ] = None,
+    max_tokens: Annotated[int, Parameter(help="Maximum number of output tokens.")] = 256,
+    temperature: Annotated[float, Parameter(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, Parameter(help="Probability mass of nucleus sampling.")] = 1.0,
+    top_k: Annotated[int, Parameter(help="Sample from the k most likely tokens; 0 samples from all.")] = 0,
+    chat: Annotated[bool, Parameter(help="Answer the prompt as a chat message, or continue it as text.")] = True,
+    as_json: Annotated[
+        bool,
+        FLAG,
+        Parameter(name="--json", help="Print one line of JSON for each prompt instead of its text."),
+    ] = False,
+    config: Annotated[EngineConfig, Selection(without=("model", *SAMPLING_DEFAULTS))],
 ) -> None:
-    """Generate text for prompts, without a server. The answer to a single prompt is printed as it is generated."""
+    """Generate text for prompts. The answer to a single prompt is printed as it is generated."""
+    check_address_space()
     from chairlift.sampling_params import SamplingParams
 
     prompts = _read_prompts(prompt)
-    is_chat, as_json = options.pop("chat"), options.pop("json")
-    asyncio.run(_generate(config, prompts, SamplingParams(**options), is_chat, as_json))
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k)
+    asyncio.run(_generate(replace(config, model=model), prompts, params, chat, as_json))
 
 
 def _read_prompts(given: list[str] | None) -> list[str]:
@@ -79,9 +88,9 @@ async def _generate(
         answers = await asyncio.gather(*(_collect(_stream(llm, text, params, is_chat)) for text in prompts))
         for text, answer in zip(prompts, answers, strict=True):
             if as_json:
-                typer.echo(json.dumps({"prompt": text, **answer}, ensure_ascii=False))
+                print(json.dumps({"prompt": text, **answer}, ensure_ascii=False))
             else:
-                typer.echo(answer["text"].strip() if is_chat else f"{text}{answer['text']}")
+                print(answer["text"].strip() if is_chat else f"{text}{answer['text']}")
     finally:
         await llm.aclose()
 
@@ -91,10 +100,10 @@ def _stream(llm: AsyncLLM, prompt: str, params: SamplingParams, is_chat: bool) -
 
 
 async def _print_stream(outputs: AsyncIterator[RequestOutput], text: str) -> None:
-    typer.echo(text, nl=False)
+    print(text, end="", flush=True)
     async for output in outputs:
-        typer.echo(output.outputs[0].text, nl=False)
-    typer.echo("")
+        print(output.outputs[0].text, end="", flush=True)
+    print()
 
 
 async def _collect(outputs: AsyncIterator[RequestOutput]) -> dict[str, Any]:

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
-from chairlift.cli.option_groups import OptionValues, add_group
+from chairlift.cli.console import FLAG
 
 
-@add_group(
-    admin=(bool, "Allow access to the engine and to the requests of all keys.", False),
-    weight=(float | None, "Share of the key under --scheduling-policy fair. Default: 1."),
-    models=(list[str] | None, "Name of a model that the key may use; may be repeated. Default: all models."),
-    requests_per_minute=(float | None, "Maximum number of calls per minute. Default: no limit."),
-    tokens_per_minute=(float | None, "Maximum number of prompt and output tokens per minute. Default: no limit."),
-    max_concurrent=(int | None, "Maximum number of concurrent calls. Default: no limit."),
-)
 def key(
-    name: Annotated[str, typer.Argument(help="Name of the key, and of its tenant for --scheduling-policy fair.")],
+    name: Annotated[str, Parameter(help="Name of the key, and of its tenant for --scheduling-policy fair.")],
+    /,
     *,
-    options: OptionValues,
+    admin: Annotated[bool, FLAG, Parameter(help="Allow access to the engine and to the requests of all keys.")] = False,
+    weight: Annotated[
+        float | None, Parameter(help="Share of the key under --scheduling-policy fair. Default: 1.")
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        Parameter(help="Name of a model that the key may use; may be repeated. Default: all models."),
+    ] = None,
+    requests_per_minute: Annotated[
+        float | None, Parameter(help="Maximum number of calls per minute. Default: no limit.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        float | None, Parameter(help="Maximum number of prompt and output tokens per minute. Default: no limit.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, Parameter(help="Maximum number of concurrent calls. Default: no limit.")
+    ] = None,
 ) -> None:
-    """Create an API key. Its entry for --api-key-file is printed to standard output, the secret to standard error."""
+    """Create an API key and the record that the key file has of it."""
     from chairlift.server.access.keys import key_record, new_secret, to_toml
 
     secret = new_secret()
-    options["admin"], options["models"] = options["admin"] or None, options["models"] or None
-    typer.echo(to_toml(key_record(secret, name=name, **options)))
-    typer.echo(f"{name}: {secret}", err=True)
+    record = key_record(
+        secret,
+        name=name,
+        admin=admin or None,
+        weight=weight,
+        models=models or None,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        max_concurrent=max_concurrent,
+    )
+    print(to_toml(record))
+    print(f"{name}: {secret}", file=sys.stderr)

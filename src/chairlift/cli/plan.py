@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
+from cyclopts import Parameter
 
-from chairlift.cli.engine_options import add_options
-from chairlift.cli.option_groups import JSON, OptionValues, add_group, option_group
-from chairlift.cli.workload_options import INPUT_LEN, OUTPUT_LEN, SEED, WORKLOAD
+from chairlift.cli.console import Json
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.lab.bench.workload_options import WorkloadOptions
+from chairlift.option_sources import with_options
+from chairlift.options import Selection, check_options, option
+from chairlift.system.memory_amounts import parse_memory
 
 if TYPE_CHECKING:
     from chairlift.lab.planning.planned_workload import PlannedWorkload
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 CPU, CUDA = "cpu", "cuda"
 
-PLAN_OPTIONS = (
+ENGINE_OPTIONS = (
     "dtype",
     "kernels",
     "quantization",
@@ -44,56 +46,68 @@ PLAN_OPTIONS = (
 """The options of the engine that affect a plan."""
 
 
-@add_options(PLAN_OPTIONS)
-@add_group(
-    *option_group(
-        WORKLOAD,
-        input_len=INPUT_LEN,
-        output_len=OUTPUT_LEN,
-        max_tokens=(
-            str | None,
-            "max_tokens of the requests, a number or a distribution. Default: their true output lengths.",
-        ),
-        request_rate=(float | None, "Poisson arrivals per second. Default: all at once, as with inf."),
-        workload_seed=SEED,
-    ),
-    memory=(str | None, "Memory for weights, activations, K and V, such as 24GiB. Default: as in chairlift serve."),
-    device=(str, "cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.", CPU),
-    replicas=(int, "Number of replicas on one machine, which share its memory and the requests.", 1),
-    explain=(bool, "Also print the arithmetic line by line.", False),
-    json=JSON,
-)
+WORKLOAD_OPTIONS = ("input_len", "output_len", "request_rate", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What is planned."""
+
+    OPTION_GROUP: ClassVar = "Plan"
+
+    max_tokens: str | None = option(
+        None, "max_tokens of the requests, a number or a distribution. Default: their true output lengths."
+    )
+    memory: int | None = option(
+        None,
+        "Memory for weights, activations, K and V, such as 24GiB. Default: as in chairlift serve.",
+        parse=parse_memory,
+    )
+    device: str = option(CPU, "cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")
+    replicas: int = option(1, "Number of replicas on one machine, which share its memory and the requests.", minimum=1)
+    explain: bool = option(False, "Also print the arithmetic line by line.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@with_options
 def plan(
     model: Annotated[
         str | None,
-        typer.Argument(
+        Parameter(
             help="Folder with config.json, .gguf file, name on the hub, or shape (opt-13b, llama-3-8b, ...). "
             "Default: SmolLM2-135M-Instruct."
         ),
     ] = None,
+    /,
     *,
-    options: OptionValues,
-    config: EngineConfig,
+    as_json: Json = False,
+    options: PlanOptions,
+    load: Annotated[WorkloadOptions, Selection(only=WORKLOAD_OPTIONS)],
+    config: Annotated[EngineConfig, Selection(only=ENGINE_OPTIONS)],
 ) -> None:
-    """Plan memory, KV blocks, concurrent requests under every policy and speed, and print the command to serve with."""
+    """Plan an engine for a model and a workload on a device."""
     from chairlift.lab.planning.plan_report import print_plan
     from chairlift.lab.planning.planner import make_plan
 
-    kind, hardware = _device(options["device"])
-    config = replace(config, device=kind)
-    replicas = options["replicas"]
-    if replicas < 1:
-        raise ConfigError(f"replicas must be at least 1, got {replicas}")
-    load = _workload(options)
-    memory_bytes, free_share = _memory(options["memory"], config, hardware)
+    kind, hardware = _device(options.device)
+    config = replace(config, model=model, device=kind)
+    replicas = options.replicas
+    memory_bytes, free_share = _memory(options.memory, config, hardware)
     if memory_bytes is not None:
         memory_bytes //= replicas
     planned = make_plan(
-        _model(config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
+        _model(config),
+        config,
+        _workload(options, load),
+        memory_bytes=memory_bytes,
+        free_share=free_share,
+        hardware=hardware,
     )
     if replicas > 1:
         planned = planned.for_each_of(replicas)
-    print_plan(planned, explained=options["explain"], as_json=options["json"])
+    print_plan(planned, explained=options.explain, as_json=as_json)
 
 
 def _device(name: str) -> tuple[str, Device | None]:
@@ -109,19 +123,19 @@ def _device(name: str) -> tuple[str, Device | None]:
     return CUDA if name in DEVICES else CPU, find_device(name)
 
 
-def _memory(text: str | None, config: EngineConfig, hardware: Device | None) -> tuple[int | None, float]:
+def _memory(given: int | None, config: EngineConfig, hardware: Device | None) -> tuple[int | None, float]:
     """The memory in bytes, and the share of the memory left by weights and activations that K and V get.
 
     The share is 1 if the memory is given, else that of `chairlift serve`.
 
     Raises:
-        ConfigError: the text is not an amount of memory, or the memory of the device is unknown.
+        ConfigError: the memory of the device is unknown.
     """
     from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
-    from chairlift.worker.memory import available_host_memory, parse_memory
+    from chairlift.worker.memory import available_host_memory
 
-    if text is not None:
-        return parse_memory(text), 1.0
+    if given is not None:
+        return given, 1.0
     if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         return None, 1.0
     if hardware is not None:
@@ -173,18 +187,18 @@ def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfi
     )
 
 
-def _workload(options: OptionValues) -> PlannedWorkload:
+def _workload(options: PlanOptions, load: WorkloadOptions) -> PlannedWorkload:
     from chairlift.lab.bench.workload_options import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN
     from chairlift.lab.planning.planned_workload import PlannedWorkload
     from chairlift.lab.workload.lengths import parse_lengths
 
-    max_tokens = options["max_tokens"]
+    max_tokens = options.max_tokens
     if max_tokens is not None and max_tokens.isdecimal():
         max_tokens = f"fixed:{max_tokens}"
     return PlannedWorkload(
-        input_len=parse_lengths(options["input_len"] or DEFAULT_INPUT_LEN),
-        output_len=parse_lengths(options["output_len"] or DEFAULT_OUTPUT_LEN),
+        input_len=parse_lengths(load.input_len or DEFAULT_INPUT_LEN),
+        output_len=parse_lengths(load.output_len or DEFAULT_OUTPUT_LEN),
         max_tokens=None if max_tokens is None else parse_lengths(max_tokens),
-        request_rate=None if options["request_rate"] is None else options["request_rate"] / options["replicas"],
-        seed=options["workload_seed"],
+        request_rate=None if load.request_rate is None else load.request_rate / options.replicas,
+        seed=load.seed,
     )

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from chairlift.errors import ConfigError
 from chairlift.system.optional_packages import check_installed
 
 
 def report(
-    events: Annotated[
-        list[str], typer.Argument(help="Event logs (--event-log), one for each run; LABEL=PATH names a run.")
-    ],
+    events: Annotated[list[str], Parameter(help="Event logs (--event-log), one for each run; LABEL=PATH names a run.")],
+    /,
+    *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder in which to draw the runs, as batch, memory and latency.png."),
+        Parameter(name=("--output", "-o"), help="Folder in which to draw the runs, as batch, memory and latency.png."),
     ] = None,
 ) -> None:
-    """Show a recorded run in the live page on a free port of this machine, or draw runs as pictures (--output)."""
+    """Show one recorded run, or draw runs."""
     if output is not None:
         _draw(events, output)
         return
@@ -28,7 +29,7 @@ def report(
         raise ConfigError(f"the live page shows one event log, got {len(events)}: name one, or draw all with --output")
     from chairlift.server.web.recorded_log import serve_recorded_log
 
-    serve_recorded_log(Path(events[0]), lambda url: typer.echo(f"{url} shows {events[0]}; Ctrl-C ends it"))
+    serve_recorded_log(Path(events[0]), lambda url: print(f"{url} shows {events[0]}; Ctrl-C ends it", flush=True))
 
 
 def _draw(events: list[str], folder: Path) -> None:
@@ -38,6 +39,6 @@ def _draw(events: list[str], folder: Path) -> None:
 
     for path, omitted in write_pictures(load_runs(events), folder).items():
         if omitted is None:
-            typer.echo(path)
+            print(path)
         else:
-            typer.echo(f"{path} is not drawn: {omitted}", err=True)
+            print(f"{path} is not drawn: {omitted}", file=sys.stderr)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
-from chairlift.cli.engine_options import add_options
-from chairlift.cli.option_groups import JSON, OptionValues, add_group, is_given
-from chairlift.cli.workload_options import add_workload_options
+from chairlift.cli.console import FLAG, Json
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.lab.bench.simulation import SimulationOptions, print_simulation, run_simulation
+from chairlift.lab.bench.workload_options import WorkloadOptions
+from chairlift.option_sources import Given, with_options
+from chairlift.options import Selection
 
-SIMULATION_OPTIONS = (
+ENGINE_OPTIONS = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -34,72 +37,57 @@ SIMULATION_OPTIONS = (
 
 MODES = {
     "list_presets": frozenset({"list_presets"}),
-    "preset": frozenset({"preset", "workload_seed", "num_prompts", "json"}),
+    "preset": frozenset({"preset", "workload_seed", "num_prompts", "as_json"}),
     "calibrate": frozenset({"calibrate", "num_threads"}),
 }
 """The options that can be combined with each of these modes. The default mode takes all other options."""
 
 
-def _check_options(ctx: typer.Context) -> None:
+def _check_options(given: Given) -> None:
     """Raise ConfigError if an option has no effect in the mode that the options select."""
-    given = {name for name in ctx.params if is_given(ctx, name)}
     mode = next((name for name in MODES if name in given), None)
     unused = given - MODES[mode] if mode is not None else given & {"num_threads"}
     if unused:
-        flags = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
-        names = ", ".join(sorted(flags[name] for name in unused))
-        reason = "needs --calibrate" if mode is None else f"cannot be combined with {flags[mode]}"
+        flags = {"list_presets": "--list", "as_json": "--json"}
+        names = ", ".join(sorted(flags.get(name, f"--{name.replace('_', '-')}") for name in unused))
+        reason = "needs --calibrate" if mode is None else f"cannot be combined with {flags.get(mode, f'--{mode}')}"
         raise ConfigError(f"{names} {reason}: leave it out")
 
 
-@add_options(SIMULATION_OPTIONS)
-@add_workload_options()
-@add_group(
-    tensor_parallel_size=(int, "Number of devices that share the model.", 1),
-    fitted_to=(Path | None, "Event log of a run: step times are a fit to its steps instead of a roofline."),
-    json=JSON,
-)
+@with_options
 def simulate(
-    ctx: typer.Context,
-    list_presets: Annotated[bool, typer.Option("--list", help="List the presets of published results.")] = False,
-    preset: Annotated[str | None, typer.Option(help="Simulate a published result (see --list).")] = None,
+    *,
+    list_presets: Annotated[
+        bool, FLAG, Parameter(name="--list", help="List the presets of published results.")
+    ] = False,
+    preset: Annotated[str | None, Parameter(help="Simulate a published result (see --list).")] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(help="Measure this CPU and write it to this file, for --device.")
+        Path | None, Parameter(help="Measure this CPU and write it to this file, for --device.")
     ] = None,
     num_threads: Annotated[
-        int | None, typer.Option(help="Number of CPU threads of --calibrate. Default: all cores.")
+        int | None, Parameter(help="Number of CPU threads of --calibrate. Default: all cores.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Shape (opt-13b, llama-3-8b, ...), folder with config.json, or .gguf file. Default: opt-13b."
-        ),
+        Parameter(help="Shape (opt-13b, llama-3-8b, ...), folder with config.json, or .gguf file. Default: opt-13b."),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="A100-40GB, A100-80GB, H100-SXM, H200, or a file of --calibrate. Default: A100-40GB."),
-    ] = None,
-    *,
-    options: OptionValues,
-    load: OptionValues,
-    config: EngineConfig,
+    as_json: Json = False,
+    options: SimulationOptions,
+    load: WorkloadOptions,
+    config: Annotated[EngineConfig, Selection(only=ENGINE_OPTIONS)],
+    given: Given,
 ) -> None:
-    """Run the scheduler of the engine in virtual time. Prints constants and tables."""
-    _check_options(ctx)
-    as_json = options.pop("json")
+    """Simulate a preset, measure the device for simulations, or simulate an engine under a workload."""
+    _check_options(given)
     if list_presets:
         _list_presets()
     elif preset is not None:
-        seed = load["seed"] if is_given(ctx, "workload_seed") else None
-        _run_preset(preset, seed, load["num_prompts"], as_json)
+        seed = load.seed if "workload_seed" in given else None
+        _run_preset(preset, seed, load.num_prompts if "num_prompts" in given else None, as_json)
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:
-        from chairlift.lab.bench.simulation import DEFAULT_DEVICE, SimulationOptions, print_simulation, run_simulation
-        from chairlift.lab.bench.workload_options import WorkloadOptions
-
-        source = SimulationOptions(device or DEFAULT_DEVICE, **options)
-        print_simulation(run_simulation(config, WorkloadOptions(**load), source), as_json=as_json)
+        print_simulation(run_simulation(replace(config, model=model), load, options), as_json=as_json)
 
 
 def _list_presets() -> None:

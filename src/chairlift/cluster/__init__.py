@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`app` builds the application. It reads the options of the command line, so it is part of it."""
+    """`app` builds the application. Its modules are imported when it is used."""
     if name == "app":
-        return importlib.import_module("chairlift.cli.cluster_app").build_application
+        from chairlift.cluster.application import build_application
+
+        return build_application
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

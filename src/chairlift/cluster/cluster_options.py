@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from chairlift.cluster.cluster_view import ROUTING_POLICIES, RoutingPolicy
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.options import check_options, option
+from chairlift.system.memory_amounts import parse_memory
 
 AUTOSCALING_PERIOD: Final = 1.0
 AUTOSCALING_WINDOW: Final = 4.0
@@ -15,53 +17,44 @@ AUTOSCALING_WINDOW: Final = 4.0
 
 DEFAULT_REPLICAS: Final = 2
 
-REQUIRED_COUNTS: Final = ("replicas", "ingresses", "target_queued_tokens")
-COUNTS: Final = (*REQUIRED_COUNTS, "min_replicas", "max_replicas", "memory_per_replica")
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """How many replicas run, and with what.
+    """How many replicas run, and with what."""
 
-    Attributes:
-        replicas: number of replicas; with autoscaling the number at the start.
-        min_replicas, max_replicas: the limits of autoscaling; equal numbers disable it.
-        ingresses: number of processes that serve HTTP.
-        router: "prefix", or "pow2" to compare with (see `ClusterView.route`).
-        target_queued_tokens: prompt tokens that may wait in a replica before another one is started.
-        target_ttft: seconds of the predicted time to first token before another one is started.
-        memory_per_replica: bytes that Ray reserves for a replica; None reserves none.
-        drain_timeout: seconds in which a replica that is removed finishes its requests.
-        health_check_period, health_check_timeout: seconds between two health checks, and until one has failed.
-        watchdog_timeout: see `ProcessClient`.
-    """
+    OPTION_GROUP: ClassVar = "Cluster"
 
-    replicas: int = DEFAULT_REPLICAS
-    min_replicas: int | None = None
-    max_replicas: int | None = None
-    ingresses: int = 1
-    router: RoutingPolicy = "prefix"
-    target_queued_tokens: int = 4096
-    target_ttft: float = 2.0
-    memory_per_replica: int | None = None
-    drain_timeout: float = 600.0
-    health_check_period: float = 2.0
-    health_check_timeout: float = 20.0
-    watchdog_timeout: float = 120.0
+    replicas: int = option(DEFAULT_REPLICAS, "Number of replicas; with autoscaling the number at the start.", minimum=1)
+    min_replicas: int | None = option(
+        None, "Smallest number of replicas of autoscaling. Default: replicas, which disables it.", minimum=1
+    )
+    max_replicas: int | None = option(
+        None, "Largest number of replicas of autoscaling. Default: replicas, which disables it.", minimum=1
+    )
+    ingresses: int = option(1, "Number of processes that serve HTTP.", minimum=1)
+    router: RoutingPolicy = option(
+        "prefix", "Routing: by the prefix caches of the replicas, or pow2 to compare with.", choices=ROUTING_POLICIES
+    )
+    target_queued_tokens: int = option(
+        4096, "Prompt tokens that may wait in a replica before another one is started.", minimum=1
+    )
+    target_ttft: float = option(
+        2.0, "Seconds of the predicted time to first token before another replica is started.", minimum=0.001
+    )
+    memory_per_replica: int | None = option(
+        None, "Memory that Ray reserves for a replica, such as 8GiB. Default: none is reserved.", parse=parse_memory
+    )
+    drain_timeout: float = option(
+        600.0, "Seconds in which a replica that is removed finishes its requests.", minimum=0.001
+    )
+    health_check_period: float = option(2.0, "Seconds between two health checks.", minimum=0.001)
+    health_check_timeout: float = option(20.0, "Seconds until a health check has failed.", minimum=0.001)
+    watchdog_timeout: float = option(
+        120.0, "Seconds without a step after which a busy engine is restarted; 0 disables it.", minimum=0.0
+    )
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            value = getattr(self, name)
-            if (value is not None or name in REQUIRED_COUNTS) and (not _is_number(value, int) or value < 1):
-                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r:.80}")
-        if self.router not in ROUTING_POLICIES:
-            raise ConfigError(f"router must be one of {', '.join(ROUTING_POLICIES)}, got {self.router!r}")
-        for name in ("target_ttft", "drain_timeout", "health_check_period", "health_check_timeout"):
-            value = getattr(self, name)
-            if not _is_number(value, int | float) or not value > 0:
-                raise ConfigError(f"{name} must be a number of seconds > 0, got {value!r:.80}")
-        if not _is_number(self.watchdog_timeout, int | float) or not self.watchdog_timeout >= 0:
-            raise ConfigError(f"watchdog_timeout must be a number of seconds >= 0, got {self.watchdog_timeout!r:.80}")
+        check_options(self)
         start = f"replicas={self.replicas}, the number at the start (default: {DEFAULT_REPLICAS})"
         if self.least > self.replicas:
             raise ConfigError(f"min_replicas={self.least} must not be greater than {start}: increase replicas")
@@ -118,7 +111,3 @@ class ClusterOptions:
                 },
             }
         }
-
-
-def _is_number(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)

@@ -11,9 +11,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from chairlift.cli.main import app
 from chairlift.config import KV_POLICIES, EngineConfig
 from chairlift.engine.startup.factory import Engine
 from chairlift.errors import ConfigError
@@ -35,6 +33,7 @@ from chairlift.lab.report.run_log import load_runs
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.models.decoder import DecoderModel
 from chairlift.models.kv_layout import KVLayout
+from command_runner import invoke
 from native import needs_native
 
 TINY = {
@@ -337,7 +336,7 @@ def command(folder: Path, *arguments: str) -> Any:
     model = ["--model", str(folder), "--load-format", "dummy", "--skip-tokenizer-init", "--num-threads", "1"]
     pool = ["--num-kv-blocks", "40", "--block-size", "4", "--max-model-len", "64"]
     load = ["--num-prompts", "5", "--repeats", "1", "--num-warmups", "0", "--input-len", "fixed:6"]
-    return CliRunner().invoke(app, ["bench", "compare", *model, *pool, *load, *arguments])
+    return invoke(["bench", "compare", *model, *pool, *load, *arguments])
 
 
 def test_the_command_prints_one_json_line(tiny_config: Path, tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from chairlift.cli.main import app
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu import load
@@ -30,6 +28,7 @@ from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models import decoder
 from chairlift.models.declaration import LM_HEAD, MatrixSpec, ModelConfig
 from chairlift.models.decoder import build_model
+from command_runner import invoke
 from native import needs_native
 
 TinyModel = Callable[..., Path]
@@ -258,9 +257,9 @@ def test_a_context_longer_than_that_of_the_model_is_rejected(tiny_model_dir: Tin
 @needs_native
 def test_the_command_prints_one_json_line(tiny_model_dir: TinyModel) -> None:
     sizes = ["--rows", "1,2", "--batch-sizes", "1", "--contexts", "16", "--repeats", "1", "--num-threads", "1"]
-    result = CliRunner().invoke(app, ["bench", "kernels", "--model", str(tiny_model_dir("llama")), *sizes, "--json"])
+    result = invoke(["bench", "kernels", "--model", str(tiny_model_dir("llama")), *sizes, "--json"])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert record["options"]["rows"] == [1, 2]
-    rejected = CliRunner().invoke(app, ["bench", "kernels", "--rows", "1,x"])
+    rejected = invoke(["bench", "kernels", "--rows", "1,x"])
     assert rejected.exit_code != 0

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from chairlift.cli.main import app
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestArrived, Step
 from chairlift.lab.bench.benchmark_result import print_benchmark
 from chairlift.lab.bench.latency import Iteration, LatencyOptions, measure_iteration, run_latency
+from command_runner import invoke
 
 TinyModel = Callable[..., Path]
 OPTIONS = LatencyOptions(input_len=12, output_len=5, batch_size=3, num_iters=3, num_iters_warmup=1)
@@ -119,7 +118,7 @@ def test_the_command_prints_one_json_line(tiny_model_dir: TinyModel) -> None:
     batch = ["--input-len", "6", "--output-len", "3", "--batch-size", "2"]
     iterations = ["--num-iters", "2", "--num-iters-warmup", "0"]
     engine = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "40", "--num-threads", "1"]
-    result = CliRunner().invoke(app, ["bench", "latency", *engine, *batch, *iterations, "--json"])
+    result = invoke(["bench", "latency", *engine, *batch, *iterations, "--json"])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert record["workload"].items() >= {"input_len": 6, "output_len": 3, "batch_size": 2, "num_iters": 2}.items()

@@ -14,9 +14,7 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers, processors
-from typer.testing import CliRunner
 
-from chairlift.cli.main import app
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.perplexity import (
@@ -31,6 +29,7 @@ from chairlift.lab.bench.perplexity import (
     split_windows,
 )
 from chairlift.loading.text.tokenizer import Tokenizer
+from command_runner import invoke
 
 TinyModel = Callable[..., Path]
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind. " * 3
@@ -205,7 +204,7 @@ def test_the_report_has_a_table_and_one_json_line(letters_model: Callable[..., P
 
 def test_the_command_prints_one_json_line(letters_model: Callable[..., Path], text: Path) -> None:
     arguments = ["bench", "perplexity", "--model", str(letters_model()), "--text", str(text), "--num-threads", "1"]
-    done = CliRunner().invoke(app, [*arguments, "--num-windows", "1", "--window", "20", "--json"])
+    done = invoke([*arguments, "--num-windows", "1", "--window", "20", "--json"])
     assert done.exit_code == 0, done.output
     record = json.loads(done.stdout)
     assert record["results"]["num_tokens"] == 19

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from recorded_runs import engine_started
-from typer.testing import CliRunner
 
-from chairlift.cli.main import app
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import Event, Step, to_json
 from chairlift.lab.report.run_log import load_runs, read_log
+from command_runner import invoke
 from fakes import make_engine, make_request
 
 
@@ -141,14 +140,14 @@ def test_the_command_reports_errors_in_one_line(tmp_path: Path) -> None:
     done = command(none, "-o", tmp_path / "pictures")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"error: event log {none} cannot be read: No such file or directory"]
-    error = CliRunner().invoke(app, ["report", str(log), "-o", str(log)]).exception
+    error = invoke(["report", str(log), "-o", str(log)]).exception
     assert isinstance(error, ChairliftError)
     assert f"output {log / 'batch.png'} cannot be written" in str(error)
 
 
 def test_the_live_page_shows_one_log(tmp_path: Path) -> None:
     log = write(tmp_path / "a.jsonl", small_run())
-    error = CliRunner().invoke(app, ["report", str(log), str(log)]).exception
+    error = invoke(["report", str(log), str(log)]).exception
     assert isinstance(error, ConfigError)
     assert "one event log, got 2" in str(error)
 

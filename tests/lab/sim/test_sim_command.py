@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from chairlift.cli.main import app
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
 from chairlift.events import read_events
@@ -20,13 +18,14 @@ from chairlift.lab.planning.planner import PlannedModel, plan_memory
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.resolve import matrix_formats
+from command_runner import invoke
 
 SMALL = ["--num-prompts", "6", "--input-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 
 
 def run(*arguments: str) -> str:
     """Runs the command and returns its output; raises its error."""
-    result = CliRunner().invoke(app, ["simulate", *arguments])
+    result = invoke(["simulate", *arguments])
     if result.exception is not None:
         raise result.exception
     return result.stdout

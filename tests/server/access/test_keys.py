@@ -46,7 +46,7 @@ def test_a_key_file_round_trips(tmp_path: Path) -> None:
         assert ring.find("") is None
         assert ring.by_tenant["bob"].limits == KeyLimits(60.0, None, 4)
         assert ring.by_tenant["carol-2"].limits == KeyLimits(None, 1000.0, None)
-        assert ring.tenant_weights() == "bob=2.5"
+        assert ring.tenant_weights() == {"bob": 2.5}
         assert all(secret not in path.read_text() for secret in secrets)
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 from certificates import self_signed
-from typer.testing import CliRunner
 
-from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import load_keys
+from command_runner import invoke
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 
@@ -99,7 +98,7 @@ def test_option_errors_are_raised_before_the_model_is_loaded(
     monkeypatch.setattr(
         "chairlift.engine.process.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads")
     )
-    error = CliRunner().invoke(app, arguments).exception
+    error = invoke(arguments).exception
     assert isinstance(error, ConfigError)
     assert match in str(error)
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from chairlift import AsyncLLM
-from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.http.allowed_hosts import LOOPBACK_HOSTS, parse_hosts
 from chairlift.server.http.cors import CorsOptions
+from command_runner import invoke
 from running_server import RunningServer, run_server
 
 KEYS = KeyRing([Key(KeyInfo("ann", "ann", False), digest("secret"))])
@@ -108,9 +107,9 @@ def test_the_command_passes_the_hosts_to_the_server(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CHAIRLIFT_API_KEY", raising=False)
     found: list[AccessOptions] = []
     monkeypatch.setattr("chairlift.server.serve.run", lambda _config, **options: found.append(options["access"]))
-    assert CliRunner().invoke(app, ["serve", "--allowed-hosts", "a.example,*.b.example"]).exit_code == 0
+    assert invoke(["serve", "--allowed-hosts", "a.example,*.b.example"]).exit_code == 0
     assert found[0].allowed_hosts_for("127.0.0.1") == ("a.example", "*.b.example")
-    error = CliRunner().invoke(app, ["serve", "--allowed-hosts", "a b"]).exception
+    error = invoke(["serve", "--allowed-hosts", "a b"]).exception
     assert isinstance(error, ConfigError)
     assert re.search(r"allowed_hosts: 'a b' is not a host; write a name", str(error))
 

@@ -11,15 +11,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from typer.testing import CliRunner
 
 from chairlift import AsyncLLM
-from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from command_runner import invoke
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -233,7 +232,7 @@ def test_errors_name_the_option(options: list[str], match: str, monkeypatch: pyt
     monkeypatch.setattr(
         "chairlift.engine.process.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads")
     )
-    error = CliRunner().invoke(app, ["serve", *options]).exception
+    error = invoke(["serve", *options]).exception
     assert isinstance(error, ConfigError)
     assert match in str(error)
 
@@ -242,7 +241,7 @@ def test_the_command_passes_the_lists_to_the_server(monkeypatch: pytest.MonkeyPa
     given: list[Any] = []
     monkeypatch.setattr("chairlift.server.serve.run", lambda _config, **options: given.extend(options.values()))
     options = ["--allowed-origins", json.dumps([PAGE]), "--allowed-methods", '["POST"]', "--allow-credentials"]
-    result = CliRunner().invoke(app, ["serve", *options])
+    result = invoke(["serve", *options])
     assert result.exception is None
     (access,) = (argument for argument in given if hasattr(argument, "cors"))
     assert access.cors == CorsOptions((PAGE,), ("POST",), allow_credentials=True)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.cli.serve_options import simulate_static_batching
+from chairlift.lab.bench.static_comparison import simulate_static_batching
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.web.page_options import PageOptions
 from running_server import RunningServer, completion_body, run_server, wait_for

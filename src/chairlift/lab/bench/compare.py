@@ -15,6 +15,7 @@ from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.memory_plan import kv_slot_bytes, plan_layout
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
+from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import (
     RUN_METRICS,
     BenchmarkResult,
@@ -26,11 +27,8 @@ from chairlift.lab.bench.benchmark_result import (
 )
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
 from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
-from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
 from chairlift.lab.bench.workload_options import (
-    WorkloadOptions,
-    check_minimums,
     first_requests,
     format_arrivals,
     format_lengths,
@@ -65,33 +63,6 @@ _KEYS: Final = (*RATIOS, "mean_batch_size", "mean_batch_tokens", *KINDS, "paddin
                 "preemptions")  # fmt: skip
 COMPARED: Final = tuple(metric for key in _KEYS for metric in RUN_METRICS if metric.key == key)
 """The metrics of a comparison, in the order of the table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions(WorkloadOptions):
-    """A workload of greedy requests with forced lengths, and the policies that serve it.
-
-    `max_tokens` determines the reservations of kv=exact. If neither this option nor the trace has it, it is the largest
-    value that fits max_model_len beside the prompt, which is the default of the API too.
-
-    `chairlift bench compare --help` describes each field. The first policy is the baseline. Tokens differ by round.
-    """
-
-    policies: tuple[ComparedPolicy, ...]
-    static_batch_size: int | None = None
-    kv_arena: str | None = None
-    repeats: int = 3
-    num_warmups: int = 4
-    save_events: Path | None = None
-
-    def __post_init__(self) -> None:
-        WorkloadOptions.__post_init__(self)
-        check_minimums(self, repeats=1, num_warmups=0)
-        names = ", ".join(policy.name for policy in self.policies)
-        if self.static_batch_size is not None and not any(policy.is_static for policy in self.policies):
-            raise ConfigError(f"static_batch_size={self.static_batch_size}: none of {names} is static; leave it out")
-        if self.kv_arena is not None and not any(policy.reserves for policy in self.policies):
-            raise ConfigError(f"kv_arena={self.kv_arena}: none of {names} reserves; leave it out")
 
 
 @dataclass(frozen=True, slots=True)

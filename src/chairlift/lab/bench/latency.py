@@ -12,14 +12,10 @@ from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ConfigError
 from chairlift.events import Event, EventList, RequestArrived, RequestWaiting, Step
+from chairlift.lab.bench.bench_options import LatencyOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkMetric, BenchmarkResult, engine_limits, engine_policies
 from chairlift.lab.bench.driver import forced_requests, run_forced
 from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
-from chairlift.lab.bench.workload_options import check_minimums
-from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import FixedLength
-from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.synthetic import make_workload
 from chairlift.request import WaitReason
 
 CAPACITY_WAIT_REASONS: Final = {
@@ -36,34 +32,6 @@ METRICS: Final = (
     BenchmarkMetric("prefill", "prefill", "ms", 1e3),
     BenchmarkMetric("decode_per_token", "decode by token", "ms", 1e3),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyOptions:
-    """The size of the batch and the number of iterations. `chairlift bench latency --help` describes each field.
-
-    The requests are greedy. Their prompts are random, and differ between iterations.
-
-    Raises:
-        ConfigError: a value is out of range. The message names the option, the value and the limit.
-    """
-
-    input_len: int = 32
-    output_len: int = 128
-    batch_size: int = 8
-    num_iters: int = 10
-    num_iters_warmup: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_minimums(self, input_len=1, output_len=1, batch_size=1, num_iters=1, num_iters_warmup=0, seed=0)
-
-    def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
-        """Create the requests of one iteration."""
-        prompt, output = FixedLength(self.input_len), FixedLength(self.output_len)
-        return make_workload(
-            self.seed, self.batch_size, prompt, output, ArrivalProcess(), vocab_size, token_round=token_round
-        )
 
 
 @dataclass(frozen=True, slots=True)

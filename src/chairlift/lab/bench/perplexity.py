@@ -21,8 +21,8 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_decoder
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EngineStarted
+from chairlift.lab.bench.bench_options import PerplexityOptions
 from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.lab.tables import make_table, print_report
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel
@@ -30,32 +30,6 @@ from chairlift.sampling_params import SamplingParams
 
 FLOAT32: Final = "float32"
 """Value of `against` that selects the same model in float32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerplexityOptions:
-    """The text to score and the reference to compare with.
-
-    Attributes:
-        text: path of a file in UTF-8.
-        window: tokens of context. Windows do not overlap: the first token of each is given, the others are predicted.
-            The last window may be shorter.
-        num_windows: number of windows to score, from the beginning; None scores the whole text.
-        against: the reference. FLOAT32 is the same model with weights, activations and KV memory in float32 on the
-            torch kernels. Any other name is another model of the same vocabulary, run in that way. None compares
-            nothing.
-
-    Raises:
-        ConfigError: a value is out of range. The message names the option, the value and the limit.
-    """
-
-    text: Path
-    window: int = 512
-    num_windows: int | None = None
-    against: str | None = None
-
-    def __post_init__(self) -> None:
-        check_minimums(self, window=2, num_windows=1)
 
 
 @dataclass(frozen=True, slots=True)

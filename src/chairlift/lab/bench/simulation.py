@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from rich.console import RenderableType
 
@@ -25,6 +25,7 @@ from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.tables import constants_table, make_table, number, print_report, row_label
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
+from chairlift.options import check_options, option
 from chairlift.step_time import RowTime, StepTime
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 
@@ -38,21 +39,22 @@ DTYPE_OF_BYTES = {1: "float16", 2: "float16", 4: "float32"}
 class SimulationOptions:
     """The simulated device, and the source of the step times.
 
-    Attributes:
-        device: a name of `sim.devices`, or the path of a file that a calibration wrote.
-        tensor_parallel_size: number of devices that share the model.
-        fitted_to: path of an event log. Step times are then a fit to its steps, and the device determines only the
-            size of the pool.
-
     Raises:
         ConfigError: tensor_parallel_size and fitted_to are both given.
     """
 
-    device: str = DEFAULT_DEVICE
-    tensor_parallel_size: int = 1
-    fitted_to: Path | None = None
+    OPTION_GROUP: ClassVar = "Simulation"
+
+    device: str = option(DEFAULT_DEVICE, "A100-40GB, A100-80GB, H100-SXM, H200, or a file of --calibrate.")
+    tensor_parallel_size: int = option(1, "Number of devices that share the model.")
+    fitted_to: Path | None = option(
+        None,
+        "Event log of a run: step times are a fit to its steps instead of a roofline, and the device determines only "
+        "the size of the pool.",
+    )
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.fitted_to is not None and self.tensor_parallel_size != 1:
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor_parallel_size} is a parameter of the roofline, which fitted_to "

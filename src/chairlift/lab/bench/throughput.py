@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList
+from chairlift.lab.bench.bench_options import ThroughputOptions
 from chairlift.lab.bench.benchmark_result import (
     RUN_METRICS,
     BenchmarkResult,
@@ -19,8 +20,6 @@ from chairlift.lab.bench.benchmark_result import (
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
 from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import (
-    WorkloadOptions,
-    check_minimums,
     first_requests,
     format_arrivals,
     format_lengths,
@@ -31,22 +30,6 @@ from chairlift.lab.metrics.run import summarize
 logger = logging.getLogger("chairlift")
 
 WARM_UP_ROUND = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputOptions(WorkloadOptions):
-    """A workload of greedy requests with random prompts and forced output lengths, and the number of runs.
-
-    `chairlift bench throughput --help` describes each field. All runs have the same lengths and arrivals; their tokens
-    differ.
-    """
-
-    repeats: int = 3
-    num_warmups: int = 4
-
-    def __post_init__(self) -> None:
-        WorkloadOptions.__post_init__(self)
-        check_minimums(self, repeats=1, num_warmups=0)
 
 
 def run_throughput(config: EngineConfig, options: ThroughputOptions) -> BenchmarkResult:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.lab.workload.traces.formats import TraceOptions
 from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.options import check_options, option
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -29,34 +31,34 @@ DEFAULT_OUTPUT_LEN = "exp:96,8..384"
 class WorkloadOptions:
     """Options of a synthetic workload or, with `trace`, of a recorded one.
 
-    Attributes:
-        num_prompts: number of requests; None takes all requests of a trace.
-        seed: seed of lengths, tokens and arrivals.
-        input_len: distribution of the prompt lengths, in the notation of `chairlift.lab.workload.lengths`. A trace has
-            lengths of its own.
-        output_len: distribution of the output lengths.
-        max_tokens: the `max_tokens` of every request; None takes its true output length, or the value in the trace.
-        request_rate: arrivals per second. inf starts all requests at once; None does so too, or keeps the times of
-            the trace.
-        burstiness: shape parameter of the Gamma-distributed gaps between arrivals; 1 is Poisson.
-        max_concurrency: maximum number of concurrent requests; None is no limit.
-        trace: path of a file that `chairlift.lab.workload.traces` reads.
-
     Raises:
         ConfigError: a value is out of range. The message names the option, the value and the limit.
     """
 
-    num_prompts: int | None = None
-    seed: int = 0
-    input_len: str | None = None
-    output_len: str | None = None
-    max_tokens: int | None = None
-    request_rate: float | None = None
-    burstiness: float = 1.0
-    max_concurrency: int | None = None
-    trace: Path | None = None
+    OPTION_GROUP: ClassVar = "Workload"
+
+    num_prompts: int | None = option(None, "Number of requests. Default: 64, or all requests of the trace.", minimum=1)
+    seed: int = option(0, "Seed of lengths, tokens and arrivals.", name="workload_seed", minimum=0)
+    input_len: str | None = option(
+        None,
+        "Prompt tokens: fixed:N, uniform:A..B, exp:MEAN[,A..B] or lognormal:MEDIAN,SIGMA[,A..B]. "
+        f"Default: {DEFAULT_INPUT_LEN}.",
+    )
+    output_len: str | None = option(None, f"Output tokens, in the same notation. Default: {DEFAULT_OUTPUT_LEN}.")
+    max_tokens: int | None = option(
+        None, "max_tokens of every request. Default: its true output length, or that of the trace.", minimum=1
+    )
+    request_rate: float | None = option(
+        None, "Arrivals per second. inf starts all requests at once, as does no rate without a trace."
+    )
+    burstiness: float = option(1.0, "Shape of the gaps between arrivals (a Gamma distribution); 1 is Poisson.")
+    max_concurrency: int | None = option(
+        None, "Maximum number of concurrent requests (closed loop). Default: no limit.", minimum=1
+    )
+    trace: Path | None = option(None, "Recorded workload, instead of lengths and arrivals.")
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.trace is None:
             for name, default in (
                 ("num_prompts", DEFAULT_NUM_PROMPTS),
@@ -73,7 +75,6 @@ class WorkloadOptions:
                     f"{name}={text} cannot be combined with trace, which determines the lengths: leave one of them out"
                 )
             parse_lengths(text)
-        check_minimums(self, num_prompts=1, seed=0, max_tokens=1, max_concurrency=1)
         ArrivalProcess(self.request_rate, self.burstiness)
 
     def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
@@ -130,15 +131,6 @@ def text_tokenizer(model: str | None) -> Tokenize:
         return load_tokenizer(resolve_model(model)).encode
 
     return lambda text: encode()(text, add_special_tokens=False)
-
-
-def check_minimums(options: object, **minimums: int) -> None:
-    """Raise ConfigError if an option, or one of its values if it is a tuple, is less than its minimum."""
-    for name, low in minimums.items():
-        given = getattr(options, name)
-        for value in given if isinstance(given, tuple) else (given,):
-            if value is not None and value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
 
 
 def first_requests(workload: Sequence[WorkloadRequest], count: int | None) -> list[WorkloadRequest]:

@@ -12,7 +12,7 @@ import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConfig
+from chairlift.config import KV_ARENAS, KV_CACHE_DTYPES, KV_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import (
     MatrixFormats,
@@ -227,11 +227,12 @@ def _shape(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> Mod
 def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
     """The command that starts an engine with exactly the planned blocks."""
     limits, num_loras = config.scheduler_config(memory.max_model_len), config.num_loras
+    kv_cache_dtype = memory.choice.kv_cache_dtype
     options: dict[str, object] = {
         "device": config.device,
         "dtype": memory.choice.dtype,
         "kernels": memory.choice.kernels,
-        "kv-cache-dtype": memory.choice.kv_cache_dtype,
+        "kv-cache-dtype": kv_cache_dtype if kv_cache_dtype in KV_CACHE_DTYPES else "auto",
         "max-model-len": memory.max_model_len,
         "block-size": config.block_size,
         "num-kv-blocks": memory.pool.num_blocks,

@@ -6,13 +6,17 @@ import ipaddress
 import os
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from chairlift.errors import ConfigError
+from chairlift.options import check_options, option
 from chairlift.server.access.key_reload import KeyReloader
-from chairlift.server.access.keys import KeyRing
-from chairlift.server.http.allowed_hosts import ANY_HOST, LOOPBACK_HOSTS, parse_host
+from chairlift.server.access.keys import KeyRing, load_keys
+from chairlift.server.http.allowed_hosts import ANY_HOST, LOOPBACK_HOSTS, parse_host, parse_hosts
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.tls import load_tls_context
 
@@ -22,26 +26,40 @@ class AccessOptions:
     """The access options of a server.
 
     Attributes:
-        keys: The accepted API keys. A server without keys accepts every request.
+        keys: The accepted API keys; a server without keys accepts every request. Default: those of `api_key` and
+            `api_key_file`.
         key_reloader: Reads the keys again when their file changes; None without a file.
-        allow_unauthenticated: Permits a server without keys to listen on addresses other than the loopback.
-        ssl_certfile, ssl_keyfile: PEM files of the certificate and its key. The server uses TLS if both are given.
-        cors: The origins whose pages may call the server from a browser.
-        allowed_hosts: The hosts that requests may name; None for the default of `allowed_hosts_for`.
 
     Raises:
-        ConfigError: One of the two TLS files is missing, or `allow_unauthenticated` is combined with keys.
+        ConfigError: The keys cannot be loaded, one of the two TLS files is missing, or `allow_unauthenticated` is
+            combined with keys.
     """
 
+    OPTION_GROUP: ClassVar = "Access"
+
     keys: KeyRing = field(default_factory=KeyRing)
-    allow_unauthenticated: bool = False
-    ssl_certfile: Path | None = None
-    ssl_keyfile: Path | None = None
+    api_key: Sequence[str] | None = option(
+        None,
+        "API key that requests must have, as SECRET or NAME=SECRET; safer in the environment.",
+        is_repeated=True,
+    )
+    api_key_file: Path | None = option(None, "File of keys with names, limits and weights: TOML or .jsonl.")
+    allow_unauthenticated: bool = option(False, "Listen on other addresses than the loopback without keys.")
+    allowed_hosts: tuple[str, ...] | None = option(
+        None,
+        "Allowed values of the Host header, as a,b,*.c; * allows all. Default on the loopback without keys: its own "
+        "names.",
+        parse=parse_hosts,
+    )
+    ssl_certfile: Path | None = option(None, "Certificate for TLS (PEM).")
+    ssl_keyfile: Path | None = option(None, "Private key of the certificate (PEM).")
     cors: CorsOptions = field(default_factory=CorsOptions)
-    allowed_hosts: tuple[str, ...] | None = None
     key_reloader: KeyReloader | None = None
 
     def __post_init__(self) -> None:
+        check_options(self)
+        if self.key_reloader is None and (self.api_key or self.api_key_file is not None):
+            self._load_keys()
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile must be given together: give both, or neither")
         for name in ("ssl_certfile", "ssl_keyfile"):
@@ -50,6 +68,16 @@ class AccessOptions:
                 raise ConfigError(f"{name}={path}: no such file")
         if self.keys and self.allow_unauthenticated:
             raise ConfigError("allow_unauthenticated has no effect with API keys: give either the option or the keys")
+
+    def _load_keys(self) -> None:
+        """Load the keys. The secrets are not kept, unless they have to be loaded again together with the file."""
+        file = self.api_key_file
+        load = partial(load_keys, file, tuple(self.api_key or ()))
+        keys = load()
+        object.__setattr__(self, "keys", keys)
+        object.__setattr__(self, "api_key", None)
+        if file is not None:
+            object.__setattr__(self, "key_reloader", KeyReloader(keys, file, load))
 
     @property
     def scheme(self) -> str:

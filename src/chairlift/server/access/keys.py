@@ -159,10 +159,9 @@ class KeyRing:
                 ", ".join(short),
             )
 
-    def tenant_weights(self) -> str | None:
+    def tenant_weights(self) -> dict[str, float] | None:
         """The weights other than 1, in the form of `EngineConfig.tenant_weights`; None if there are none."""
-        named = [f"{key.info.tenant}={key.weight:g}" for key in self._keys if key.weight != 1]
-        return ",".join(named) or None
+        return {key.info.tenant: key.weight for key in self._keys if key.weight != 1} or None
 
 
 def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:

@@ -12,6 +12,7 @@ import re
 from typing import Final
 
 from chairlift.errors import ConfigError
+from chairlift.options import split_names
 
 ANY_HOST: Final = "*"
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]", "*.localhost")
@@ -19,15 +20,15 @@ LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]", "*.localhost")
 _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\*")
 
 
-def parse_hosts(text: str) -> tuple[str, ...]:
-    """The patterns of a comma-separated list of hosts, without empty ones; see `parse_host`.
+def parse_hosts(text: str, name: str = "allowed_hosts") -> tuple[str, ...]:
+    """The patterns of a comma-separated or JSON list of hosts, without empty ones; see `parse_host`.
 
     Raises:
         ConfigError: There is no pattern, or one has another form.
     """
-    patterns = tuple(parse_host(part) for part in text.split(",") if part.strip())
+    patterns = tuple(map(parse_host, split_names(text, name)))
     if not patterns:
-        raise ConfigError("allowed_hosts is empty, so every request would be rejected: name a host, or give *")
+        raise ConfigError(f"{name} is empty, so every request would be rejected: name a host, or give *")
     return patterns
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from chairlift.errors import ConfigError
+from chairlift.options import check_options, option, parse_names
 
 ANY: Final = "*"
 EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry")
@@ -21,22 +21,29 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~\w-]+", re.ASCII)
 class CorsOptions:
     """The CORS options of a server.
 
-    Attributes:
-        allowed_origins: The origins whose pages may call the server, as browsers send them. "*" is every origin.
-        allowed_methods, allowed_headers: The methods and headers that pages may send. "*" is all of them.
-        allow_credentials: Whether pages may send cookies and certificates, for a proxy that requires them.
-
     Raises:
         ConfigError: A value is not an origin, method or header that a browser can send; credentials are allowed for
             every origin; or other options are given without origins.
     """
 
-    allowed_origins: tuple[str, ...] = ()
-    allowed_methods: tuple[str, ...] = (ANY,)
-    allowed_headers: tuple[str, ...] = (ANY,)
-    allow_credentials: bool = False
+    OPTION_GROUP: ClassVar = "Browsers"
+
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Origins of web pages that may call the server, as browsers send them, in a JSON list; * is every origin. "
+        "Default: none.",
+        parse=parse_names,
+    )
+    allowed_methods: tuple[str, ...] = option(
+        (ANY,), "HTTP methods that these pages may use, as a JSON list. Default: all.", parse=parse_names
+    )
+    allowed_headers: tuple[str, ...] = option(
+        (ANY,), "Headers that these pages may send, as a JSON list. Default: all.", parse=parse_names
+    )
+    allow_credentials: bool = option(False, "Allow these pages to send cookies and certificates.")
 
     def __post_init__(self) -> None:
+        check_options(self)
         for origin in self.allowed_origins:
             if origin not in (ANY, "null") and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
@@ -69,21 +76,3 @@ class CorsOptions:
             "allow_credentials": self.allow_credentials,
             "expose_headers": EXPOSED_HEADERS,
         }
-
-
-def parse_list(name: str, text: str) -> tuple[str, ...]:
-    """Parse the value of an option that is a JSON list of strings, as in vLLM.
-
-    Args:
-        name: The name of the option for the error.
-
-    Raises:
-        ConfigError: The text is not a JSON list of strings.
-    """
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        raise ConfigError(f"""{name} must be a JSON list of strings such as '["*"]', got {text!r}""")
-    return tuple(found)

@@ -1,32 +1,53 @@
-"""The options of the API that the command line sets."""
+"""The options of the API."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
-from chairlift.server.tools.answer_formats import reasoning_format, tool_call_format
+from chairlift.errors import ConfigError
+from chairlift.options import check_options, option
+from chairlift.server.tools.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
+
+
+def read_template(file: str, name: str) -> str:
+    """Read a chat template. Text with braces or several lines is the template itself. Raises ConfigError."""
+    if any(mark in file for mark in "{}\n"):
+        return file
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}={file!r} cannot be read: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """How the API renders prompts and parses answers.
 
-    Attributes:
-        tool_call_parser: the format of tool calls; `auto` derives it from the chat template.
-        reasoning_parser: the format of reasoning; `auto` derives it from the chat template, and `none` keeps reasoning
-            in the content.
-        chat_template: a Jinja2 template that replaces that of the model.
-        allow_special_tokens_in_content: encode special tokens in the content of messages as such, not as plain text.
-
     Raises:
-        ConfigError: the name of a parser is unknown.
+        ConfigError: the name of a parser is unknown, or the template cannot be read.
     """
 
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    chat_template: str | None = None
-    allow_special_tokens_in_content: bool = False
+    OPTION_GROUP: ClassVar = "API"
+
+    tool_call_parser: str = option(
+        "auto",
+        "Format of the model's tool calls. auto: from its chat template.",
+        choices=("auto", *TOOL_CALL_FORMATS),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Format of the model's reasoning. auto: from its chat template. none: reasoning stays in the content.",
+        choices=("auto", "none", *REASONING_FORMATS),
+    )
+    chat_template: str | None = option(
+        None, "Jinja2 file with the chat template, or its text. Default: that of the model.", parse=read_template
+    )
+    allow_special_tokens_in_content: bool = option(
+        False,
+        "Convert special tokens in message content, so that a message can contain turns of other roles.",
+    )
 
     def __post_init__(self) -> None:
-        tool_call_format(self.tool_call_parser, None)
-        reasoning_format(self.reasoning_parser, None)
+        check_options(self)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from chairlift.errors import ConfigError
+from chairlift.options import check_options, option
 from chairlift.system.optional_packages import check_installed
 from chairlift.system.output_files import check_writable
 
@@ -20,22 +21,24 @@ ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """The options of a server for its access log and its traces. `HELP` describes each of them.
+    """The options of a server for its access log and its traces.
 
     Raises:
         ConfigError: the format is unknown, the format is "none" and another option of the log is set, the log cannot
             be written, or the extra `otel` is missing.
     """
 
-    access_log_format: str = "text"
-    access_log: Path | None = None
-    access_log_bodies: bool = False
-    otlp_traces_endpoint: str | None = None
+    OPTION_GROUP: ClassVar = "Observability"
+
+    access_log_format: str = option("text", "Format of the access log.", choices=ACCESS_LOG_FORMATS)
+    access_log: Path | None = option(None, "File of the access log; standard error if not set.")
+    access_log_bodies: bool = option(False, "Log the first 4 KiB of each request body, including prompts.")
+    otlp_traces_endpoint: str | None = option(
+        None, "URL to which OpenTelemetry spans are sent, such as http://localhost:4318/v1/traces."
+    )
 
     def __post_init__(self) -> None:
-        if self.access_log_format not in ACCESS_LOG_FORMATS:
-            formats = ", ".join(ACCESS_LOG_FORMATS)
-            raise ConfigError(f"access_log_format must be one of {formats}, got {self.access_log_format!r}")
+        check_options(self)
         if self.access_log_format == "none" and (self.access_log is not None or self.access_log_bodies):
             raise ConfigError("access_log_format=none writes no log: remove access_log and access_log_bodies")
         if self.access_log is not None:
@@ -55,11 +58,3 @@ class ObservabilityOptions:
 
             found.append(CallTracer(otlp_exporter(self.otlp_traces_endpoint)))
         return found
-
-
-HELP = {
-    "access_log_format": f"Format of the access log: {', '.join(ACCESS_LOG_FORMATS)}.",
-    "access_log": "File of the access log; standard error if not set.",
-    "access_log_bodies": "Log the first 4 KiB of each request body, including prompts.",
-    "otlp_traces_endpoint": "URL to which OpenTelemetry spans are sent, such as http://localhost:4318/v1/traces.",
-}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from chairlift.events import EngineStarted, Event
 from chairlift.observability.step_cost import CostLine
+from chairlift.options import option
 
 NO_SIMULATION: Final = "this server has no simulator: start it with `chairlift serve`"
 
@@ -31,14 +32,13 @@ class StaticBatchingSimulation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """The options of the live page. `HELP` describes each of them.
+    """The options of the live page.
 
     Attributes:
         simulate_static: None if the live page cannot compare with static batching.
     """
 
-    page_control: bool = False
+    OPTION_GROUP: ClassVar = "Browsers"
+
+    page_control: bool = option(False, "Allow the live page to send bursts of synthetic requests.")
     simulate_static: StaticBatchingSimulation | None = None
-
-
-HELP = {"page_control": "Allow the live page to send bursts of synthetic requests."}

@@ -21,12 +21,11 @@ from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import packed_parts
 from chairlift.kernels.cpu.native_extension import NativeExtension
-from chairlift.kernels.weight_formats import BYTES_PER_INPUT
+from chairlift.lab.bench.bench_options import KernelOptions
 from chairlift.lab.bench.benchmark_result import MeasuredRange
 from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.declaration import MatrixSpec, ModelConfig
 
@@ -38,34 +37,6 @@ MIN_SECONDS: Final = 0.1
 
 KernelCase = dict[str, int | str]
 """The size of a measurement: the rows, or the sequences of a batch and their context."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelOptions:
-    """The sizes and formats to measure. `chairlift bench kernels --help` describes each field with an option.
-
-    Attributes:
-        ceiling_seconds: time to measure each ceiling at the beginning. Later each one is sampled before every pass.
-
-    Raises:
-        ConfigError: a value is out of range. The message names the option, the value and the limit.
-    """
-
-    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-    formats: tuple[str, ...] | None = None
-    batch_sizes: tuple[int, ...] = (1, 16, 64)
-    contexts: tuple[int, ...] = (128, 1024, 4096)
-    repeats: int = 7
-    ceiling_seconds: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_minimums(self, rows=1, batch_sizes=1, contexts=1)
-        if not self.rows or self.formats == ():
-            raise ConfigError("rows and formats must have at least one value each")
-        check_minimums(self, repeats=1)
-        for name in self.formats or ():
-            if name not in BYTES_PER_INPUT:
-                raise ConfigError(f"formats must be among {', '.join(BYTES_PER_INPUT)}, got {name!r}")
 
 
 @dataclass(frozen=True, slots=True)

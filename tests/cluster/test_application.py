@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chairlift.cli.cluster_app import build_application, read_serve_options
+from chairlift.cluster.application import build_application, read_serve_options
 from chairlift.errors import ConfigError, ModelLoadError
 from tiny_engine import tiny_options
 
@@ -40,7 +40,7 @@ def engines_of(application: Any) -> list[Any]:
 def test_the_file_in_deploy_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    monkeypatch.setattr("chairlift.cli.cluster_app.resolve_model", lambda *arguments, **options: None)
+    monkeypatch.setattr("chairlift.cluster.application.resolve_model", lambda *arguments, **options: None)
     described = yaml.safe_load((DEPLOY / "serve.yaml").read_text(encoding="utf-8"))
     (application,) = ServeDeploySchema.model_validate(described).applications
     assert application.import_path == "chairlift.cluster:app"
@@ -54,14 +54,14 @@ def test_options_reach_the_replicas(tmp_path: Path) -> None:
     options = {"max-num-seqs": 7, "seed": 3, "models": {"b": {"max_num_seqs": 5}}, "allowed-hosts": ["a", "b"]}
     for config in (write(tmp_path, **options), serve_options(tmp_path, **options)):
         served = read_serve_options(config)
-        assert (served["config"].max_num_seqs, served["config"].seed) == (7, 3)
-        assert served["models"].models == {"b": {"max_num_seqs": 5}}
-        assert served["access"].allowed_hosts is not None
+        assert (served.engine.max_num_seqs, served.engine.seed) == (7, 3)
+        assert served.models.models == {"b": {"max_num_seqs": 5}}
+        assert served.access.allowed_hosts is not None
 
 
 def test_the_environment_has_precedence_over_a_mapping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CHAIRLIFT_MAX_NUM_SEQS", "9")
-    assert read_serve_options(serve_options(tmp_path, **{"max-num-seqs": 7}))["config"].max_num_seqs == 9
+    assert read_serve_options(serve_options(tmp_path, **{"max-num-seqs": 7})).engine.max_num_seqs == 9
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_current_folder(
@@ -125,22 +125,30 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "arguments", "message"),
     [
-        ({}, {"replica": 2}, "replica: not an argument of chairlift.cluster:app; known are config, replicas"),
-        ({}, {"replicas": "two"}, "replicas must be a number, got 'two'"),
+        ({}, {"replica": 2}, "chairlift.cluster:app: replica is not an option: did you mean replicas?"),
+        (
+            {},
+            {"replicas": "two"},
+            'Invalid value for replicas from chairlift.cluster:app: unable to convert "two" into int.',
+        ),
         ({}, {"memory_per_replica": 0}, "memory_per_replica must be a positive amount such as 4GiB"),
         ({}, {"memory_per_replica": "much"}, "memory_per_replica must be a positive amount such as 4GiB"),
-        ({}, {"min_replicas": 0}, "min_replicas must be an integer of at least 1, got 0"),
+        ({}, {"min_replicas": 0}, "min_replicas must be at least 1, got 0"),
         ({}, {"min_replicas": 3}, "min_replicas=3 must not be greater than replicas=2, the number at the start"),
         ({}, {"max_replicas": 1}, "max_replicas=1 must not be less than replicas=2, the number at the start"),
-        ({}, {"drain_timeout": [1]}, "drain_timeout must be a number of seconds > 0, got [1]"),
-        ({}, {"watchdog_timeout": -1}, "watchdog_timeout must be a number of seconds >= 0, got -1"),
+        (
+            {},
+            {"drain_timeout": [1]},
+            'Invalid value for drain-timeout from chairlift.cluster:app: unable to convert "[1]" into float.',
+        ),
+        ({}, {"watchdog_timeout": -1}, "watchdog_timeout must be at least 0, got -1"),
         ({}, {"config": ["a"]}, "config must be the path of a file, or options as `name: value`, got ['a']"),
-        ({}, {"config": {"port": "x"}}, "config: port='x': "),
-        ({}, {"router": "best"}, "router must be one of prefix, pow2, got 'best'"),
+        ({}, {"config": {"port": "x"}}, 'Invalid value for port from config: unable to convert "x" into int.'),
+        ({}, {"router": "best"}, '"best" for router from chairlift.cluster:app. Choose from: "prefix", "pow2"'),
         ({"num-threads": None}, {}, "num_threads is not set"),
         ({"port": 9000}, {}, "port=9000 has no effect in a cluster: set http_options of Ray Serve"),
         ({"replicas": 3}, {}, "replicas has no effect in a cluster: use the argument replicas"),
-        ({"header-timeout": 3}, {}, "header-timeout is not an option of this command"),
+        ({"header-timeout": 3}, {}, "header-timeout is not an option"),
         ({"drain-timeout": 3}, {}, "use the argument drain_timeout"),
         ({"keep-alive": 5}, {}, "keep_alive has no effect in a cluster"),
         ({"allow-unauthenticated": None}, {}, "there is no API key, and Ray Serve's proxy may be reachable"),
@@ -151,7 +159,7 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
             {},
             "served_model_name=a is for one model without options of its own: name models with --models",
         ),
-        ({"max-num-seq": 3}, {}, "max-num-seq is not an option of this command: did you mean max-num-seqs"),
+        ({"max-num-seq": 3}, {}, "max-num-seq is not an option: did you mean max-num-seqs?"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], arguments: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""What commands write to the terminal, and the settings that commands with an engine share."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated, Final
+
+from cyclopts import Group, Parameter
+
+from chairlift.config import EngineConfig
+from chairlift.options import declared_options
+from chairlift.system.memory_limits import check_address_space
+
+MODEL_HELP: Final = declared_options(EngineConfig)["model"].help
+
+FLAG: Final = Parameter(negative=(), show_default=False)
+"""An option without a value that is off by default."""
+
+Json = Annotated[bool, FLAG, Parameter(name="--json", help="Print one line of JSON instead of tables.")]
+
+ARGUMENTS, OPTIONS = (Group(name, sort_key=number) for number, name in enumerate(("Arguments", "Options")))
+"""The first headings of --help."""
+
+SAMPLING_DEFAULTS: Final = ("generation_config", "override_generation_config")
+"""The options of the engine that affect only requests of the API."""
+
+
+def print_error(text: str) -> None:
+    """Print a message about an error to standard error."""
+    print_notice(f"error: {text}", "red")
+
+
+def print_notice(text: str, style: str = "dim") -> None:
+    """Print a line to standard error, with a style of rich if it is a terminal."""
+    from rich.console import Console
+
+    Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def prepare_engine() -> None:
+    """Write the log to standard error, without a traceback for lines that cannot be written.
+
+    Raises:
+        ConfigError: the address space is too small for an engine.
+    """
+    logging.raiseExceptions = False
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    check_address_space()

@@ -1,0 +1,76 @@
+"""`chairlift serve`: serves an OpenAI-compatible API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cyclopts import App
+
+from chairlift.cli.console import ARGUMENTS, OPTIONS, prepare_engine
+from chairlift.errors import ConfigError
+from chairlift.option_sources import ConfigFile, service_sources, with_options
+from chairlift.server.serve_options import ServeOptions
+
+if TYPE_CHECKING:
+    from chairlift.config import EngineConfig
+    from chairlift.events import EngineStarted, Event
+    from chairlift.observability.step_cost import CostLine
+    from chairlift.server.serve import EngineCluster
+    from chairlift.server.web.page_options import SimulatedRequest
+
+serve = App(name="serve", config=service_sources(), group_arguments=ARGUMENTS, group_parameters=OPTIONS)
+
+
+@serve.default
+@with_options
+def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> None:
+    """Serve the models that the options name."""
+    started = time.perf_counter()
+    prepare_engine()
+    from chairlift.server.serve import run
+
+    models, config = options.models, options.engine
+    run(
+        config,
+        host=options.host,
+        port=options.port,
+        served_model_name=options.served_model_name,
+        watchdog_timeout=options.watchdog_timeout,
+        started=started,
+        limits=options.limits,
+        access=options.access,
+        api=options.api,
+        observability=options.observability,
+        pages=replace(options.pages, simulate_static=simulate_static_batching),
+        models=models.specs(config, options.api) if models.is_on_demand else None,
+        model_limits=models.limits(config) if models.is_on_demand else None,
+        start_cluster=None if options.replicas is None else _local_cluster(options, options.replicas),
+    )
+
+
+def simulate_static_batching(
+    engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest]
+) -> list[Event]:
+    """Simulate static batching for the live page. The simulator is imported at the first call."""
+    from chairlift.lab.bench.static_comparison import simulate_static_batching
+
+    return simulate_static_batching(engine, cost, requests)
+
+
+def _local_cluster(options: ServeOptions, replicas: int) -> Callable[[EngineConfig], EngineCluster]:
+    """What starts the replicas.
+
+    Raises:
+        ConfigError: models are loaded on demand.
+    """
+    from chairlift.cluster.cluster_options import ClusterOptions
+    from chairlift.cluster.local_cluster import LocalCluster
+
+    if options.models.is_on_demand:
+        raise ConfigError("replicas need one model that is always loaded: name one MODEL, or use chairlift.cluster:app")
+    cluster = ClusterOptions(replicas, watchdog_timeout=options.watchdog_timeout)
+    return partial(LocalCluster, options=cluster)

@@ -1,0 +1,264 @@
+"""The sources of options: the command line, CHAIRLIFT_* variables and YAML files, parsed with cyclopts.
+
+The parameters of a command that are dataclasses are replaced by the options that their fields declare (see
+`chairlift.options`). The command line has precedence, then the environment, then the file, then the default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+from cyclopts import App, CoercionError, CycloptsError, Group, Parameter, Token
+from cyclopts.config import Env
+
+from chairlift.errors import ConfigError
+from chairlift.options import Option, Selection, declared_options
+
+Record = TypeVar("Record")
+
+PREFIX: Final = "CHAIRLIFT_"
+"""The variable of an option is this prefix and its name, such as CHAIRLIFT_MAX_NUM_SEQS."""
+
+CONFIG_FILE: Final = "config_file"
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(
+        name="--config",
+        help="YAML file with options by name, such as max-num-seqs: 32. The command line and CHAIRLIFT_* variables, "
+        "such as CHAIRLIFT_MAX_NUM_SEQS, have precedence.",
+    ),
+]
+"""The type of a parameter `config_file` of a command that has `service_sources`."""
+
+FLAG_TYPES: Final = (bool, bool | None)
+
+
+class Given(frozenset[str]):
+    """The names of the options that were given, for a parameter of a command with this type."""
+
+
+class RecordOptions:
+    """The options of a record, and of the records in its fields that have an OPTION_GROUP, their heading in --help."""
+
+    def __init__(self, record: type[Any], selection: Selection) -> None:
+        self._record = record
+        hints = get_type_hints(record, include_extras=True)
+        declared = declared_options(record)
+        self._own = {name: about for name, about in declared.items() if selection.has(name)}
+        self._inner = {name: found for name, hint in hints.items() if (found := _record_options(hint)) is not None}
+
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """The parameters of a command for these options."""
+        hints, defaults = get_type_hints(self._record), {each.name: each.default for each in fields(self._record)}
+        group = getattr(self._record, "OPTION_GROUP", None)
+        for name, about in self._own.items():
+            yield _parameter(about.name or name, about, hints[name], defaults[name], group)
+        for inner in self._inner.values():
+            yield from inner.parameters()
+
+    def build(self, given: dict[str, Any], base: Any = None) -> Any:
+        """Create the record from the given values, and remove them. Other values are those of `base`, or defaults."""
+        values = {name: given.pop(key) for name, about in self._own.items() if (key := about.name or name) in given}
+        for name, inner in self._inner.items():
+            values[name] = inner.build(given, None if base is None else getattr(base, name))
+        return self._record(**values) if base is None else replace(base, **values)
+
+
+def _record_options(annotation: Any) -> RecordOptions | None:
+    """The options of a parameter or field with this type; None if it is not a record of options."""
+    kind, *about = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if not isinstance(kind, type) or not is_dataclass(kind) or not hasattr(kind, "OPTION_GROUP"):
+        return None
+    return RecordOptions(kind, next((each for each in about if isinstance(each, Selection)), Selection()))
+
+
+@cache
+def option_group(name: str) -> Group:
+    """The heading of options in --help. Groups have the order in which they are created."""
+    return Group.create_ordered(name)
+
+
+def _parameter(name: str, about: Option, kind: Any, default: Any, group: str | None) -> inspect.Parameter:
+    """The parameter of a command for an option. A flag that is off by default has no --no- form."""
+    if about.is_repeated or about.is_positional:
+        kind = list[str] if default is MISSING else list[str] | None
+    elif about.parse is not None:
+        kind, default = (str, default) if default is MISSING else (str | None, None)
+    is_constant = default is not None and kind not in FLAG_TYPES
+    described = Parameter(
+        name=None if about.short_name is None else (f"--{name.replace('_', '-')}", about.short_name),
+        help=about.help,
+        group="Arguments" if about.is_positional else option_group(group or "Options"),
+        choices=None if about.parse is not None else about.choices or None,
+        negative=() if default is False or kind not in FLAG_TYPES else None,
+        show_default=is_constant,
+        converter=_integer if int in (kind, *get_args(kind)) else None,
+    )
+    positional, keyword = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(
+        name,
+        positional if about.is_positional else keyword,
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[kind, described],
+    )
+
+
+def _integer(_kind: Any, tokens: Sequence[Token]) -> int:
+    """Parse an integer. The converter of cyclopts rounds a number with a fraction."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise CoercionError(token=tokens[0], target_type=int) from None
+
+
+def with_options(function: Callable[..., Any], **bases: Any) -> Callable[..., Any]:
+    """Return the command with the options of its records as parameters, instead of the records.
+
+    Args:
+        bases: records whose values replace the defaults, by the name of the parameter.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    records: dict[str, RecordOptions] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if (record := _record_options(parameter.annotation)) is not None:
+            records[name] = record
+        elif parameter.annotation is not Given:
+            parameters.append(parameter)
+    for record in records.values():
+        parameters += record.parameters()
+    parameters.sort(key=lambda parameter: parameter.kind)
+    positional = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_ONLY]
+
+    def command(*arguments: Any, **values: Any) -> Any:
+        values |= dict(zip(positional, arguments, strict=False))
+        names = Given(values)
+        made = {name: record.build(values, bases.get(name)) for name, record in records.items()}
+        own = [values.pop(name) for name in positional if name in values]
+        if "given" in signature.parameters:
+            made["given"] = names
+        values.pop(CONFIG_FILE, None)
+        return function(*own, **values, **made)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def service_sources(
+    content: Mapping[Any, Any] | None = None, source: str = "config", *, environment: bool = True
+) -> tuple[Callable[..., None], ...]:
+    """The sources of the options of a service in addition to the command line: the environment, and a file.
+
+    Args:
+        content: what the file would contain, instead of the file that the option --config names.
+        source: the start of error messages about `content`.
+        environment: CHAIRLIFT_* variables have precedence over the file.
+    """
+
+    def read_file(_app: App, _commands: Sequence[str], arguments: Any) -> None:
+        found = {argument.field_info.name: argument for argument in arguments}
+        file = found.pop(CONFIG_FILE, None)
+        if content is not None:
+            _add_values(found, content, source)
+        elif file is not None and file.tokens:
+            path = Path(file.tokens[0].value)
+            _add_values(found, _read_yaml(path), f"config={path}")
+
+    variables = (_ignore_service_variables, Env(PREFIX, command=False, show=False)) if environment else ()
+    return *variables, read_file
+
+
+def _ignore_service_variables(*_of_command: Any) -> None:
+    """Remove a variable that Kubernetes sets if a service is called chairlift: CHAIRLIFT_PORT=tcp://10.0.0.1:8000."""
+    if "://" in os.environ.get(f"{PREFIX}PORT", ""):
+        del os.environ[f"{PREFIX}PORT"]
+
+
+def read_options(
+    record: type[Record],
+    content: Mapping[Any, Any] | Path | None,
+    source: str = "config",
+    *,
+    base: Record | None = None,
+    environment: bool = True,
+) -> Record:
+    """Read the options of a record from a mapping or a YAML file.
+
+    Args:
+        source: the start of error messages about a mapping.
+        base: has the values of the options that are not given, instead of their defaults.
+        environment: CHAIRLIFT_* variables have precedence.
+
+    Raises:
+        ConfigError: the file cannot be read, or an option is unknown or has a wrong value.
+    """
+    taken: list[Record] = []
+
+    def take(*, values: Any, config_file: ConfigFile = None) -> None:
+        taken.append(values)
+
+    take.__annotations__["values"] = record
+    mapping = content if isinstance(content, Mapping) else None
+    sources = service_sources(mapping, source, environment=environment)
+    app = App(config=sources, result_action="return_value")
+    app.default(with_options(take, values=base))
+    arguments = ["--config", str(content)] if isinstance(content, Path) else []
+    try:
+        app(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise ConfigError(str(error)) from None
+    return taken[0]
+
+
+def _read_yaml(path: Path) -> Mapping[Any, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        hint = "" if path.is_absolute() else f" (the path is relative to {Path.cwd()})"
+        raise ConfigError(f"config={path} cannot be read: {error.strerror}{hint}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"config={path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError(f"config={path} must contain options as `name: value`, got {content!r:.80}")
+    return content or {}
+
+
+def _add_values(found: Mapping[str, Any], content: Mapping[Any, Any], source: str) -> None:
+    """Add the values of a file to the arguments that have none. Lists and objects become JSON.
+
+    Raises:
+        ConfigError: an option is unknown, is given twice, or has a value of another kind.
+    """
+    names: set[str] = set()
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in found:
+            close = get_close_matches(name, found, 1)
+            hint = f": did you mean {close[0].replace('_', '-')}?" if close else f"; options are {', '.join(found)}"
+            raise ConfigError(f"{source}: {key} is not an option{hint}")
+        if name in names:
+            raise ConfigError(f"{source}: {key} is given twice, with - and with _: remove one of them")
+        names.add(name)
+        argument = found[name]
+        if value is None or argument.tokens:
+            continue
+        keyword = str(key).replace("_", "-")
+        if isinstance(value, bool) and argument.hint not in FLAG_TYPES:
+            problem = f"must be a number or text, got {str(value).lower()}: write text in quotes"
+            raise ConfigError(f"{source}: {keyword} {problem}")
+        _count, is_repeated = argument.token_count()
+        for index, each in enumerate(value if is_repeated and isinstance(value, list) else [value]):
+            text = json.dumps(each) if isinstance(each, dict | list) else str(each)
+            argument.append(Token(keyword=keyword, value=text, source=source, index=index))

@@ -1,0 +1,184 @@
+"""The declaration of an option: a field of a dataclass with its type, its default, its help, and the values it takes.
+
+The command line, the environment variables, the configuration files and the tables of the documentation are derived
+from these fields by `chairlift.option_sources`, and their values are checked when a record of them is created.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from chairlift.errors import ConfigError
+
+_KEY: Final = "option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field declares about its option in addition to its type and its default.
+
+    Attributes:
+        help: one or two sentences with the meaning, the unit, and the default if it is not a constant.
+        choices: the values that the option can have.
+        minimum: the smallest value.
+        parse: converts text, or the texts of a repeated option, to the value. Its second argument is the name of the
+            option, for the message of a ConfigError.
+        is_repeated: the option can be given several times on the command line.
+        is_positional: the values, which are a list, are arguments of the command line without a name.
+        name: the name of the option, if it is not that of the field.
+        short_name: a second name on the command line, such as "-m".
+    """
+
+    help: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    parse: Callable[[Any, str], Any] | None = None
+    is_repeated: bool = False
+    is_positional: bool = False
+    name: str | None = None
+    short_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Selects options of a record where it is a parameter or a field: `Annotated[EngineConfig, Selection(...)]`.
+
+    Attributes:
+        only: the fields that are options; empty for all.
+        without: fields that are not options.
+    """
+
+    only: Sequence[str] = ()
+    without: Sequence[str] = ()
+
+    def has(self, name: str) -> bool:
+        """Whether the field is an option."""
+        return name not in self.without and (not self.only or name in self.only)
+
+
+def option(default: Any, help: str, **about: Any) -> Any:  # noqa: A002
+    """Declare a field of a dataclass as an option.
+
+    Args:
+        default: the default of the field; MISSING if the option is required.
+        about: further attributes of `Option`.
+    """
+    return field(default=default, metadata={_KEY: Option(help, **about)})
+
+
+def declared_options(record: type[Any]) -> dict[str, Option]:
+    """The options that a dataclass declares, by the name of the field."""
+    return {each.name: each.metadata[_KEY] for each in fields(record) if _KEY in each.metadata}
+
+
+def check_options(record: Any) -> None:
+    """Parse the values of options that are text, and check the values. `__post_init__` of a record calls it.
+
+    Raises:
+        ConfigError: a value has another form, or is outside of the declared ones.
+    """
+    for name, declared in declared_options(type(record)).items():
+        value = getattr(record, name)
+        if declared.parse is not None and isinstance(value, str | list):
+            value = declared.parse(value, declared.name or name)
+            object.__setattr__(record, name, value)
+        if value is None:
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            if declared.choices and each not in declared.choices:
+                raise ConfigError(f"{name} must be one of {', '.join(declared.choices)}, got {each!r}")
+            if declared.minimum is not None:
+                _check_minimum(name, each, declared.minimum)
+
+
+def _check_minimum(name: str, value: Any, low: float) -> None:
+    if isinstance(low, int) and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(f"{name} must be an integer, got {value!r:.80}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, got {value!r:.80}")
+    if not value >= low:
+        raise ConfigError(f"{name} must be at least {low:g}, got {value}")
+
+
+def object_parser(example: str) -> Callable[[str, str], dict[str, Any]]:
+    """The `parse` of an option that is a JSON object. It raises ConfigError with the example for other text."""
+
+    def parse(text: str, name: str) -> dict[str, Any]:
+        value = _parse_json(text)
+        if not isinstance(value, dict) or not value:
+            raise ConfigError(f"{name} must be a JSON object such as {example}, got {text!r:.100}")
+        return value
+
+    return parse
+
+
+def parse_names(text: str | Sequence[str], name: str) -> tuple[str, ...]:
+    """Parse a JSON list of texts. Raises ConfigError if it is not one."""
+    value = _parse_json(text) if isinstance(text, str) else text
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(f"""{name} must be a JSON list of strings such as '["*"]', got {text!r:.100}""")
+    return tuple(value)
+
+
+def split_names(text: str | Sequence[str], name: str) -> tuple[str, ...]:
+    """Split "a,b", or the same as a JSON list, without empty parts."""
+    value = _parse_json(text) if isinstance(text, str) else text
+    parts = value if isinstance(value, list) else str(text).split(",")
+    return tuple(part.strip() for part in map(str, parts) if part.strip())
+
+
+def parse_weights(text: str, name: str) -> dict[str, float]:
+    """Parse "a=1,b=2.5", or the same as a JSON object, to a positive weight for each name.
+
+    Raises:
+        ConfigError: the text has another form, a weight is not positive, or a name occurs twice.
+    """
+    weights: dict[str, float] = {}
+    for part, key, number in _pairs(text.split(","), text):
+        try:
+            weight = float(number)
+        except (TypeError, ValueError):
+            weight = math.nan
+        if not key or key in weights or not 0 < weight < math.inf:
+            raise ConfigError(
+                f"{name} must be name=weight pairs such as a=1,b=2.5 with weights above 0, got {part!r} in {text!r}"
+            )
+        weights[key] = weight
+    return weights
+
+
+def parse_paths(items: str | Sequence[str], name: str) -> dict[str, str] | None:
+    """Parse items "name=path", or the same as one JSON object.
+
+    Raises:
+        ConfigError: an item has another form, or a name occurs twice.
+    """
+    texts = [items] if isinstance(items, str) else items
+    paths: dict[str, str] = {}
+    for item, key, path in _pairs(texts, texts[0] if len(texts) == 1 else ""):
+        if not key or not path or not isinstance(path, str) or key in paths:
+            raise ConfigError(f"{name} must be name=path with distinct names, got {item!r:.200}")
+        paths[key] = path
+    return paths or None
+
+
+def _pairs(items: Sequence[str], text: str) -> Iterator[tuple[str, str, Any]]:
+    """The text, name and value of items "name=value", or of the members of a JSON object."""
+    value = _parse_json(text)
+    if isinstance(value, dict):
+        yield from ((f"{key}={each}", key, each) for key, each in value.items())
+        return
+    for item in items:
+        key, _equals, each = item.partition("=")
+        yield item, key, each
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

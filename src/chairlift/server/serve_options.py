@@ -1,0 +1,44 @@
+"""The options of `chairlift serve`, which the application of a cluster has too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
+
+from chairlift.config import EngineConfig
+from chairlift.options import Selection, check_options, option
+from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.http.server_limits import ServerLimits
+from chairlift.server.models.model_options import ModelOptions
+from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.web.page_options import PageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The options of a server and of its engine."""
+
+    OPTION_GROUP: ClassVar = "Server"
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 selects a free one.")
+    served_model_name: str | None = option(None, "Name of the model in requests.")
+    replicas: int | None = option(
+        None, "Number of engines on this machine, started with Ray Serve (chairlift[ray]).", minimum=1
+    )
+    watchdog_timeout: float = option(
+        120.0, "Seconds without a step after which a busy engine is restarted; 0 disables it.", minimum=0.0
+    )
+    models: ModelOptions = field(default_factory=ModelOptions)
+    engine: Annotated[EngineConfig, Selection(without=("model",))] = field(default_factory=EngineConfig)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    access: AccessOptions = field(default_factory=AccessOptions)
+    api: ApiOptions = field(default_factory=ApiOptions)
+    observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
+    pages: PageOptions = field(default_factory=PageOptions)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.models.only_model is not None:
+            object.__setattr__(self, "engine", replace(self.engine, model=self.models.only_model))
