@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from chairlift.config import EngineConfig
+from chairlift.engine.startup.memory_plan import plan_memory
 from chairlift.errors import ChairliftError
 from chairlift.events import read_events
 from chairlift.lab.bench.calibrate import calibrate
 from chairlift.lab.metrics.run import summarize
-from chairlift.lab.planning.planner import PlannedModel, plan_memory
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.resolve import matrix_formats
@@ -43,7 +43,7 @@ def test_output_has_constants_and_a_table_or_json(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     arguments = [*SMALL, "--num-kv-blocks", "300", "--request-rate", "5"]
     text = run(*arguments, "--event-log", str(log))
-    places = [text.index(part) for part in ("flops_efficiency", "KV pool, blocks", "output tokens")]
+    places = [text.index(part) for part in ("flops_efficiency", "KV pool 300 blocks", "output tokens")]
     assert places == sorted(places)
     assert "{" not in text
     record = record_of(*arguments)
@@ -69,8 +69,8 @@ def test_pool_size_is_that_of_the_planner() -> None:
     engine = record_of(*SMALL, "--device", "A100-40GB")["engine"]
     config = EngineConfig(device="cuda", dtype="float16", max_num_seqs=engine["max_num_seqs"])
     model_config = MODEL_SHAPES["opt-13b"].config
-    model = PlannedModel("opt-13b", "opt-13b", model_config, matrix_formats(None, model_config))
-    memory = plan_memory(model, config, find_device("A100-40GB").memory_bytes, 0.9)
+    formats = matrix_formats(None, model_config)
+    memory = plan_memory(config, model_config, formats, find_device("A100-40GB").memory_bytes, 0.9)
     assert engine["num_blocks"] == memory.pool.num_blocks
     given = record_of(*SMALL, "--kv-cache-memory-bytes", "12GiB")["engine"]
     assert given["num_blocks"] == (12 << 30) // (819_200 * 16) - 1 == 982, "one of them is spare"
@@ -117,7 +117,7 @@ def test_fitted_cost_model_uses_the_recorded_engine(tmp_path: Path) -> None:
     assert [engine[name] for name in ("model", "num_blocks", "block_size", "max_model_len", "kv")] == [
         "opt-13b", 70, 8, 64, "max",
     ]  # fmt: skip
-    assert "opt-13b, continuous/paged, 70 blocks of 8" in " ".join(text.replace("│", " ").split())
+    assert "KV pool 70 blocks of 8" in " ".join(text.replace("│", " ").split())
     smaller = record_of(*SMALL, "--fitted-to", str(log), "--num-kv-blocks", "40")["engine"]
     assert (smaller["num_blocks"], smaller["block_size"], smaller["max_model_len"]) == (40, 16, 560)
 

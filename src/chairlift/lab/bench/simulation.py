@@ -13,6 +13,7 @@ from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.memory_plan import plan_memory, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, open_event_log, read_events
+from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
 from chairlift.lab.sim.cost_model import CostModel
@@ -117,7 +118,7 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
             file.close()
     constants = cost_model.constants()
     if recorded is not None:
-        constants.append(("recorded engine", _engine_line(recorded)))
+        constants += [("recorded engine", recorded.model), *_engine_rows(recorded, "recorded ")]
     engine = sim.engine_started()
     if recorded is not None and sim.model is None:
         engine = replace(engine, model=recorded.model)
@@ -210,13 +211,8 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     )
 
 
-def _engine_line(engine: EngineStarted) -> str:
-    batching = f"static({engine.static_batch_size})" if engine.batching == "static" else engine.batching
-    return (
-        f"{engine.model}, {batching}/{engine.kv}, {engine.num_blocks:,} blocks of {engine.block_size}, max_model_len "
-        f"{engine.max_model_len:,}, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
-        f"{engine.max_num_batched_tokens}"
-    )
+def _engine_rows(engine: EngineStarted, prefix: str = "") -> list[tuple[str, str]]:
+    return [(f"{prefix}policies", engine_policies(engine)), (f"{prefix}limits", engine_limits(engine))]
 
 
 def _read_log(path: Path) -> list[Event]:
@@ -240,23 +236,7 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None, as_js
     for metric in REPORTED_METRICS:
         if (value := metric.value(run)) is not None:
             table.add_row(row_label(metric.label, metric.unit), number(value * metric.scale))
-    parts: list[RenderableType] = [constants_table([*result.constants, *_limits(result.engine)]), table]
+    parts: list[RenderableType] = [constants_table([*result.constants, *_engine_rows(result.engine)]), table]
     if sim.rejected:
         parts.append(f"{len(sim.rejected)} requests can never fit and were rejected; the first: {sim.rejected[0][1]}")
     print_report(parts, result.to_dict(), file, as_json)
-
-
-def _limits(engine: EngineStarted) -> list[tuple[str, str]]:
-    batching = engine.batching
-    if engine.static_batch_size is not None:
-        batching = f"static, {engine.static_batch_size} requests, run to {engine.static_run_to}"
-    kv = engine.kv if engine.kv_arena is None else f"{engine.kv}, {engine.kv_arena} arena"
-    return [
-        ("batching", batching),
-        ("kv", f"{kv}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}"),
-        ("KV pool, blocks", f"{engine.num_blocks:,}"),
-        ("block_size, slots", f"{engine.block_size}"),
-        ("max_num_seqs", f"{engine.max_num_seqs:,}"),
-        ("max_num_batched_tokens", f"{engine.max_num_batched_tokens:,}"),
-        ("max_model_len", f"{engine.max_model_len:,}"),
-    ]

@@ -23,9 +23,9 @@ from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.tables import make_text_table
 from chairlift.lab.workload.anyscale import anyscale_workload
 from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import FixedLength, HistogramLengths, paired_lengths, parse_lengths
+from chairlift.lab.workload.lengths import HistogramLengths, paired_lengths, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.synthetic import make_workload, shared_prefixes
+from chairlift.lab.workload.synthetic import make_workload, shared_prefix
 
 MEMORY_SHARE: Final = 0.9
 """The share of device memory for weights, K and V: the default of vLLM's `gpu_memory_utilization`."""
@@ -151,8 +151,7 @@ class StudySystem:
             return anyscale_workload(workload["anyscale"], count, request_rate=workload.get("request_rate"))
         prompt, output = parse_lengths(workload["input_len"]), parse_lengths(workload["output_len"])
         if "prefix" in workload:
-            prefix = FixedLength(workload["prefix"])
-            return shared_prefixes(seed, count, 1, prefix, prompt, output, ArrivalProcess(), vocab_size)
+            return shared_prefix(seed, count, workload["prefix"], prompt, output, ArrivalProcess(), vocab_size)
         return make_workload(
             seed, count, prompt, output, ArrivalProcess(1.0), vocab_size, max_model_len=workload.get("max_model_len")
         )

@@ -1,4 +1,4 @@
-"""Synthetic workloads of random tokens: independent requests and shared prefixes.
+"""Synthetic workloads of random tokens: independent requests and a shared prefix.
 
 Lengths, arrival times and tokens are drawn from separate random streams of one seed, so changing one distribution
 leaves all other draws as they were. Every function raises ConfigError for a number below its limit, and as
@@ -8,7 +8,6 @@ leaves all other draws as they were. Every function raises ConfigError for a num
 from __future__ import annotations
 
 import hashlib
-import math
 from functools import lru_cache
 
 import numpy as np
@@ -62,41 +61,28 @@ def make_workload(
     ]
 
 
-def shared_prefixes(
+def shared_prefix(
     seed: int,
     count: int,
-    num_prefixes: int,
-    prefix: LengthDistribution,
+    prefix_len: int,
     suffix: LengthDistribution,
     output: LengthDistribution,
     arrivals: ArrivalProcess,
     vocab_size: int,
-    *,
-    zipf: float = 0.0,
 ) -> list[WorkloadRequest]:
-    """Returns `count` requests whose prompts are one of `num_prefixes` prefixes and a suffix of their own.
-
-    Args:
-        zipf: the i-th prefix is chosen with a probability proportional to 1 / i**zipf; 0: all equally likely.
-    """
-    _check_minima(count=(count, 1), num_prefixes=(num_prefixes, 1), vocab_size=(vocab_size, 1), seed=(seed, 0))
-    if not (zipf >= 0 and math.isfinite(zipf)):
-        raise ConfigError(f"workload: zipf must be a number >= 0, got {zipf}")
-    prefix_rng, suffix_rng, output_rng, arrival_rng, choice_rng, token_rng = _random_streams(seed, 6)
-    prefixes = [_random_tokens(token_rng, n, vocab_size) for n in prefix.sample(prefix_rng, num_prefixes)]
-    weights = np.arange(1, num_prefixes + 1) ** -zipf
-    chosen = choice_rng.choice(num_prefixes, size=count, p=weights / weights.sum()).tolist()
-    suffix_lens = suffix.sample(suffix_rng, count)
-    output_lens = output.sample(output_rng, count)
-    times = arrivals.times(arrival_rng, count)
+    """Return `count` requests whose prompts are the same prefix and a suffix of their own."""
+    _check_minima(count=(count, 1), prefix_len=(prefix_len, 1), vocab_size=(vocab_size, 1), seed=(seed, 0))
+    _, suffix_rng, output_rng, arrival_rng, _, token_rng = _random_streams(seed, 6)
+    prefix = _random_tokens(token_rng, prefix_len, vocab_size)
+    columns = zip(
+        arrivals.times(arrival_rng, count),
+        suffix.sample(suffix_rng, count),
+        output.sample(output_rng, count),
+        strict=True,
+    )
     return [
-        WorkloadRequest(
-            f"r{i}",
-            times[i],
-            prefixes[chosen[i]] + _random_tokens(token_rng, suffix_lens[i], vocab_size),
-            output_lens[i],
-        )
-        for i in range(count)
+        WorkloadRequest(f"r{i}", time, prefix + _random_tokens(token_rng, suffix_len, vocab_size), output_len)
+        for i, (time, suffix_len, output_len) in enumerate(columns)
     ]
 
 
