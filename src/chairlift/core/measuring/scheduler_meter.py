@@ -187,8 +187,9 @@ class SchedulerMeter:
         """
         head, reason = self.blocked or NOT_BLOCKED
         self._waits.count_step(reason, head)
+        # This loop runs for each request and step, so it does nothing else.
         num_groups = self._num_groups
-        for request, count in zip(requests, output.num_scheduled_tokens.values(), strict=True):
+        for request, count in zip(requests, output.num_scheduled_tokens.values()):  # noqa: B905
             request.meter.write_moment += count * num_groups * now
         num_recomputed = self._count_recomputed(output) if self._recomputing else 0
         if self._events is not None:
@@ -281,7 +282,7 @@ class SchedulerMeter:
 
 def _num_computed(output: SchedulerOutput, requests: Sequence[Request]) -> list[int]:
     counts = output.num_scheduled_tokens.values()
-    return [request.num_computed_tokens - count for request, count in zip(requests, counts, strict=True)]
+    return [request.num_computed_tokens - count for request, count in zip(requests, counts)]  # noqa: B905
 
 
 def _arrived_event(request: Request, step: int) -> RequestArrived:
