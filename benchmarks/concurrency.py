@@ -44,7 +44,6 @@ from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.bench.workload_options import check_minimums
-from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.report.drawing import STYLE, WIDTH, line_style
 from chairlift.lab.report.pictures import DOTS_PER_INCH
@@ -168,7 +167,7 @@ def _measure_decode(
     seconds = decode_step_seconds(log, batch_size)[WARM_UP_STEPS:][:steps]
     assert len(seconds) == steps, "all requests decode together for long enough"
     print(f"batch {batch_size} at {context}: {1e3 * median(seconds):.2f} ms a step", file=sys.stderr)
-    return DecodeFigures(batch_size, context, len(seconds), percentile(seconds, 50), min(seconds), max(seconds))
+    return DecodeFigures(batch_size, context, len(seconds), median(seconds), min(seconds), max(seconds))
 
 
 def output_tokens(batch_size: int, steps: int) -> int:

@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import numpy as np
 from benchmarks.common import StreamedAnswer, bearer_client, serve, stream_completion
 from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.lab.metrics.percentile import percentile
 from chairlift.server.access.keys import key_record, new_secret, to_toml
 
 HEAVY, LIGHT = "heavy", "light"
@@ -95,7 +95,7 @@ class FairnessRun:
     calls: dict[str, list[StreamedAnswer]] = field(default_factory=dict)
 
     def ttft(self, name: str, quantile: float) -> float:
-        return percentile([call.ttft for call in self.calls[name] if call.ttft is not None], quantile)
+        return float(np.percentile([call.ttft for call in self.calls[name] if call.ttft is not None], quantile))
 
 
 async def send_all(

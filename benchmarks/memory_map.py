@@ -132,7 +132,7 @@ class BlockSpan(NamedTuple):
 def block_spans(trace: RunTrace) -> list[BlockSpan]:
     """The blocks that each request holds, ordered by the step of their allocation, including shared blocks."""
     spans = [
-        BlockSpan(block, count, position, last, residency.request.number)
+        BlockSpan(block, count, position, last, residency.request.index)
         for residency in trace.residencies
         for position, block_ids in residency.blocks
         for last, held in _by_last_step(residency, position, block_ids).items()

@@ -8,10 +8,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
+import numpy as np
 from benchmarks.peers.records import EngineRun, Job, PeerRequest, RequestTiming, RequestTimings
 
 from chairlift.errors import ChairliftError
-from chairlift.lab.metrics.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,9 @@ def _burst_figures(timings: RequestTimings) -> dict[str, float]:
         samples["itl"] = [b - a for timing in all_timings for a, b in pairwise(timing.token_times)]
     tokens = sum(len(timing.token_times) for timing in all_timings)
     rates = {"output_tokens_per_s": tokens / seconds}
-    points = {f"{name}_p{p}": percentile(values, p) for name, values in samples.items() if values for p in (50, 99)}
+    points = {
+        f"{name}_p{p}": float(np.percentile(values, p)) for name, values in samples.items() if values for p in (50, 99)
+    }
     return rates | points
 
 

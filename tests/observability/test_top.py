@@ -19,10 +19,10 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.observability.top import (
     KINDS,
+    CounterRate,
     HttpSource,
     Snapshot,
     SourceError,
-    ThroughputHistory,
     TopApp,
     count_of,
     explained_lines,
@@ -123,23 +123,17 @@ def test_a_disconnected_server_is_shown_and_reconnected() -> None:
     asyncio.run(look())
 
 
-def test_the_output_tokens_per_second_and_their_history_are_shown() -> None:
-    history = ThroughputHistory()
-    assert history.text(20) == "output tokens/s: measuring"
-    for now, tokens in enumerate([0.0, 0.0, 40.0, 120.0, 160.0]):
-        history.add(float(now), tokens)
-    history.add(5.0, 3.0)  # The server was restarted.
-    history.add(6.0, 23.0)
-    assert list(history.rates) == [0, 40, 80, 40, 20]
-    assert history.text(20) == "output tokens/s     20.0   ▄█▄▂  at most 80.0"
-    assert history.text(2) == "output tokens/s     20.0  █▄  at most 40.0"
+def test_rates_are_those_between_two_snapshots_of_one_server() -> None:
+    rate = CounterRate()
+    found = [rate.update(now, value) for now, value in ((0, 0.0), (1, 40.0), (3, 60.0), (4, 3.0), (5, 23.0))]
+    assert found == [None, 40, 10, None, 20]
     text = '# HELP vllm:generation_tokens_total x\nvllm:generation_tokens_total{model="a"} 7.0\nother_total 9.0\n'
     assert count_of("vllm:generation_tokens_total", text) == 7
 
 
 def test_an_idle_engine_shows_free_memory() -> None:
     idle = engine(status={"state": "running", "restarts": 0, "num_unfinished": 0})
-    assert status_line(idle, None) == "tiny: running   continuous/paged   idle after step 7"
+    assert status_line(idle, None, None) == "tiny: running   continuous/paged   idle after step 7"
     assert "token_states 0 (0%)" in memory_bar(idle, 40).plain
     assert "free 100 (100%)" in memory_bar(idle, 40).plain
 
@@ -184,7 +178,7 @@ def test_top_shows_a_real_server(busy_server: RunningServer) -> None:
             while "seats: the only seat is taken" not in shown(app, "why"):
                 await pilot.pause(0.05)
             assert "max_num_seqs=2 would have admitted it" in shown(app, "why")
-            assert "at most" in shown(app, "throughput")
+            assert "output tokens/s" in shown(app, "status")
 
     asyncio.run(asyncio.wait_for(look(), 20))
     for caller in callers:

@@ -117,8 +117,8 @@ def test_spans_add_up_in_any_load(data: st.DataObject) -> None:
     engine.to_end()
     check_waits(engine.tracker, engine.log)
     assert not engine.tracker.holders()
-    assert not engine.tracker._unfinished
-    assert not engine.tracker._leaving
+    assert not engine.tracker.batch()
+    assert not engine.tracker.unfinished()
 
 
 def check_block_ids(engine: TrackedEngine) -> None:

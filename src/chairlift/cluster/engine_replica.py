@@ -136,7 +136,7 @@ class EngineReplica:
         self._encoder = msgspec.msgpack.Encoder()
         tracker = RequestTracker()
         self._metrics = PrometheusMetrics(tracker)
-        for listener in (tracker, self._metrics, self):
+        for listener in (tracker, self):
             client.events.add(listener)
 
     def open(self) -> None:

@@ -16,7 +16,9 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, RequestRejected, Step
+from chairlift.events import EngineStarted, RequestFinished, Step
+from chairlift.observability.replay import ReplayReader, Rows
+from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
 
 TTFT_BUCKETS: Final = (
@@ -114,11 +116,11 @@ class MetricTotals:
     last_tokens: dict[str, float]
 
 
-class PrometheusMetrics(Collector):
-    """An event sink that counts, and a collector that exports the counts.
+class PrometheusMetrics(ReplayReader, Collector):
+    """Counts what a tracker replays, and exports the counts.
 
     Args:
-        tracker: a tracker that receives the same events before this sink.
+        tracker: the tracker of the engine, which notifies these metrics.
         gauges: additional gauges: name -> (help, function that returns the value).
         model_name: the value of the label `model_name`; None is the name of the model in its events.
     """
@@ -134,10 +136,9 @@ class PrometheusMetrics(Collector):
         self._gauges = gauges or {}
         self._histograms = {name: BucketCounts(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
         self._counters: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-        self._arrivals: dict[str, float] = {}
-        self._last_tokens: dict[str, float] = {}
-        self._leaving: list[str] = []
         self._admitted_elsewhere: set[str] = set()
+        self._tokens_elsewhere: dict[str, float] = {}
+        tracker.add_reader(self)
 
     def totals(self) -> MetricTotals:
         """What has been counted so far."""
@@ -147,8 +148,9 @@ class PrometheusMetrics(Collector):
         histograms = {name: histogram.totals() for name, histogram in self._histograms.items()}
         unfinished = [each for each in self._tracker.requests() if each.state in ("running", "waiting")]
         admitted = [each.request_id for each in unfinished if each.first_scheduled is not None]
-        last_tokens = {each.request_id: self._last_tokens[each.request_id] for each in unfinished
-                       if each.request_id in self._last_tokens}  # fmt: skip
+        last_tokens = self._tokens_elsewhere | {
+            each.request_id: each.last_token for each in unfinished if each.last_token is not None
+        }
         return MetricTotals(counters, histograms, admitted, last_tokens)
 
     def add_totals(self, totals: MetricTotals) -> None:
@@ -159,28 +161,18 @@ class PrometheusMetrics(Collector):
         for name, (counts, total) in totals.histograms.items():
             self._histograms[name].add_totals(counts, total)
         self._admitted_elsewhere.update(totals.admitted)
-        self._last_tokens |= totals.last_tokens
+        self._tokens_elsewhere |= totals.last_tokens
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def emit(self, event: Event) -> None:
-        if isinstance(event, Step):
-            self._record_step(event)
-        elif isinstance(event, RequestArrived):
-            self._arrivals[event.request_id] = event.time
-        elif isinstance(event, RequestFinished):
-            self._finish(event)
-        elif isinstance(event, RequestRejected):
-            self._count("chairlift:requests_rejected")
-        elif isinstance(event, EngineStarted):
-            self._arrivals.clear()
-            self._last_tokens.clear()
-            self._admitted_elsewhere.clear()
+    def on_start(self) -> None:
+        self._admitted_elsewhere.clear()
+        self._tokens_elsewhere.clear()
 
     def _count(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name][labels] += amount  # type: ignore[assignment]
 
-    def _record_step(self, step: Step) -> None:
+    def on_step(self, step: Step, rows: Rows) -> None:
         self._count("chairlift:steps")
         self._count("vllm:num_preemptions", len(step.preempted))
         self._count("vllm:generation_tokens", sum(step.num_new))
@@ -196,11 +188,7 @@ class PrometheusMetrics(Collector):
         self._histograms["vllm:iteration_tokens_total"].add(sum(step.num_scheduled) + sum(step.num_padding))
         self._count_admitted_prompts(step)
         if self._is_streamed:
-            self._record_tokens(step)
-        for request_id in self._leaving:
-            self._arrivals.pop(request_id, None)
-            self._last_tokens.pop(request_id, None)
-        self._leaving.clear()
+            self._record_tokens(step, rows)
 
     @property
     def _is_streamed(self) -> bool:
@@ -222,28 +210,37 @@ class PrometheusMetrics(Collector):
                 self._count("vllm:prefix_cache_queries", request.arrived.num_prompt_tokens)
                 self._count("vllm:prefix_cache_hits", request.num_cached_tokens)
 
-    def _record_tokens(self, step: Step) -> None:
-        """Record the latency of new tokens. Equal gaps are counted first, because most rows of a step share one."""
+    def _record_tokens(self, step: Step, rows: Rows) -> None:
+        """Record the latency of returned tokens. Equal gaps are counted first: most rows of a step share one."""
         gaps: Counter[float] = Counter()
-        for request_id, num_new in zip(step.request_ids, step.num_new, strict=True):
-            if not num_new or (arrival := self._arrivals.get(request_id)) is None:
+        for request, index in rows:
+            if not step.num_new[index] or request.last_token != step.time:
                 continue
-            last = self._last_tokens.get(request_id)
-            if last is None:
-                self._histograms["vllm:time_to_first_token_seconds"].add(step.time - arrival)
+            gap = request.token_gap
+            if gap is None and (last := self._tokens_elsewhere.pop(request.request_id, None)) is not None:
+                gap = step.time - last
+            if gap is None:
+                self._histograms["vllm:time_to_first_token_seconds"].add(step.time - request.arrived.time)
             else:
-                gaps[step.time - last] += 1
-            self._last_tokens[request_id] = step.time
+                gaps[gap] += 1
         for gap, count in gaps.items():
             self._histograms["vllm:inter_token_latency_seconds"].add(gap, count)
 
-    def _finish(self, event: RequestFinished) -> None:
-        self._leaving.append(event.request_id)
-        self._admitted_elsewhere.discard(event.request_id)
+    def on_end(self, request: TrackedRequest) -> None:
+        if request.state == "rejected":
+            self._count("chairlift:requests_rejected")
+        elif request.finished is not None:
+            self._finish(request, request.finished)
+
+    def on_leave(self, request: TrackedRequest) -> None:
+        self._admitted_elsewhere.discard(request.request_id)
+        self._tokens_elsewhere.pop(request.request_id, None)
+
+    def _finish(self, request: TrackedRequest, event: RequestFinished) -> None:
         self._count("vllm:request_success", 1, event.finish_reason)
         for reason, steps in event.steps_waited.items():
             self._count("chairlift:wait_steps", steps, reason)
-        self._count_waits(event.request_id)
+        self._count_waits(request)
         add = self._histograms
         add["vllm:request_prompt_tokens"].add(event.num_prompt_tokens)
         add["vllm:request_generation_tokens"].add(event.num_output_tokens)
@@ -263,10 +260,7 @@ class PrometheusMetrics(Collector):
             per_token = (event.time - first) / (event.num_output_tokens - 1)
             add["vllm:request_time_per_output_token_seconds"].add(per_token)
 
-    def _count_waits(self, request_id: str) -> None:
-        request = self._tracker.get(request_id)
-        if request is None:
-            return
+    def _count_waits(self, request: TrackedRequest) -> None:
         for index, spans in enumerate(self._tracker.spans(request)):
             for span in spans:
                 self._count("chairlift:wait_seconds", span.end - span.start, span.reason)

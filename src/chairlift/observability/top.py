@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 import httpx
@@ -18,8 +18,6 @@ from chairlift.clock import format_duration
 from chairlift.errors import ConfigError
 
 TIMEOUT_SECONDS: Final = 5.0
-BARS: Final = " ▁▂▃▄▅▆▇█"
-HISTORY_LENGTH: Final = 300
 OUTPUT_TOKENS: Final = "vllm:generation_tokens_total"
 HINT: Final = "Press Enter on a request to explain its wait."
 
@@ -109,27 +107,19 @@ def count_of(name: str, metrics: str) -> float:
     return sum(map(float, values))
 
 
-class ThroughputHistory:
-    """The output tokens per second between snapshots, of the last ones."""
+class CounterRate:
+    """The increase per second of a counter between snapshots."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
-        self.rates: deque[float] = deque(maxlen=HISTORY_LENGTH)
 
-    def add(self, now: float, num_output_tokens: float) -> None:
-        """Add a snapshot. A counter that has become smaller belongs to a server that was restarted."""
-        last, self._last = self._last, (now, num_output_tokens)
-        if last is not None and now > last[0] and num_output_tokens >= last[1]:
-            self.rates.append((num_output_tokens - last[1]) / (now - last[0]))
-
-    def text(self, width: int) -> str:
-        """The last rate, and a line of bars relative to the largest rate that is shown."""
-        if not self.rates:
-            return "output tokens/s: measuring"
-        shown = list(self.rates)[-max(1, width) :]
-        top = max(shown) or 1.0
-        bars = "".join(BARS[round(rate / top * (len(BARS) - 1))] for rate in shown)
-        return f"output tokens/s {shown[-1]:8.1f}  {bars}  at most {max(shown):.1f}"
+    def update(self, now: float, value: float) -> float | None:
+        """Add a snapshot; returns the rate since the last one. None before the second one, and after a restart of the
+        server, whose counters begin at 0."""
+        last, self._last = self._last, (now, value)
+        if last is None or now <= last[0] or value < last[1]:
+            return None
+        return (value - last[1]) / (now - last[0])
 
 
 def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
@@ -157,7 +147,6 @@ class TopApp(App[None]):
 
     CSS = """
     #status { height: auto; padding: 0 1; text-style: bold; }
-    #throughput { height: 1; padding: 0 1; }
     #memory { height: 2; margin: 1 1; }
     #requests { height: 1fr; }
     #why { height: auto; max-height: 12; padding: 0 1; border-top: solid $accent; }
@@ -168,13 +157,11 @@ class TopApp(App[None]):
         super().__init__()
         self._source = source
         self._interval = interval
-        self._last: tuple[float, int] | None = None
-        self._throughput = ThroughputHistory()
+        self._step_rate, self._token_rate = CounterRate(), CounterRate()
         self._selected: str | None = None
 
     def compose(self) -> ComposeResult:
         yield Static("connecting ...", id="status", markup=False)
-        yield Static("", id="throughput", markup=False)
         yield Static("", id="memory", markup=False)
         yield DataTable(id="requests", cursor_type="row", zebra_stripes=True)
         yield Static(HINT, id="why", markup=False)
@@ -207,9 +194,10 @@ class TopApp(App[None]):
 
     def _show(self, snapshot: Snapshot) -> None:
         engine = snapshot.engine
-        self.query_one("#status", Static).update(status_line(engine, self._steps_per_s(engine["batch"])))
-        self._throughput.add(time.monotonic(), snapshot.num_output_tokens)
-        self.query_one("#throughput", Static).update(self._throughput.text(self.size.width - 45))
+        now = time.monotonic()
+        tokens_per_s = self._token_rate.update(now, snapshot.num_output_tokens)
+        steps_per_s = None if engine["batch"] is None else self._step_rate.update(now, engine["batch"]["step"])
+        self.query_one("#status", Static).update(status_line(engine, steps_per_s, tokens_per_s))
         self.query_one("#memory", Static).update(memory_bar(engine, max(10, self.size.width - 4)))
         table = self.table
         row, top = table.cursor_row, table.scroll_y
@@ -219,13 +207,6 @@ class TopApp(App[None]):
         if table.row_count:
             table.move_cursor(row=min(row, table.row_count - 1))
             table.scroll_to(y=top, animate=False)
-
-    def _steps_per_s(self, batch: dict[str, int] | None) -> float | None:
-        now, before = time.monotonic(), self._last
-        self._last = None if batch is None else (now, batch["step"])
-        if before is None or self._last is None or now <= before[0]:
-            return None
-        return max(0, self._last[1] - before[1]) / (now - before[0])
 
     async def on_data_table_row_selected(self, selected: DataTable.RowSelected) -> None:
         self._selected = selected.row_key.value
@@ -237,7 +218,7 @@ class TopApp(App[None]):
         self.query_one("#why", Static).update(HINT)
 
 
-def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
+def status_line(engine: dict[str, Any], steps_per_s: float | None, tokens_per_s: float | None) -> str:
     """One line with the state of the engine and its batch."""
     configuration, status, batch = engine["configuration"], engine["status"], engine["batch"]
     restarts = f", {status['restarts']} restarts" if status["restarts"] else ""
@@ -254,6 +235,8 @@ def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
             parts.append(f"{batch['head']} waits for {batch['wait_reason']}")
     if steps_per_s is not None:
         parts.append(f"{steps_per_s:.1f} steps/s")
+    if tokens_per_s is not None:
+        parts.append(f"{tokens_per_s:.1f} output tokens/s")
     return "   ".join(parts)
 
 
@@ -283,14 +266,9 @@ def memory_bar(engine: dict[str, Any], width: int) -> Text:
 
 
 def shares(slots: dict[str, int], width: int) -> dict[str, int]:
-    """The number of characters for each kind, `width` in total, by the method of largest remainders."""
-    total = sum(slots.values())
-    exact = {kind: slots[kind] * width / total for kind in KINDS}
-    found = {kind: int(value) for kind, value in exact.items()}
-    by_remainder = sorted(KINDS, key=lambda kind: found[kind] - exact[kind])
-    for kind in by_remainder[: width - sum(found.values())]:
-        found[kind] += 1
-    return found
+    """The number of characters for each kind, `width` in total."""
+    ends = [round(end * width / sum(slots.values())) for end in accumulate(slots[kind] for kind in KINDS)]
+    return {kind: end - start for kind, start, end in zip(KINDS, [0, *ends], ends, strict=False)}
 
 
 def _seconds(seconds: float | None) -> str:

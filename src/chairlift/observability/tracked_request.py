@@ -79,8 +79,9 @@ class TrackedRequest:
         recompute_tokens: tokens that were computed again after preemptions.
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
         waiting_event: the last event of the request at the head of the queue.
-        last_token: the time of its last output token.
+        last_token: the time of its last output token; token_gap: the seconds between the last two steps with tokens.
         lost_time: the time at which its engine ended before it.
+        end_step: the first step that was scheduled after it has ended.
     """
 
     index: int
@@ -106,7 +107,9 @@ class TrackedRequest:
     accepted_draft_tokens: int = 0
     waiting_event: RequestWaiting | None = None
     last_token: float | None = None
+    token_gap: float | None = None
     lost_time: float | None = None
+    end_step: int = 0
 
     @property
     def request_id(self) -> str:
@@ -137,24 +140,34 @@ class TrackedRequest:
         return self.lost_time if self.finished is None else self.finished.time
 
     def add_row(
-        self, start: int, count: int, num_new: int, padding: int, seconds: float, time: float, rejected: int = 0
+        self, start: int, num_kept: int, num_scheduled: int, num_new: int, padding: int, seconds: float, time: float
     ) -> None:
-        """Add a step that computed `count` tokens from position `start` and sampled `num_new`, in `seconds`.
+        """Add a step that took `seconds` until `time`, and computed tokens from position `start`.
 
         Args:
-            rejected: the number of computed tokens that were rejected draft tokens.
+            num_kept: computed tokens without rejected draft tokens.
+            num_scheduled: all computed tokens.
+            num_new: sampled tokens. Those that are known after an abort are not output tokens.
         """
-        end = start + count - rejected
+        end = start + num_kept
         self.num_computed = end
         self.num_steps += 1
         self.step_seconds += seconds
-        self.step_tokens += count
+        self.step_tokens += num_scheduled
         self.padding_tokens += padding
-        self.recompute_tokens += max(0, min(end, self.recompute_until) - start)
-        if num_new:
+        if start < self.recompute_until:
+            self.recompute_tokens += max(0, min(end, self.recompute_until) - start)
+        if not num_new:
+            return
+        if self.finished is None:
             self.num_output_tokens += num_new
-            self.first_token = time if self.first_token is None else self.first_token
-            self.last_token = time
+        elif time > self.finished.time:
+            return
+        if self.last_token is None:
+            self.first_token = time
+        else:
+            self.token_gap = time - self.last_token
+        self.last_token = time
 
     def preempt(self, step: int, time: float) -> None:
         """Begin a new wait with the preemption in `step`."""
@@ -183,6 +196,8 @@ class TrackedRequest:
         """End the request. The event of a step that was scheduled earlier may still follow."""
         self.finished = event
         self.state = "finished"
+        self.num_output_tokens = event.num_output_tokens
+        self.end_step = event.step
         self._end_wait(event.time, event.step)
 
     def lose(self, time: float, step: int) -> None:

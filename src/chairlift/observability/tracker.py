@@ -1,4 +1,4 @@
-"""Tracks requests from the events of a running engine: their state, and what they wait for.
+"""Tracks the requests of a running engine: their state, and what they wait for.
 
 The number of requests in memory is bounded: the last `max_finished` requests that ended are kept.
 """
@@ -8,82 +8,77 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Final
 
-from chairlift.events import (
-    EngineStarted,
-    Event,
-    RequestArrived,
-    RequestFinished,
-    RequestQueued,
-    RequestRejected,
-    RequestWaiting,
-    Step,
-)
+from chairlift.events import EngineStarted, Event, RequestArrived, Step
 from chairlift.observability.queue_timeline import UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
-from chairlift.observability.step_cost import StepCost, StepTimer
+from chairlift.observability.replay import SIBLING_PREFILL, Replay, ReplayReader, Rows
+from chairlift.observability.step_cost import StepCost
 from chairlift.observability.tracked_request import TrackedRequest, Wait, WaitSpan
 
 NEXT_STEP: Final = "next_step"
 FAIRNESS: Final = "fairness"
-SIBLING_PREFILL: Final = "sibling_prefill"
 PRUNE_INTERVAL_STEPS: Final = 4096
 SLOT_KINDS: Final = ("token_states", "reserved", "internal", "external", "free")
 
 
-class RequestTracker:
+class RequestTracker(ReplayReader):
     """An event sink that tracks the requests of an engine and their waits.
 
     Args:
         max_finished: maximum number of requests that are kept after they ended.
 
     Attributes:
-        started: the configuration of the engine; None before its first event.
-        last_step: the last step; None before the first one.
         cost: the cost model of a step, fitted to the last steps.
     """
 
     def __init__(self, max_finished: int = 1000) -> None:
-        self.started: EngineStarted | None = None
-        self.last_step: Step | None = None
         self.cost = StepCost()
         self.timeline = QueueTimeline()
-        self._timer = StepTimer()
+        self._replay = Replay(self)
         self._max_finished = max_finished
-        self._unfinished: dict[str, TrackedRequest] = {}
         self._ended: OrderedDict[str, TrackedRequest] = OrderedDict()
-        self._batch: dict[str, TrackedRequest] = {}
-        self._leaving: list[TrackedRequest] = []
-        self._num_arrived = 0
 
     # -- queries -------------------------------------------------------------------------------------------------
 
+    @property
+    def started(self) -> EngineStarted | None:
+        """The configuration of the engine; None before its first event."""
+        return self._replay.started
+
+    @property
+    def last_step(self) -> Step | None:
+        """The last step; None before the first one."""
+        return self._replay.last_step
+
     def get(self, request_id: str) -> TrackedRequest | None:
         """The request with this id of the engine core; None if it is not known."""
-        return self._unfinished.get(request_id) or self._ended.get(request_id)
+        return self._replay.unfinished.get(request_id) or self._ended.get(request_id)
 
     def requests(self) -> Iterator[TrackedRequest]:
         """All known requests: first those that have ended, in the order of their ends, then the unfinished ones."""
         yield from self._ended.values()
-        yield from self._unfinished.values()
+        yield from self._replay.unfinished.values()
 
     def unfinished(self) -> list[TrackedRequest]:
         """The requests that have not ended, in the order of arrival, parked siblings included."""
-        return list(self._unfinished.values())
+        return list(self._replay.unfinished.values())
 
     def waiting(self) -> list[TrackedRequest]:
         """The requests in the queue in the order of arrival, without parked siblings."""
-        return [r for r in self._unfinished.values() if r.state == "waiting" and r.waits[-1].queued_step is not None]
+        return [
+            r for r in self._replay.unfinished.values() if r.state == "waiting" and r.waits[-1].queued_step is not None
+        ]
 
     def batch(self) -> list[TrackedRequest]:
         """The requests that held blocks after the schedule of the last step, in the order of admission."""
-        return list(self._batch.values())
+        return list(self._replay.batch.values())
 
     def counts(self) -> dict[str, int]:
         """The numbers of unfinished requests with the states "waiting" and "running"."""
-        num_running = sum(request.state == "running" for request in self._unfinished.values())
-        return {"waiting": len(self._unfinished) - num_running, "running": num_running}
+        num_running = sum(request.state == "running" for request in self._replay.unfinished.values())
+        return {"waiting": len(self._replay.unfinished) - num_running, "running": num_running}
 
     def slots(self) -> dict[str, int]:
         """The number of slots of each kind after the schedule of the last step; all are free if no request is running.
@@ -103,7 +98,7 @@ class RequestTracker:
         """The running requests after the schedule of the last step, in descending order of their blocks."""
         holders = (
             BlockHolder(r.arrived, r.num_blocks, r.num_computed, max(0, r.max_output_tokens - r.num_output_tokens))
-            for r in self._batch.values()
+            for r in self._replay.batch.values()
         )
         return tuple(sorted(holders, key=lambda holder: -holder.num_blocks))
 
@@ -117,143 +112,44 @@ class RequestTracker:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def emit(self, event: Event) -> None:
-        if isinstance(event, Step):
-            self._record_step(event)
-        elif isinstance(event, RequestArrived):
-            self._add_request(event)
-        elif isinstance(event, RequestQueued):
-            if (request := self._unfinished.get(event.request_id)) is not None:
-                request.waits[-1].queued_step = event.step
-        elif isinstance(event, RequestWaiting):
-            self._record_waiting(event)
-        elif isinstance(event, RequestFinished):
-            self._finish(event)
-        elif isinstance(event, RequestRejected):
-            self._record_rejection(event)
-        elif isinstance(event, EngineStarted):
-            self._restart(event)
+    def add_reader(self, reader: ReplayReader) -> None:
+        """Notify a reader of later changes, after the tracker itself."""
+        self._replay.add_reader(reader)
 
-    def _restart(self, event: EngineStarted) -> None:
-        """Reset everything for a new engine. Unfinished requests are lost; those that the server sends again arrive
-        again."""
-        self.end(event.time)
-        for request in self._ended.values():
-            for wait in request.waits:
-                wait.spans = self._spans(request, wait, None)
-        self.started, self.last_step = event, None
-        self.timeline, self._timer, self.cost = QueueTimeline(), StepTimer(), StepCost()
+    def emit(self, event: Event) -> None:
+        if isinstance(event, RequestArrived):
+            self._ended.pop(event.request_id, None)
+        self._replay.emit(event)
 
     def end(self, time: float) -> None:
         """Record the end of the engine, whose unfinished requests are lost."""
-        for request in self.unfinished():
-            request.lose(time, self.timeline.next_step)
-            self._retire(request)
-        self._batch.clear()
-        self._leaving.clear()
+        self._replay.end(time)
 
-    def _add_request(self, event: RequestArrived) -> None:
-        lost = self._ended.pop(event.request_id, None)
-        wait = Wait(event.time, event.step, event.step)
-        wait.is_restart = lost is not None and lost.state == "lost"
-        self._unfinished[event.request_id] = TrackedRequest(self._num_arrived, event, [wait])
-        self._num_arrived += 1
+    def on_start(self) -> None:
+        for request in self._ended.values():
+            for wait in request.waits:
+                wait.spans = self._spans(request, wait, None)
+        self.timeline, self.cost = QueueTimeline(), StepCost()
 
-    def _record_waiting(self, event: RequestWaiting) -> None:
-        request = self._unfinished.get(event.request_id)
-        if request is None:
-            return
-        if event.reason == SIBLING_PREFILL:
-            request.waits[-1].queued_step = None
-        else:
-            request.waiting_event = event
-
-    def _record_rejection(self, event: RequestRejected) -> None:
-        arrived = RequestArrived(event.time, event.request_id, 0, 0)
-        request = TrackedRequest(self._num_arrived, arrived, [], state="rejected", rejection_message=event.message)
-        if event.request_id not in self._unfinished:
-            self._retire(request)
-
-    def _finish(self, event: RequestFinished) -> None:
-        request = self._unfinished.get(event.request_id)
-        if request is None:
-            return
-        request.finish(event)
-        request.num_output_tokens = event.num_output_tokens
-        self._retire(request)
-        if self.timeline.next_step < event.step:
-            self._leaving.append(request)
-        else:
-            self._leave_batch(request)
-
-    def _retire(self, request: TrackedRequest) -> None:
-        self._unfinished.pop(request.request_id, None)
+    def on_end(self, request: TrackedRequest) -> None:
         self._ended[request.request_id] = request
         self._ended.move_to_end(request.request_id)
         if len(self._ended) > self._max_finished:
             self._ended.popitem(last=False)
 
-    def _record_step(self, step: Step) -> None:
-        if step.step > self.timeline.next_step:
-            self._admit_unseen(step)
+    def on_leave(self, request: TrackedRequest) -> None:
+        self._store_spans(request)
+
+    def on_step(self, step: Step, rows: Rows) -> None:
         begins_interval = self.timeline.add_step(step)
-        seconds = self._timer.seconds(step)
-        self.cost.add(sum(step.num_scheduled) + sum(step.num_padding), seconds)
-        self._update_batch(step)
-        self._add_rows(step, seconds)
-        self.last_step = step
+        self.cost.add(sum(step.num_scheduled) + sum(step.num_padding), self._replay.step_seconds)
+        for request_id in step.admitted:
+            if (request := self._replay.batch.get(request_id)) is not None:
+                self._store_spans(request)
         if begins_interval:
             self.timeline.add_interval(self._queue_interval(step))
-        self._remove_finished(step)
         if step.step % PRUNE_INTERVAL_STEPS == 0:
             self._prune_timeline()
-
-    def _admit_unseen(self, step: Step) -> None:
-        """Admit the requests of this step that were admitted by a step whose event was lost."""
-        for request_id in step.request_ids:
-            request = self._unfinished.get(request_id)
-            if request is not None and request.state == "waiting" and request_id not in step.admitted:
-                request.admit(step.step, step.scheduled_time, 0)
-                self._batch[request_id] = request
-
-    def _update_batch(self, step: Step) -> None:
-        """Apply the preemptions, admissions and allocations of a step."""
-        for request_id in step.preempted:
-            if (request := self._request_of_step(request_id, step)) is not None:
-                request.preempt(step.step, step.scheduled_time)
-                self._batch.pop(request_id, None)
-        cached = dict(zip(step.request_ids, step.num_computed, strict=True)) if step.admitted else {}
-        for request_id in step.admitted:
-            if (request := self._request_of_step(request_id, step)) is not None:
-                request.admit(step.step, step.scheduled_time, cached.get(request_id, 0))
-                self._store_spans(request)
-                self._batch[request_id] = request
-        for request_id, block_ids in step.new_blocks.items():
-            if (request := self._batch.get(request_id)) is not None:
-                request.block_ids += block_ids
-        for request_id, block_ids in step.released_blocks.items():
-            if (request := self._batch.get(request_id)) is not None:
-                released = set(block_ids)
-                request.block_ids = [block_id for block_id in request.block_ids if block_id not in released]
-
-    def _request_of_step(self, request_id: str, step: Step) -> TrackedRequest | None:
-        """The request with this id; None if the step names an earlier request with the same id."""
-        request = self.get(request_id)
-        return None if request is None or step.step < request.arrived.step else request
-
-    def _add_rows(self, step: Step, seconds: float) -> None:
-        batch = self._batch
-        paddings = step.num_padding or repeat(0)
-        rows = zip(step.request_ids, step.num_computed, step.num_scheduled, step.num_new, paddings, strict=False)
-        rejected = step.num_rejected
-        for index, (request_id, start, count, num_new, padding) in enumerate(rows):
-            if (request := batch.get(request_id)) is not None:
-                num_returned = num_new if request.finished is None else 0
-                num_rejected = rejected[index] if rejected else 0
-                request.add_row(start, count, num_returned, padding, seconds, step.time, num_rejected)
-                if step.num_draft:
-                    request.draft_tokens += step.num_draft[index]
-                    request.accepted_draft_tokens += step.num_draft[index] - num_rejected
 
     def _queue_interval(self, step: Step) -> QueueInterval:
         head = None if step.head_id is None else self.get(step.head_id)
@@ -269,21 +165,6 @@ class RequestTracker:
             waiting_event=None if head is None else head.waiting_event,
             holders=() if step.wait_reason is None else self.holders(),
         )
-
-    def _remove_finished(self, step: Step) -> None:
-        """Remove ended requests from the batch. They held their blocks in the steps that were scheduled before."""
-        remaining = []
-        for request in self._leaving:
-            if request.finished is not None and step.step + 1 < request.finished.step:
-                remaining.append(request)
-            else:
-                self._leave_batch(request)
-        self._leaving = remaining
-
-    def _leave_batch(self, request: TrackedRequest) -> None:
-        self._batch.pop(request.request_id, None)
-        request.block_ids = []
-        self._store_spans(request)
 
     def _prune_timeline(self) -> None:
         first = [w.first_step for r in self.requests() for w in r.waits if w.spans is None]

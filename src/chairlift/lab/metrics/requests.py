@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
-from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, Step
+from chairlift.events import Event, RequestFinished, Step
+from chairlift.observability.replay import Replay, ReplayReader, Rows
+from chairlift.observability.tracked_request import TrackedRequest
 
 ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of requests with a complete answer."""
@@ -80,120 +83,64 @@ class RequestMetrics:
         return None if latency is None else latency / len(self.token_times)
 
 
-@dataclass(slots=True)
-class _Track:
-    """A request as its events come in. `index` counts arrivals."""
-
-    index: int
-    arrived: RequestArrived
-    is_streamed: bool
-    finished: RequestFinished | None = None
-    first_scheduled: float | None = None
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    token_times: list[float] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the request has ended and the steps of all its tokens are known."""
-        return self.finished is not None and len(self.token_times) >= self.num_returned
-
-    def finish(self, event: RequestFinished) -> None:
-        self.finished = event
-        if not self.is_streamed:
-            self.token_times = [event.time] * self.num_returned
-
-    @property
-    def num_returned(self) -> int:
-        """The number of returned tokens; 0 for an aborted member of a static batch."""
-        assert self.finished is not None
-        is_returned = self.is_streamed or self.finished.first_token_time is not None
-        return self.finished.num_output_tokens if is_returned else 0
-
-    def result(self) -> RequestMetrics:
-        """The metrics so far. Tokens are limited to the returned ones, because a step that was in flight when the
-        request ended may have sampled more."""
-        count = len(self.token_times) if self.finished is None else self.num_returned
-        return RequestMetrics(
-            request_id=self.arrived.request_id,
-            num_prompt_tokens=self.arrived.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
-            num_preemptions=self.num_preemptions,
-            finish_reason=None if self.finished is None else self.finished.finish_reason,
-            arrival=self.arrived.time,
-            first_scheduled=self.first_scheduled,
-            token_times=self.token_times[:count],
-            is_streamed=self.is_streamed,
-        )
-
-
-class RequestTally:
-    """An event sink that computes the metrics of requests and keeps only those that are not complete.
+class RequestTally(ReplayReader):
+    """An event sink that computes the metrics of requests and keeps only those that a later step may contain.
 
     Args:
-        on_complete: called with the index by arrival and the metrics of each complete request.
+        on_complete: called with the index by arrival and the metrics of each request that has ended.
     """
 
     def __init__(self, on_complete: Callable[[int, RequestMetrics], None]) -> None:
         self._on_complete = on_complete
-        self._tracks: dict[str, _Track] = {}
-        self._replaced: list[_Track] = []
-        self._num_arrived = 0
-        self._is_streamed = True
+        self._replay = Replay(self)
+        self._token_times: dict[int, list[float]] = defaultdict(list)
 
     def emit(self, event: Event) -> None:
-        if isinstance(event, Step):
-            self._add_step(event)
-        elif isinstance(event, RequestArrived):
-            self._add_request(event)
-        elif isinstance(event, RequestFinished):
-            if (track := self._tracks.get(event.request_id)) is not None:
-                track.finish(event)
-                self._remove_if_complete(track)
-        elif isinstance(event, EngineStarted):
-            self._is_streamed = event.batching != "static"
+        self._replay.emit(event)
 
     def incomplete(self) -> list[tuple[int, RequestMetrics]]:
         """The index and the metrics so far of each request that is not complete."""
-        tracks = [*self._replaced, *self._tracks.values()]
-        return [(track.index, track.result()) for track in tracks]
+        return [(request.index, self._metrics(request)) for request in self._replay.remaining]
 
-    def _add_request(self, event: RequestArrived) -> None:
-        """Add a request, which may reuse the id of a finished one."""
-        if (track := self._tracks.get(event.request_id)) is not None:
-            self._replaced.append(track)
-        self._tracks[event.request_id] = _Track(self._num_arrived, event, self._is_streamed)
-        self._num_arrived += 1
+    def on_step(self, step: Step, rows: Rows) -> None:
+        if self._replay.is_static:
+            return
+        times, time, num_new = self._token_times, step.time, step.num_new
+        for request, index in rows:
+            if count := num_new[index]:
+                times[request.index] += (time,) * count
 
-    def _add_step(self, step: Step) -> None:
-        """Add the tokens of a step. Requests whose arrival is unknown are skipped, and so are requests that were not
-        admitted, since the step then belongs to an earlier request with the same id."""
-        tracks, time = self._tracks, step.time
-        if step.admitted:
-            self._admit(step)
-        for request_id in step.preempted:
-            if (track := tracks.get(request_id)) is not None:
-                track.num_preemptions += 1
-        if self._is_streamed:
-            for request_id, num_new in zip(step.request_ids, step.num_new, strict=True):
-                if num_new and (track := tracks.get(request_id)) is not None and track.first_scheduled is not None:
-                    track.token_times += (time,) * num_new
-        for request_id in step.finished:
-            if (track := tracks.get(request_id)) is not None:
-                self._remove_if_complete(track)
+    def on_leave(self, request: TrackedRequest) -> None:
+        metrics = self._metrics(request)
+        self._token_times.pop(request.index, None)
+        self._on_complete(request.index, metrics)
 
-    def _admit(self, step: Step) -> None:
-        num_computed = dict(zip(step.request_ids, step.num_computed, strict=True))
-        for request_id in step.admitted:
-            track = self._tracks.get(request_id)
-            if track is not None and track.first_scheduled is None and request_id in num_computed:
-                track.first_scheduled = step.scheduled_time
-                track.num_cached_tokens = num_computed[request_id]
+    def _metrics(self, request: TrackedRequest) -> RequestMetrics:
+        is_streamed = not self._replay.is_static
+        finished = request.finished
+        return RequestMetrics(
+            request_id=request.request_id,
+            num_prompt_tokens=request.arrived.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            finish_reason=None if finished is None else finished.finish_reason,
+            arrival=request.arrived.time,
+            first_scheduled=request.first_scheduled,
+            token_times=self._streamed_times(request) if is_streamed else _static_times(finished),
+            is_streamed=is_streamed,
+        )
 
-    def _remove_if_complete(self, track: _Track) -> None:
-        if track.is_complete:
-            del self._tracks[track.arrived.request_id]
-            self._on_complete(track.index, track.result())
+    def _streamed_times(self, request: TrackedRequest) -> list[float]:
+        """The times of the returned tokens. A step that was in flight at the end may have sampled more."""
+        times = self._token_times.get(request.index, [])
+        return times[:] if request.finished is None else times[: request.finished.num_output_tokens]
+
+
+def _static_times(finished: RequestFinished | None) -> list[float]:
+    """The times of the tokens of a member of a static batch; none if it was aborted before it had one."""
+    if finished is None or finished.first_token_time is None:
+        return []
+    return [finished.time] * finished.num_output_tokens
 
 
 def request_metrics(events: Iterable[Event]) -> list[RequestMetrics]:

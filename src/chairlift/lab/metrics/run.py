@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -9,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from chairlift.events import EngineStarted, Event, RequestArrived, RequestRejected, Step
-from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
+from chairlift.lab.metrics.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +103,20 @@ class RunTally:
         self._steps = _StepTotals()
         self._requests = _RequestTotals()
         self._open = RequestTally(lambda _, metrics: self._requests.add(metrics))
-        self._first_time: float | None = None
+        self._first_time = math.inf
         self._num_rejected = 0
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Step):
-            self._note_start(event.scheduled_time)
+            self._first_time = min(self._first_time, event.scheduled_time)
             self._steps.add(event)
         elif isinstance(event, RequestArrived):
-            self._note_start(event.time)
+            self._first_time = min(self._first_time, event.time)
         elif isinstance(event, RequestRejected):
             self._num_rejected += 1
         elif isinstance(event, EngineStarted):
             self._steps.num_blocks = event.num_blocks
         self._open.emit(event)
-
-    def _note_start(self, time: float) -> None:
-        if self._first_time is None or time < self._first_time:
-            self._first_time = time
 
     def result(self) -> RunMetrics:
         """The metrics of the events so far."""
@@ -127,9 +124,7 @@ class RunTally:
         for _, metrics in self._open.incomplete():
             requests.add(metrics)
         steps = self._steps
-        duration = 0.0
-        if steps.last_time is not None and self._first_time is not None:
-            duration = steps.last_time - self._first_time
+        duration = 0.0 if steps.last_time is None else steps.last_time - self._first_time
         summaries = {name: Summary.from_values(values) for name, values in requests.values.items()}
         per_second = 1 / duration if duration > 0 else 0.0
         return RunMetrics(

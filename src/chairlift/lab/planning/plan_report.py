@@ -13,7 +13,7 @@ from rich.text import Text
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryPlan
 from chairlift.kernels.kernel_memory import SPARE_BLOCKS, MemoryItem, total
-from chairlift.lab.metrics.percentile import Summary
+from chairlift.lab.metrics.summary import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
 from chairlift.lab.tables import make_table, number, print_report

@@ -18,9 +18,9 @@ from functools import cache
 from typing import Any, Final
 
 from chairlift.events import EventBroadcaster
-from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.run import RunTally
+from chairlift.lab.metrics.summary import Summary
 from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest

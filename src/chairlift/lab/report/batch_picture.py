@@ -57,7 +57,7 @@ def lane_cells(trace: RunTrace) -> list[LaneCell]:
     """The cells of all residencies of a run."""
     starts, ends = trace.starts.tolist(), trace.ends.tolist()
     return [
-        LaneCell(lane, phase.kind, residency.request.number, starts[phase.first], ends[phase.last])
+        LaneCell(lane, phase.kind, residency.request.index, starts[phase.first], ends[phase.last])
         for residency, lane in zip(trace.residencies, assign_lanes(trace.residencies), strict=True)
         for phase in residency.phases
     ]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.core.kv.windowed_groups import KVGroups
-from chairlift.lab.report.trace import Floats, Residency, RunTrace
+from chairlift.lab.report.trace import Floats, Residency, RunTrace, final_slots
 
 
 class MemoryKinds(NamedTuple):
@@ -43,7 +43,7 @@ def true_kinds(trace: RunTrace) -> list[MemoryKinds]:
                            written      P + n - 1          P + max_tokens - 1              held
 
     Only the border between reserved and internal changes, so the sum is still the pool. For aborted and unfinished
-    requests see `TracedRequest.final_slots`.
+    requests see `final_slots`.
 
     Args:
         trace: a run whose events have kinds of slots (schema version 2 or later).
@@ -75,7 +75,7 @@ def _reserved_slots(trace: RunTrace) -> list[int]:
             total -= reserved.pop(request_id)
         for residency in arrivals[position]:
             request_id = residency.request.arrived.request_id
-            final[request_id], covered[request_id], reserved[request_id] = residency.request.final_slots, 0, 0
+            final[request_id], covered[request_id], reserved[request_id] = final_slots(residency.request), 0, 0
         for request_id, block_ids in step.new_blocks.items():
             covered[request_id] += len(block_ids) * block_size
         admitted = set(step.admitted) if groups.has_windows else ()

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, Step
+from chairlift.events import EngineStarted, Event, RequestArrived, Step
+from chairlift.observability.replay import Replay, ReplayReader, Rows
+from chairlift.observability.tracked_request import TrackedRequest
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,30 +37,6 @@ class Phase(NamedTuple):
 
 
 @dataclass(slots=True)
-class TracedRequest:
-    """A request with its events. `number` counts arrivals from 0; `max_written` is the maximum of its written slots."""
-
-    number: int
-    arrived: RequestArrived
-    finished: RequestFinished | None = None
-    max_written: int = 0
-
-    @property
-    def final_slots(self) -> int:
-        """The number of slots that are written at the end: P + n - 1 for P prompt and n output tokens. For an
-        unfinished request, n is the forced length or `max_tokens`."""
-        arrived, finished = self.arrived, self.finished
-        if finished is not None:
-            num_output_tokens = finished.num_output_tokens
-        elif arrived.output_len is not None:
-            num_output_tokens = arrived.output_len
-        else:
-            num_output_tokens = arrived.max_tokens
-        known = arrived.num_prompt_tokens + num_output_tokens - 1 if num_output_tokens else 0
-        return max(known, self.max_written)
-
-
-@dataclass(slots=True)
 class Residency:
     """The time of a request in the batch, from an admission until it ends or is preempted; in a static batch, until the
     batch ends.
@@ -70,14 +48,27 @@ class Residency:
         released: (position of the step, ids of the blocks that the request released before it received others).
     """
 
-    request: TracedRequest
+    request: TrackedRequest
     first: int
     last: int
     phases: list[Phase] = field(default_factory=list)
     blocks: list[tuple[int, list[int]]] = field(default_factory=list)
     released: list[tuple[int, list[int]]] = field(default_factory=list)
     has_sampled: bool = False
-    ended_at: float | None = None
+
+    def add_row(self, position: int, num_kept: int, num_new: int) -> None:
+        """Add the row of the step at a position, which computed `num_kept` tokens and sampled `num_new`."""
+        kind = RowKind.PREFILL
+        if not num_kept:
+            kind = RowKind.PADDING
+        elif self.has_sampled:
+            kind = RowKind.DECODE
+        self.has_sampled |= num_new > 0
+        last = self.phases[-1] if self.phases else None
+        if last is not None and last.kind is kind and last.last == position - 1:
+            self.phases[-1] = last._replace(last=position)
+        else:
+            self.phases.append(Phase(kind, position, position))
 
 
 @dataclass(slots=True)
@@ -92,7 +83,7 @@ class RunTrace:
     """
 
     started: EngineStarted
-    requests: list[TracedRequest]
+    requests: list[TrackedRequest]
     steps: list[Step]
     residencies: list[Residency]
     origin: float
@@ -127,120 +118,67 @@ def trace_events(events: Iterable[Event]) -> RunTrace:
     """
     tracer = _Tracer()
     for event in events:
-        tracer.add(event)
+        tracer.emit(event)
     return tracer.result()
 
 
-class _Tracer:
+class _Tracer(ReplayReader):
     """Builds a trace from events. `_open` maps the requests in the batch to their residencies, which have not ended."""
 
     def __init__(self) -> None:
-        self._started: EngineStarted | None = None
-        self._requests: list[TracedRequest] = []
-        self._latest: dict[str, TracedRequest] = {}
+        self._replay = Replay(self)
+        self._requests: list[TrackedRequest] = []
         self._steps: list[Step] = []
-        self._stays: list[Residency] = []
+        self._residencies: list[Residency] = []
         self._open: dict[str, Residency] = {}
-        self._ended: list[str] = []
-        self._is_static = False
 
-    def add(self, event: Event) -> None:
-        match event:
-            case Step():
-                self._add_step(event)
-            case RequestArrived():
-                request = TracedRequest(len(self._requests), event)
-                self._requests.append(request)
-                self._latest[event.request_id] = request
-            case RequestFinished():
-                self._finish(event)
-            case EngineStarted():
-                self._started = event
-                self._is_static = event.batching == "static"
+    def emit(self, event: Event) -> None:
+        self._replay.emit(event)
+        if isinstance(event, RequestArrived):
+            self._requests.append(self._replay.unfinished[event.request_id])
 
-    def _finish(self, event: RequestFinished) -> None:
-        if (request := self._latest.get(event.request_id)) is not None:
-            request.finished = event
-        if event.request_id in self._open:
-            self._open[event.request_id].ended_at = event.time
-            self._ended.append(event.request_id)
-
-    def _add_step(self, step: Step) -> None:
+    def on_step(self, step: Step, rows: Rows) -> None:
         position = len(self._steps)
         self._steps.append(step)
-        if self._is_static:
-            if step.admitted:
-                self._close(list(self._open), position)
-        else:
-            self._close(self._ended_before(step), position)
-            self._close([rid for rid in step.preempted if rid in self._open], position)
+        for request_id in step.preempted:
+            self._close(request_id, position - 1)
         for request_id in step.admitted:
-            self._admit(request_id, position)
+            residency = Residency(self._replay.batch[request_id], position, position)
+            self._open[request_id] = residency
+            self._residencies.append(residency)
         for request_id, block_ids in step.released_blocks.items():
-            if request_id in self._open:
-                self._open[request_id].released.append((position, block_ids))
+            self._open[request_id].released.append((position, block_ids))
         for request_id, block_ids in step.new_blocks.items():
             self._open[request_id].blocks.append((position, block_ids))
-        self._add_rows(step, position)
+        num_kept, num_new = step.num_kept, step.num_new
+        for request, index in rows:
+            self._open[request.request_id].add_row(position, num_kept[index], num_new[index])
 
-    def _admit(self, request_id: str, position: int) -> None:
-        """Begin a residency. A request that ends with its first step has already ended, because events of ends precede
-        the event of the step."""
-        if request_id in self._open:
-            self._close([request_id], position)
-        residency = Residency(self._latest[request_id], position, position)
-        self._open[request_id] = residency
-        self._stays.append(residency)
-        if residency.request.finished is not None:
-            residency.ended_at = residency.request.finished.time
-            self._ended.append(request_id)
+    def on_leave(self, request: TrackedRequest) -> None:
+        residency = self._open.get(request.request_id)
+        if residency is not None and residency.request is request:
+            self._close(request.request_id, len(self._steps) - 1)
 
-    def _ended_before(self, step: Step) -> list[str]:
-        """The requests that ended before the step was scheduled. A step that was scheduled ahead may still have a row
-        of a request that ended later."""
-        if not self._ended:
-            return []
-        rows = set(step.request_ids).difference(step.admitted)
-        return [
-            rid
-            for rid in self._ended
-            if (ended_at := self._open[rid].ended_at) is not None
-            and ended_at <= step.scheduled_time
-            and rid not in rows
-        ]
-
-    def _close(self, request_ids: list[str], position: int) -> None:
-        """End the residencies of these requests. Their last step is the one before `position`."""
-        for request_id in request_ids:
-            self._open.pop(request_id).last = position - 1
-        if request_ids and self._ended:
-            self._ended = [rid for rid in self._ended if rid in self._open]
-
-    def _add_rows(self, step: Step, position: int) -> None:
-        columns = zip(step.request_ids, step.num_kept, step.num_computed, step.num_new, strict=True)
-        for request_id, num_kept, num_computed, num_new in columns:
-            residency = self._open[request_id]
-            if not num_kept:
-                kind = RowKind.PADDING
-            else:
-                kind = RowKind.DECODE if residency.has_sampled else RowKind.PREFILL
-                if num_computed + num_kept > residency.request.max_written:
-                    residency.request.max_written = num_computed + num_kept
-            if num_new:
-                residency.has_sampled = True
-            phases = residency.phases
-            if phases and phases[-1].kind is kind and phases[-1].last == position - 1:
-                phases[-1] = Phase(kind, phases[-1].first, position)
-            else:
-                phases.append(Phase(kind, position, position))
+    def _close(self, request_id: str, last: int) -> None:
+        self._open.pop(request_id).last = last
 
     def result(self) -> RunTrace:
-        assert self._started is not None
-        assert self._steps
-        self._close(list(self._open), len(self._steps))
-        origin = min([self._steps[0].scheduled_time, *(r.arrived.time for r in self._requests)])
-        starts, ends, is_timed = _times(self._steps, origin)
-        return RunTrace(self._started, self._requests, self._steps, self._stays, origin, starts, ends, is_timed)
+        started, steps = self._replay.started, self._steps
+        assert started is not None
+        assert steps
+        for request_id in list(self._open):
+            self._close(request_id, len(steps) - 1)
+        origin = min([steps[0].scheduled_time, *(request.arrived.time for request in self._requests)])
+        starts, ends, is_timed = _times(steps, origin)
+        return RunTrace(started, self._requests, steps, self._residencies, origin, starts, ends, is_timed)
+
+
+def final_slots(request: TrackedRequest) -> int:
+    """The number of slots that a request has written at its end: P + n - 1 for P prompt and n output tokens. For an
+    unfinished request, n is the forced length or `max_tokens`."""
+    num_output = request.max_output_tokens if request.finished is None else request.num_output_tokens
+    known = request.arrived.num_prompt_tokens + num_output - 1 if num_output else 0
+    return max(known, request.num_computed, request.recompute_until)
 
 
 def _times(steps: list[Step], origin: float) -> tuple[Floats, Floats, bool]:

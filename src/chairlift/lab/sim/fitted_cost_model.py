@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from chairlift.errors import ConfigError
 from chairlift.events import Event, Step
-from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.sim.cost_model import StepShape, recorded_shape
 from chairlift.observability.step_cost import StepTimer
 
@@ -141,7 +140,8 @@ def _features(shape: StepShape) -> tuple[int, ...]:
 def _error(predicted: Array, recorded: Array) -> FitError:
     errors = (np.abs(predicted - recorded) / recorded).tolist()
     total = float(predicted.sum() / recorded.sum() - 1)
-    return FitError(len(errors), percentile(errors, 50), percentile(errors, 90), total)
+    p50, p90 = np.percentile(errors, (50, 90)).tolist()
+    return FitError(len(errors), p50, p90, total)
 
 
 def non_negative_least_squares(matrix: Array, target: Array) -> Array:

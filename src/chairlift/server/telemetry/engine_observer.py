@@ -89,7 +89,7 @@ class EngineObserver:
 def measure_engine(
     events: EventHub, status: Callable[[], EngineStatus], tracker: RequestTracker, model_name: str
 ) -> PrometheusMetrics:
-    """Create the metrics of an engine, which receive its events after the tracker."""
+    """Create the metrics of an engine, which read the state of its tracker."""
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "chairlift:engine_up": ("1 if the engine is running.", lambda: float(status().state == "running")),
         "chairlift:engine_cannot_restart": (
@@ -106,9 +106,7 @@ def measure_engine(
             lambda: float(events.num_dropped),
         ),
     }
-    metrics = PrometheusMetrics(tracker, gauges, model_name)
-    events.add(metrics)
-    return metrics
+    return PrometheusMetrics(tracker, gauges, model_name)
 
 
 class CallSequences:
