@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
+from chairlift.engine.event_hub import EventHub
+from chairlift.engine.process.client import EngineStatus
 from chairlift.events import EngineStarted
-from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
+from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.authentication import PUBLIC_PATHS
 from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.telemetry.engine_observer import ENGINE_GAUGES
+from chairlift.server.telemetry.engine_observer import measure_engine
 from chairlift.server.telemetry.observability_options import ACCESS_LOG_FORMATS
 from command_runner import arguments_of
 
@@ -29,14 +31,14 @@ UNIT = DEPLOY / "systemd" / "chairlift.service"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "chairlift.json").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-GAUGES = {name: (text, lambda: 0.0) for name, (text, _) in ENGINE_GAUGES.items()}
+STATUS = EngineStatus("running", restarts=0, seconds_since_step=0.0, num_unfinished=0)
 
 
 def exposed_names() -> set[str]:
     """Return the names of all samples that /metrics can contain."""
     tracker = RequestTracker()
     tracker.emit(EngineStarted(0.0, "m", 16, 8, 4, 64, 128, "fcfs", "paged", True))
-    names = {family.name for family in PrometheusMetrics(tracker, GAUGES).collect()}
+    names = {family.name for family in measure_engine(EventHub(), lambda: STATUS, tracker, "m").collect()}
     names |= {f"{name}_total" for name in COUNTERS}
     return names | {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
 
