@@ -30,7 +30,8 @@ def generate(
         list[str] | None,
         Parameter(
             help="One or more prompts, which form one batch. - is the standard input, which is also read if there is "
-            "no prompt."
+            "no prompt.",
+            allow_leading_hyphen=True,
         ),
     ] = None,
     /,
@@ -66,6 +67,8 @@ def _read_prompts(given: list[str] | None) -> list[str]:
         if sys.stdin.isatty():
             raise ConfigError("PROMPT is missing: give a prompt, or send it to the standard input")
         given = ["-"]
+    if unknown := next((text for text in given if text.startswith("-") and text != "-"), None):
+        raise ConfigError(f"Unknown option: {unknown}. A prompt that begins with - can be sent to the standard input")
     if given.count("-") > 1:
         raise ConfigError("PROMPT - is given twice: the standard input can be read once")
     prompts = [sys.stdin.read().rstrip("\n") if text == "-" else text for text in given]

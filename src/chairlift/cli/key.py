@@ -20,7 +20,7 @@ def key(
     ] = None,
     models: Annotated[
         list[str] | None,
-        Parameter(help="Name of a model that the key may use; may be repeated. Default: all models."),
+        Parameter(negative=(), help="Name of a model that the key may use; may be repeated. Default: all models."),
     ] = None,
     requests_per_minute: Annotated[
         float | None, Parameter(help="Maximum number of calls per minute. Default: no limit.")
