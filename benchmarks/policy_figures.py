@@ -175,10 +175,9 @@ TABLES: Final[tuple[Columns, ...]] = (
     {
         "steps": lambda n: str(n.steps),
         "mean rows": lambda n: f"{n.mean_rows:.1f}",
-        "peak rows": lambda n: str(n.peak_rows),
-        "output tokens per step": lambda n: f"{n.tokens_a_step:.1f}",
+        "padding tokens": lambda n: f"{n.padding:,}",
+        "recomputed tokens": lambda n: f"{n.recomputed:,}",
     },
-    {"padding tokens": lambda n: f"{n.padding:,}", "recomputed tokens": lambda n: f"{n.recomputed:,}"},
     {
         "token states": lambda n: _percent(n.token_states),
         "reserved": lambda n: _percent(n.reserved),
