@@ -29,7 +29,7 @@ def test_answers_are_those_without_a_draft_model(tiny_model_dir: TinyModelDir, m
     monkeypatch.setattr(decoder_engine, "measured_row_time", lambda *_: None)
     plain = config(tiny_model_dir("llama"), num_kv_blocks=64)
     drafting = replace(plain, speculative_config={"model": str(tiny_model_dir("llama"))})
-    other = replace(plain, speculative_config={"model": str(tiny_model_dir("llama", num_hidden_layers=1))})
+    other = replace(plain, speculative_config={"model": str(tiny_model_dir("llama", rms_norm_eps=0.1))})
     loaded = load_model(plain)
     prompts = [[5 + i] * (3 + 9 * i) for i in range(6)]
     params = [SamplingParams(temperature=0.5 * (i % 3), max_tokens=40, ignore_eos=True, seed=i) for i in range(6)]

@@ -350,7 +350,7 @@ def test_native_weights_are_planned_to_the_byte(
 
 def test_planned_weights_count_a_tied_embedding_twice_and_no_kv_memory(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama", tie_word_embeddings=True)
-    config = EngineConfig(model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, dtype="bfloat16")
+    config = EngineConfig(model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, kernels="torch")
     loaded = load_model(config)
     build_engine(config, loaded=loaded)
     assert parameter_bytes(loaded.model) == total(loaded.planned_weights)
