@@ -1,17 +1,18 @@
 """A request and its progress.
 
     0            num_computed_tokens         num_tokens              max_total_tokens
-    |-- K, V in memory --|-- to be computed --|-- not yet known --------|
+    |-- K, V scheduled --|-- to be computed --|-- not yet sampled ------|
     |-- prompt (num_prompt_tokens) --|-- output --|
 
-A request has no phases. Steps compute tokens until `num_computed_tokens` equals `num_tokens`; then the next token is
-sampled and `num_tokens` increases. `num_tokens` includes `num_pending_tokens` tokens that the device has not returned
-yet, so that a step can be scheduled before the result of the previous one is known:
+A request has no phases. Steps compute tokens until `num_computed_tokens` equals `num_tokens`; the step that reaches it
+samples the next token. Both numbers advance when a step is scheduled: the device runs steps in order, so a later step
+may read the K and V of an earlier one. `num_tokens` therefore includes `num_pending_tokens` tokens that are sampled by
+scheduled steps, and that the device has not returned yet:
 
     len(token_ids) + num_pending_tokens == num_tokens <= end_total_tokens <= max_total_tokens
 
-Four parts of the engine write a request: the scheduler its status and its end, the running batch `num_computed_tokens`,
-the KV cache manager `num_slots`, and the methods below its tokens.
+The scheduler and the running batch write its status, the running batch its counters, the KV cache manager `num_slots`,
+and the methods below the values of its tokens.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class WaitReason(enum.StrEnum):
     PREEMPTION: a running request was preempted in this step, so no request is admitted.
     BATCH: a static batch was already closed when it reached the head of the queue. A request that was at the head when
         the batch closed keeps its earlier reason while the batch runs.
-    TOKEN_BUDGET: the rest of the token budget of the step is smaller than the prompt, which has to be computed at once.
+    TOKEN_BUDGET: the rest of the token budget of the step is smaller than its tokens, which must be computed at once.
     FAIRNESS: another tenant, which received less service, has its turn. The head of the queue belongs to that tenant
         and has the reason why no request is admitted.
     """

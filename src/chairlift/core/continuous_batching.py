@@ -4,7 +4,9 @@
                 ^                                 |           c has a long prompt: the next chunk of it
                 +----------- preempt_last --------+           d joins if seats, tokens and memory are left
 
-A step computes some tokens of each running request, within the token budget `max_num_batched_tokens`.
+A step computes some tokens of each running request, within the token budget `max_num_batched_tokens`. A seat is one of
+the `max_num_seqs` places in the batch. The key of a request gives its place in queue and batch: under fcfs its arrival
+index, so that a preempted request returns to the front of the queue.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class StepPlan:
         output: the part that the executor receives.
         time: when the step is scheduled, in seconds of the engine's clock.
         requests: the scheduled requests, parallel to `output.num_scheduled_tokens`.
-        sampling: requests whose last known token is computed in this step, so their next token is sampled.
+        sampling: requests of which this step computes the last token, pending or not, so their next token is sampled.
         prefilled: requests whose last prompt token is computed in this step.
     """
 
@@ -103,7 +105,7 @@ class RunningBatch(ABC):
         self._meter.record_enqueued(request)
         self.waiting.push(request)
 
-    def allocate(self, request: Request) -> bool:
+    def allocate_head(self, request: Request) -> bool:
         """Allocate memory to the head of the queue; False if memory is short.
 
         Tokens of a prefix that other requests have computed count as computed.
@@ -146,7 +148,8 @@ class RunningBatch(ABC):
         plan.output.num_scheduled_tokens[request.request_id] = count
         plan.requests.append(request)
         if start < request.num_prompt_tokens:
-            # A kernel may write a single row while other rows of the step read, so such a block is not shared yet.
+            # A request that is admitted later in this step may share these blocks, because the rows of a chunk are
+            # written before any row reads. A single row is not: its block is committed when the request grows or ends.
             if count > 1:
                 self._kv.commit(request)
             if end >= request.num_prompt_tokens:
@@ -164,12 +167,12 @@ class RunningBatch(ABC):
     def preempt_last(self, plan: StepPlan) -> Request:
         """Preempt the running request with the largest key.
 
-        It keeps its tokens, returns to the queue, and computes them again when it is admitted; those of blocks that are
-        still in the prefix cache by then are found there.
+        It keeps its tokens and returns to the queue. When it is admitted again, it recomputes all of them except those
+        in blocks that are still cached. A token of an earlier step still arrives, and is appended.
         """
         victim = self.running.pop()
         self._meter.record_preemption(victim)
-        self._free_memory(victim, plan.time)
+        self._free_memory(victim, plan.time)  # before the next line, because it commits the computed blocks
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.enqueue(victim)
@@ -202,11 +205,12 @@ class ContinuousBatching(RunningBatch):
         """Schedule the uncomputed tokens of every running request; returns the rest of the token budget, and whether a
         request was preempted.
 
-        A chunk leaves one token of the budget to every request behind it and to every waiting request that has a free
-        seat, so a decode never stalls behind a prompt and a free seat is taken in the next step. There is always room
-        for that, because max_num_batched_tokens >= max_num_seqs. The estimated time of the step may allow less.
+        A chunk leaves one token of the budget to every request behind it and to every waiting request for which a seat
+        is free, so a decode never stalls behind a prompt and a free seat is taken in the next step. There is always
+        room for that, because max_num_batched_tokens >= max_num_seqs. The estimated time of a step may allow less, but
+        `chunks.take` returns at least 1.
         """
-        running = self.running
+        running = self.running  # becomes shorter when a request is preempted
         budget = self._config.max_num_batched_tokens
         num_running, num_admissible = len(running), self._num_admissible
         index = 0
@@ -218,7 +222,7 @@ class ContinuousBatching(RunningBatch):
             if count > 1:
                 count = chunks.take(start, min(count, budget - num_admissible - (len(running) - index)))
             elif not count or request.num_tokens == request.end_total_tokens:
-                continue  # its last token is pending, or is the end of the output, which is never computed
+                continue  # only the last token of the output is left, which is never computed
             if start + count > request.num_slots and not self._grow_or_preempt(request, start + count, plan):
                 break
             self.schedule_tokens(request, start, count, plan)
@@ -235,7 +239,7 @@ class ContinuousBatching(RunningBatch):
     def _schedule_waiting(self, plan: StepPlan, budget: int, chunks: ChunkAllowance, may_admit: bool) -> None:
         """Admit from the head of the queue while there are seats, tokens and memory."""
         while (request := self.waiting.peek()) is not None:
-            reason = self._reason_to_wait(request, budget) if may_admit else WaitReason.PREEMPTION
+            reason = self._try_to_allocate(request, budget) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
                 self._meter.record_blocked(request, reason, plan.time, len(self.running))
                 return
@@ -244,14 +248,14 @@ class ContinuousBatching(RunningBatch):
             count = request.num_tokens - start
             if self._config.enable_chunked_prefill:
                 count = chunks.take(start, min(count, budget - self._num_admissible))
-            if start + count > request.num_slots:
+            if start + count > request.num_slots:  # only with sliding windows, whose blocks are taken chunk by chunk
                 has_grown = self.grow(request, start + count, plan)
                 assert has_grown, "admission has checked that blocks are free for the windows"
             self.schedule_tokens(request, start, count, plan)
             budget -= count
 
-    def _reason_to_wait(self, request: Request, budget: int) -> WaitReason | None:
-        """Why the head of the queue is not admitted; None if it is, and then its memory has been allocated.
+    def _try_to_allocate(self, request: Request, budget: int) -> WaitReason | None:
+        """Allocate the memory of the head of the queue; returns why it cannot be admitted, or None if it can.
 
         Args:
             budget: the rest of the token budget of the step.
@@ -262,9 +266,9 @@ class ContinuousBatching(RunningBatch):
             return WaitReason.PENDING_TOKEN
         if not self._config.enable_chunked_prefill and request.num_tokens > budget:
             return WaitReason.TOKEN_BUDGET
-        return None if self.allocate(request) else WaitReason.MEMORY
+        return None if self.allocate_head(request) else WaitReason.MEMORY
 
     @property
     def _num_admissible(self) -> int:
-        """Number of waiting requests that have a free seat."""
+        """Number of waiting requests for which a seat is free."""
         return min(len(self.waiting), self._config.max_num_seqs - len(self.running))

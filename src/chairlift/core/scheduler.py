@@ -1,8 +1,8 @@
 """The scheduler: decides how many tokens of each request the next step computes.
 
-    add --> PARKED ----> WAITING --admit--> RUNNING --stop, length--> FINISHED
-              siblings      ^                  |
-                            +----preempted-----+      abort: from any state, at once
+    add ------------------> WAITING --admit--> RUNNING --stop, length, error--> FINISHED
+      |                     ^     ^               |
+      +-- PARKED (sibling) -+     +---preempted---+           abort: from any state, at once
 
 `schedule` advances `num_computed_tokens`, and `update` appends the sampled tokens. Several schedules may be ahead of
 their updates: a pending token counts in `num_tokens` before the device has returned its value.
@@ -166,7 +166,7 @@ class Scheduler:
                 outputs.append(self._fail(request, result.errors[request.request_id], now))
             else:
                 outputs.append(self._take_result(request, result, plan, now))
-            if request.finish_reason is not None and request.is_finished:
+            if request.is_finished:  # a subclass may keep a request running after its last token
                 finished.append(request.request_id)
         if result.prompt_logprobs:
             known = self._requests.keys() | set(finished)
@@ -201,7 +201,7 @@ class Scheduler:
         return self._meter.last_output(request, output, now)
 
     def _fail(self, request: Request, error: str, now: float) -> EngineCoreOutput:
-        """Finish a request that the executor cannot continue. Its sampled token is discarded."""
+        """Finish a request whose next token cannot be sampled. Its K and V are valid, and stay in the prefix cache."""
         request.drop_pending()
         self._finish(request, FinishReason.ERROR, now)
         return EngineCoreOutput(request.request_id, [], FinishReason.ERROR.value, error=error)
@@ -255,7 +255,7 @@ class Scheduler:
         self._release_siblings(request, now)
 
     def _release_siblings(self, leader: Request, now: float) -> None:
-        """Queue the siblings that waited for the prompt of this request."""
+        """Queue the siblings that waited for the prompt of this request, or the next leader if it was not computed."""
         for sibling in self._siblings.release(leader):
             self._meter.record_unparked(sibling, now)
             self._batch.enqueue(sibling)

@@ -104,7 +104,7 @@ class StaticBatching(RunningBatch):
             reason = None
             if len(self.running) == self._config.static_batch_size:
                 reason = WaitReason.SEATS
-            elif needed > num_available or not self.allocate(request):
+            elif needed > num_available or not self.allocate_head(request):
                 reason = WaitReason.MEMORY
             if reason is not None:
                 self._blocked_head = request, reason, self._demand(request, needed, num_available)

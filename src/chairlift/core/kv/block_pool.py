@@ -3,7 +3,7 @@
     allocate ----> held (references > 0) ----> release
        ^                 ^                        |
        |                 | share (prefix hit)     v
-       +--- free, in eviction order: [ never hashed ... | cached: least recently used ... most recently used ]
+       +--- free, in eviction order: [ not cached ... | cached: least recently used ... most recently used ]
 
 A cached block can be found by its hash until it is allocated again, which evicts its contents.
 """
@@ -84,7 +84,8 @@ class BlockPool:
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Remove a reference from each block. What is freed first is evicted first: pass the end of a table first."""
+        """Remove a reference from each block. Cached blocks are evicted in the order of their release, so pass the end
+        of a table first; blocks that are not cached are reused before them."""
         for block_id in block_ids:
             self._references[block_id] -= 1
             assert self._references[block_id] >= 0

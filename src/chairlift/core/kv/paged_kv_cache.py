@@ -1,9 +1,9 @@
-"""Paged KV memory: the block tables of the requests, filled on demand and shared through a prefix cache.
+"""Paged KV memory: the block tables of the requests, extended on demand and shared through a prefix cache.
 
     block table of a request with 14 tokens, of which 10 are computed, in blocks of 4 slots:
 
     [ 0  1  2  3][ 4  5  6  7][ 8  9  .  .][ .  .  .  .]     slots with K and V, and slots to be written
-    |------ committed ------|                                full and computed: other requests may share them
+    |------ committed ------|     full, computed and indexed by the prefix cache: other requests may share them
 
 Every method computes its need first, and on failure it returns with nothing changed.
 """
@@ -31,8 +31,9 @@ class BlockTable:
 class PagedKVCacheManager(KVCacheManager):
     """Allocates blocks on demand (PagedAttention; Kwon et al., SOSP'23, section 4).
 
-    Admission takes the blocks of all tokens known by then; decoding takes one more block at each block boundary. It is
-    the one owner of block tables: the scheduler has request objects, and the worker copies of the block ids.
+    Admission takes the blocks of all tokens, also of a prompt that is computed in chunks; decoding takes one more block
+    at each block boundary. It is the one owner of block tables: the scheduler has requests, and the worker copies of
+    the block ids.
     """
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
@@ -57,7 +58,8 @@ class PagedKVCacheManager(KVCacheManager):
 
     @property
     def version(self) -> int:
-        """Changes whenever an allocation that failed might succeed now."""
+        """Changes whenever an allocation that failed might succeed now. Without a prefix cache it does not change when
+        a leader fills blocks that a sibling could share."""
         return self.pool.version
 
     def block_tables(self, request: Request) -> list[list[int]]:
@@ -96,15 +98,16 @@ class PagedKVCacheManager(KVCacheManager):
         block_ids = self._shared_prefix(request)
         if self._num_needed(request, block_ids) > self.pool.num_free:
             return None
-        num_shared, num_blocks = len(block_ids), self._num_blocks_for(request.num_tokens)
-        self.pool.share(block_ids)
-        block_ids += self.pool.allocate(num_blocks - num_shared)
-        self._tables[request.request_id] = BlockTable(request, block_ids, num_committed=num_shared)
+        num_found, num_blocks = len(block_ids), self._num_blocks_for(request.num_tokens)
+        self.pool.share(block_ids)  # before the next line, which might evict them
+        block_ids += self.pool.allocate(num_blocks - num_found)
+        self._tables[request.request_id] = BlockTable(request, block_ids, num_committed=num_found)
         request.num_slots = num_blocks * self.block_size
-        return num_shared * self.block_size
+        return num_found * self.block_size
 
     def grow(self, request: Request, num_slots: int) -> TableChange | None:
-        """Extend the request's table to `num_slots` tokens; None if memory is short."""
+        """Extend the request's table to `num_slots` tokens; None if memory is short. Also commits blocks that earlier
+        steps have filled."""
         table = self._tables[request.request_id]
         count = self._num_blocks_for(num_slots) - len(table.block_ids)
         if count > self.pool.num_free:
@@ -134,7 +137,7 @@ class PagedKVCacheManager(KVCacheManager):
 
     def _commit(self, table: BlockTable) -> None:
         request, start = table.request, table.num_committed
-        end = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        end = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size  # without pending tokens
         if end > start:
             if self._prefix_cache is not None:
                 self._prefix_cache.register(request, table.block_ids, start, end)
@@ -147,10 +150,10 @@ class PagedKVCacheManager(KVCacheManager):
 
     def _shared_prefix(self, request: Request) -> list[int]:
         """The blocks to share with other requests. At least one token is left to compute, because its logits are
-        needed, and all of them are if the logprobs of the prompt are requested."""
-        limit = (len(request.token_ids) - 1) // self.block_size
+        needed. Nothing is shared if the logprobs of the prompt are requested."""
         if request.sampling_params.prompt_logprobs is not None:
             return []
+        limit = (len(request.token_ids) - 1) // self.block_size
         if self._prefix_cache is not None:
             return self._prefix_cache.find(request, limit)
         leader = self._leader_table(request)
@@ -160,7 +163,7 @@ class PagedKVCacheManager(KVCacheManager):
     def _leader_table(self, request: Request) -> BlockTable | None:
         """The table of a sibling with the same prompt, whose blocks are shared even without a prefix cache."""
         table = self._tables.get(request.leader_id) if request.leader_id is not None else None
-        if table is None or table.request.cache_salt != request.cache_salt:
+        if table is None or table.request.cache_salt != request.cache_salt or table.request.lora_id != request.lora_id:
             return None
         prompt = request.token_ids[: request.num_prompt_tokens]
         return table if table.request.token_ids[: request.num_prompt_tokens] == prompt else None

@@ -3,7 +3,7 @@
     tokens   [ 5 8 2 9 ][ 4 4 7 1 ][ 3 6          blocks of 4 tokens; the last one is not full
     chain       h0 ---------> h1                  h1 = hash(h0, tokens of its block)
 
-Equal hashes mean equal tokens from the start of the prompt on, so the blocks have equal K and V.
+Equal hashes mean equal tokens from the start of the prompt on, with the same salt and adapter, so K and V are equal.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PrefixCache:
             self._pool.register(block_ids[index], chain[index])
 
     def chain(self, request: Request, num_blocks: int) -> list[bytes]:
-        """The hashes of the first `num_blocks` blocks of the request's tokens. They are computed once."""
+        """The hashes of the first `num_blocks` blocks of the request's tokens, which must be full; computed once."""
         chain = self._chains.setdefault(request.request_id, [])
         size = self._block_size
         for index in range(len(chain), num_blocks):
