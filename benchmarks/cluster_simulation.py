@@ -7,7 +7,7 @@
 Each replica is an 8B model on an H100 by the roofline, with the engine's own scheduler and a KV pool of 64,000 slots.
 For each replica there are 24 conversations of four turns, which begin at random times within a minute: a system prompt
 of 1,024 tokens, of which there are half as many as replicas, and 128 new tokens and 128 output tokens in each turn. The
-routers are those of `chairlift.lab.sim.cluster`.
+routers are those of `benchmarks.simulated_cluster.cluster`.
 
 With `--trace` the requests are those of a trace, and each replica receives `--trace-speed` times the rate of the trace.
 All prompts begin with the same `--common-tokens`, like those of a chat template. Further cases are the failure of two
@@ -24,11 +24,11 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from benchmarks.common import print_result
+from benchmarks.simulated_cluster.cluster import ClusterSimulation
+from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, Scaling
 from rich.table import Table
 
 from chairlift.config import SchedulerConfig
-from chairlift.lab.sim.cluster import ClusterSimulation
-from chairlift.lab.sim.cluster_config import ClusterConfig, Failure, Scaling
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline

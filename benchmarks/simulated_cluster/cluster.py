@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, Scaling
+from benchmarks.simulated_cluster.simulated_replica import RoutedRequest, SimulatedReplica
+
 from chairlift.cluster.autoscaling import QueueScaling
 from chairlift.cluster.replica_choice import MAX_RUNS, choose_less_loaded, choose_replica
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
@@ -21,9 +24,7 @@ from chairlift.cluster.shared_service import ServiceMeter
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator
 from chairlift.errors import RequestError
 from chairlift.events import PrefixCacheChanged
-from chairlift.lab.sim.cluster_config import ClusterConfig, Failure, Scaling
 from chairlift.lab.sim.cost_model import CostModel
-from chairlift.lab.sim.simulated_replica import RoutedRequest, SimulatedReplica
 from chairlift.lab.sim.simulator import forced_request
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed

@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.simulated_cluster.cluster import ClusterResult, ClusterSimulation
+from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, Scaling
+from benchmarks.simulated_cluster.simulated_replica import SimulatedReplica
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +17,7 @@ from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
 from chairlift.config import SchedulerConfig
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished
-from chairlift.lab.sim.cluster import ClusterResult, ClusterSimulation
-from chairlift.lab.sim.cluster_config import ClusterConfig, Failure, Scaling
 from chairlift.lab.sim.cost_model import StepShape
-from chairlift.lab.sim.simulated_replica import SimulatedReplica
 from chairlift.lab.sim.simulator import SimConfig, forced_request, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
