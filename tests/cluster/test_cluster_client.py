@@ -128,9 +128,9 @@ def test_a_killed_replica_loses_only_streams_with_output(make_engine: Make) -> N
         await ready(llm, transport)
         generations = [llm.start(None, [index, *PROMPT[:6]], forced(30)) for index in range(12)]
         client: Any = llm._client
-        await until(lambda: sum(group.has_output for group in client._groups.values()) == 4)
+        await until(lambda: sum(group.has_output for group in client._groups) == 4)
         before = {
-            index: (transport.view.replica_of(one.core_ids[0]), client._groups[one.core_ids[0]].has_output)
+            index: (transport.view.replica_of(one.core_ids[0]), client._groups.get(one.core_ids[0]).has_output)
             for index, one in enumerate(generations)
         }
         transport.kill("replica-0")
@@ -454,8 +454,8 @@ def test_requests_that_an_engine_loses_run_elsewhere_if_they_have_no_output(make
         await ready(llm, transport)
         calls = [llm.start(None, [index, *PROMPT[:6]], forced(20)) for index in range(6)]
         client: Any = llm._client
-        await until(lambda: sum(group.has_output for group in client._groups.values()) == 2)
-        places = [(transport.view.replica_of(one.core_ids[0]), client._groups[one.core_ids[0]]) for one in calls]
+        await until(lambda: sum(group.has_output for group in client._groups) == 2)
+        places = [(transport.view.replica_of(one.core_ids[0]), client._groups.get(one.core_ids[0])) for one in calls]
         begun = [place == "replica-0" and group.has_output for place, group in places]
         ids = [group.request_id for place, group in places if place == "replica-0"]
         engines[0]._client.state = "restarting"

@@ -144,7 +144,7 @@ def send_and_kill(server: ClusterServer) -> list[int]:
             pool.submit(server.complete, [index, 5, 6], max_tokens=20, request_id=f"r{index}") for index in range(8)
         ]
         client: Any = server.llm._client
-        wait_for(lambda: sum(group.has_output for group in client._groups.values()) == 2)
+        wait_for(lambda: sum(group.has_output for group in client._groups) == 2)
         server.kill("replica-0")
     return [call.result().status_code for call in calls]
 

@@ -33,10 +33,12 @@ from chairlift.cluster.replica_messages import (
 )
 from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.engine.event_hub import EventHub
+from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.client import EngineClient, EngineState
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
 from chairlift.engine.process.wire import unpack_events
 from chairlift.engine.served_engine import ServedEngine
+from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
 from chairlift.errors import EngineDeadError
 from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput
@@ -114,12 +116,11 @@ class RemoteReplica:
 
 
 @dataclass(slots=True, eq=False)
-class RoutedGroup:
-    """The unfinished siblings of a prompt."""
+class RoutedGroup(SiblingGroup[EngineRequest]):
+    """Siblings that run on one replica."""
 
     add: Add
     prompt: RoutedPrompt
-    unfinished: set[str]
     num_runs: int = 0
     has_output: bool = False
     task: asyncio.Task[None] | None = None
@@ -152,7 +153,7 @@ class ClusterClient(EngineClient):
         self.on_replica_end: Callable[[RemoteReplica], None] = lambda replica: None
         self._transport = transport
         self._view = transport.view
-        self._groups: dict[str, RoutedGroup] = {}  # by the id of each unfinished request
+        self._groups = SiblingGroups[RoutedGroup]()
         self._model_digest = model_digest(engine.facts)
         self._other_models: set[str] = set()  # running replicas with another model
         self._replicas_changed = asyncio.Event()
@@ -195,8 +196,8 @@ class ClusterClient(EngineClient):
         first = add.requests[0]
         block_size = self.engine.facts.kv_cache_plan.block_size
         prompt = RoutedPrompt.from_tokens(first.prompt_token_ids, block_size, first.cache_salt, first.lora_id)
-        group = RoutedGroup(add, prompt, {request.request_id for request in add.requests})
-        self._groups.update(dict.fromkeys(group.unfinished, group))
+        group = RoutedGroup({request.request_id: request for request in add.requests}, add, prompt)
+        self._groups.add(group)
         self._run(group)
 
     def _run(self, group: RoutedGroup) -> None:
@@ -248,13 +249,10 @@ class ClusterClient(EngineClient):
 
     def _abort(self, command: Abort) -> None:
         aborted: dict[str | None, list[str]] = {}
-        groups: dict[str, RoutedGroup] = {}
         for request_id in command.request_ids:
             if (group := self._groups.get(request_id)) is not None:
                 aborted.setdefault(self._view.replica_of(group.request_id), []).append(request_id)
-                groups[group.request_id] = group
-        self._finish(command.request_ids)
-        ended = [group.task for group in groups.values() if not group.unfinished and group.task is not None]
+        ended = [group.task for group in self._finish(command.request_ids) if group.task is not None]
         self._start_task(self._send_aborts(aborted, command, ended))
 
     async def _send_aborts(
@@ -269,18 +267,15 @@ class ClusterClient(EngineClient):
         for task in ended:
             task.cancel()
 
-    def _finish(self, request_ids: list[str]) -> None:
-        """Remove requests that have ended."""
-        for request_id in request_ids:
-            group = self._groups.pop(request_id, None)
-            if group is None:
-                continue
-            group.unfinished.discard(request_id)
-            if not group.unfinished:
-                replica_id = self._view.replica_of(group.request_id)
-                self._view.remove(group.request_id)
-                if replica_id is not None and not self._view.is_running(replica_id):
-                    self._loop.call_soon(self._end_if_drained, replica_id)
+    def _finish(self, request_ids: list[str]) -> list[RoutedGroup]:
+        """Remove requests that have ended, and return the groups that have ended with them."""
+        ended = self._groups.remove(request_ids)
+        for group in ended:
+            replica_id = self._view.replica_of(group.request_id)
+            self._view.remove(group.request_id)
+            if replica_id is not None and not self._view.is_running(replica_id):
+                self._loop.call_soon(self._end_if_drained, replica_id)
+        return ended
 
     def _handle_loss(self, groups: list[RoutedGroup], cause: str) -> None:
         """Send unfinished requests whose run has ended to another replica, if they have no output yet; the others end
@@ -303,7 +298,7 @@ class ClusterClient(EngineClient):
             logger.error("%s: %d requests ended, %d are sent again", cause, len(lost), len(resent))
 
     def _fail_groups(self, groups: list[RoutedGroup], error: EngineDeadError) -> None:
-        ids = [request_id for group in groups for request_id in sorted(group.unfinished)]
+        ids = unfinished_ids(groups)
         self._finish(ids)
         if ids and not self._is_closed:
             self._on_failure(ids, error)
@@ -335,8 +330,7 @@ class ClusterClient(EngineClient):
             replica.reader.cancel()
 
     def _groups_of(self, replica_id: str) -> list[RoutedGroup]:
-        groups = {id(group): group for group in self._groups.values()}
-        return [group for group in groups.values() if self._view.replica_of(group.request_id) == replica_id]
+        return [group for group in self._groups if self._view.replica_of(group.request_id) == replica_id]
 
     async def _read(self, replica: RemoteReplica) -> None:
         """Handle the messages of a replica until they end, and then the loss of its requests."""
@@ -393,8 +387,8 @@ class ClusterClient(EngineClient):
             self._on_outputs(outputs)
             self._finish([output.request_id for output in outputs if output.finish_reason is not None])
         for ids, reason in message.lost:
-            groups = {id(group): group for each in ids if (group := self._group_on(replica, each)) is not None}
-            self._handle_loss(list(groups.values()), f"the engine of the request was lost ({reason})")
+            groups = dict.fromkeys(group for each in ids if (group := self._group_on(replica, each)) is not None)
+            self._handle_loss(list(groups), f"the engine of the request was lost ({reason})")
 
     def _group_on(self, replica: RemoteReplica, request_id: str) -> RoutedGroup | None:
         """The group of an unfinished request, if it runs on this replica. Another one may have run it before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,9 +21,11 @@ from chairlift.cluster.replica_messages import (
 )
 from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
 from chairlift.cluster.shared_service import ServiceMeter
+from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.client import EngineClient
-from chairlift.engine.process.commands import Abort, ChargeTenants
+from chairlift.engine.process.commands import Abort, Add, ChargeTenants
 from chairlift.engine.process.wire import pack_events
+from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
 from chairlift.errors import ChairliftError, EngineDeadError
 from chairlift.events import (
     DroppableEvent,
@@ -53,25 +55,18 @@ BUSY_SILENCE_SECONDS: Final = 600.0
 
 
 @dataclass(slots=True, eq=False)
-class ReplicaGroup:
-    """The unfinished siblings of a prompt; `started` are those with output.
+class ReplicaGroup(SiblingGroup[EngineRequest]):
+    """Siblings that an ingress has sent; `started` are those with output.
 
     Attributes:
         num_uncached_tokens: the prompt tokens that were not in the prefix cache when the request arrived.
     """
 
-    ingress_id: str
-    tenant: str
-    num_prompt_tokens: int
+    add: Add
+    feed: IngressFeed
     num_uncached_tokens: int
-    request_ids: set[str]
-    ended: asyncio.Future[None]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     started: set[str] = field(default_factory=set)
-
-    @property
-    def num_queued(self) -> int:
-        """Prompt tokens that are queued: none after the first output."""
-        return 0 if self.started else self.num_uncached_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +118,7 @@ class EngineReplica:
         self._client = client
         self.service = ServiceMeter()
         self._feeds: dict[str, IngressFeed] = {}
-        self._groups: dict[str, ReplicaGroup] = {}  # by the id of each unfinished request
+        self._groups = SiblingGroups[ReplicaGroup]()
         self._started: EngineStarted | None = None
         self._arrived: dict[str, RequestArrived] = {}
         self._cached: set[int] = set()
@@ -166,20 +161,18 @@ class EngineReplica:
             raise EngineDeadError(self._death)
         if (error := self._client.unavailable) is not None:
             raise EngineDeadError(str(error))
-        if run.ingress_id not in self._feeds:
+        if (feed := self._feeds.get(run.ingress_id)) is None:
             raise EngineDeadError("the ingress has no subscription to this replica")
         add = run.local_add()
-        ids = {request.request_id for request in add.requests}
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         num_uncached = add.num_prompt_tokens - prompt.num_cached_tokens(self._block_size, self._cached)
-        group = ReplicaGroup(run.ingress_id, add.requests[0].tenant, add.num_prompt_tokens, num_uncached, ids, ended)
-        self._groups.update(dict.fromkeys(ids, group))
+        group = ReplicaGroup({request.request_id: request for request in add.requests}, add, feed, num_uncached)
+        self._groups.add(group)
         self._client.send(add)
         try:
-            await group.ended
+            await group.ended.wait()
         finally:
-            # The ingress may have sent a request again in the meantime, which is another group with the same ids.
-            self._abort({request_id for request_id in ids if self._groups.get(request_id) is group})
+            # Requests that the ingress has sent again in the meantime have moved to another group.
+            self._abort([group])
 
     async def abort(self, message: bytes) -> None:
         """Abort the requests of an `Abort`. Unknown ids have no effect."""
@@ -212,7 +205,7 @@ class EngineReplica:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(feed.changed.wait(), SILENCE_SECONDS)
         feed.changed.clear()
-        is_busy = any(group.ingress_id == feed.ingress_id for group in self._groups.values())
+        is_busy = any(group.feed is feed for group in self._groups)
         limit = BUSY_SILENCE_SECONDS if is_busy else SILENCE_SECONDS
         if self._client.now() - feed.last_heartbeat > limit:
             feed.is_closed = True
@@ -225,22 +218,17 @@ class EngineReplica:
         del self._feeds[feed.ingress_id]
         feed.is_closed = True
         feed.changed.set()
-        self._abort({rid for rid, group in self._groups.items() if group.ingress_id == feed.ingress_id})
+        self._abort(group for group in self._groups if group.feed is feed)
 
-    def _abort(self, request_ids: set[str]) -> None:
-        if unfinished := sorted(request_ids & self._groups.keys()):
+    def _abort(self, groups: Iterable[ReplicaGroup]) -> None:
+        if unfinished := unfinished_ids(groups):
             self._client.send(Abort(unfinished))
             self._forget(unfinished)
 
     def _forget(self, request_ids: list[str]) -> None:
         """Remove requests that have ended."""
-        for request_id in request_ids:
-            group = self._groups.pop(request_id, None)
-            if group is None:
-                continue
-            group.request_ids.discard(request_id)
-            if not group.request_ids and not group.ended.done():
-                group.ended.set_result(None)
+        for group in self._groups.remove(request_ids):
+            group.ended.set()
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -253,7 +241,7 @@ class EngineReplica:
             self._block_size,
             self._num_blocks,
             sorted(self._cached),
-            self.load(without=feed.ingress_id),
+            self.load(without=feed),
             pack_events(events),
             self._metrics.totals(),
         )
@@ -266,7 +254,7 @@ class EngineReplica:
             feed.num_dropped_events,
             list(feed.stored),
             list(feed.removed),
-            self.load(without=feed.ingress_id),
+            self.load(without=feed),
             self._engine(),
         )
         feed.num_sent += 1
@@ -277,10 +265,10 @@ class EngineReplica:
     def _engine(self) -> ReplicaEngine:
         return ReplicaEngine(self._client.state, self._client.restarts, self._client.last_failure)
 
-    def load(self, without: str | None = None) -> ReplicaLoad:
-        """The load that all ingresses cause, or all but one."""
-        groups = {id(group): group for group in self._groups.values() if group.ingress_id != without}
-        queued = sum(group.num_queued for group in groups.values())
+    def load(self, without: IngressFeed | None = None) -> ReplicaLoad:
+        """The load that all ingresses cause, or all but one. A prompt is queued until its first output."""
+        groups = [group for group in self._groups if group.feed is not without]
+        queued = sum(group.num_uncached_tokens for group in groups if not group.started)
         # The last step counts the blocks of its own requests, and no step follows the end of the last request.
         free_blocks = self._free_blocks if self._groups else self._num_blocks
         return ReplicaLoad(queued, len(groups), free_blocks)
@@ -334,9 +322,8 @@ class EngineReplica:
             if group is None:
                 continue
             self._measure(group, output)
-            if (feed := self._feeds.get(group.ingress_id)) is not None:
-                feed.outputs.append(output)
-                feed.changed.set()
+            group.feed.outputs.append(output)
+            group.feed.changed.set()
             if output.finish_reason is not None:
                 self._forget([output.request_id])
 
@@ -345,8 +332,8 @@ class EngineReplica:
         num_new = 0
         if output.request_id not in group.started and (output.new_token_ids or output.pooled is not None):
             group.started.add(output.request_id)
-            num_new = group.num_prompt_tokens - output.num_cached_tokens
-        self.service.add(group.tenant, num_new, len(output.new_token_ids))
+            num_new = group.add.num_prompt_tokens - output.num_cached_tokens
+        self.service.add(group.add.requests[0].tenant, num_new, len(output.new_token_ids))
 
     def charge(self, service: Mapping[str, float]) -> None:
         """Charge tenants under fair sharing for the service that other replicas gave them since the last call."""
@@ -355,14 +342,10 @@ class EngineReplica:
     def _fail(self, request_ids: list[str] | None, error: ChairliftError) -> None:
         """Report requests that the engine has lost; None: the engine is dead."""
         if request_ids is None:
-            self._death = str(error)
-        lost: dict[str, list[str]] = {}
-        for request_id in list(self._groups) if request_ids is None else request_ids:
-            if (group := self._groups.get(request_id)) is not None:
-                lost.setdefault(group.ingress_id, []).append(request_id)
-        for ingress_id, ids in lost.items():
-            if (feed := self._feeds.get(ingress_id)) is not None:
-                feed.lost.append((ids, str(error)))
-            self._forget(ids)
+            self._death, request_ids = str(error), unfinished_ids(self._groups)
         for feed in self._feeds.values():
+            lost = [one for one in request_ids if (group := self._groups.get(one)) is not None and group.feed is feed]
+            if lost:
+                feed.lost.append((lost, str(error)))
+                self._forget(lost)
             feed.changed.set()  # the state of the engine has changed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from chairlift.engine.detokenizer import IncrementalDetokenizer, StopStrings, TokenDecoder
 from chairlift.engine.input_processor import EngineRequest
+from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import (
     CompletionOutput,
@@ -20,22 +21,20 @@ from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
 
 
-@dataclass(slots=True)
-class _PromptGroup:
+@dataclass(slots=True, eq=False)
+class _PromptGroup(SiblingGroup["_Sequence"]):
     """All answers to one prompt.
 
     Attributes:
-        leader_id: the leader's request id in the core; `request_id` is the id that the user has chosen.
+        leader: its request id is that of the core; `request_id` is the id that the user has chosen.
         next_prompt_logprob: the position after the last prompt logprob that was returned, because a preempted request
             computes them again; None if no prompt logprobs were requested.
     """
 
-    leader_id: str
+    leader: EngineRequest
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
     params: SamplingParams
-    num_unfinished: int
     next_prompt_logprob: int | None
 
 
@@ -66,32 +65,31 @@ class OutputProcessor:
 
     def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
-        self._sequences: dict[str, _Sequence] = {}
+        self._groups = SiblingGroups[_PromptGroup]()
 
     @property
     def num_unfinished(self) -> int:
         """Number of sequences that have not finished."""
-        return len(self._sequences)
+        return len(self._groups)
 
     def add(self, request_id: str, prompt: str | None, requests: list[EngineRequest]) -> None:
         """Add siblings, whose outputs get the id `request_id` of the user."""
-        first = requests[0]
-        params = first.sampling_params
-        prompt_ids = first.prompt_token_ids
-        next_prompt_logprob = None if params.prompt_logprobs is None else 0
-        group = _PromptGroup(
-            first.request_id, request_id, prompt, prompt_ids, params, len(requests), next_prompt_logprob
-        )
+        leader = requests[0]
+        params = leader.sampling_params
+        group = _PromptGroup({}, leader, request_id, prompt, params, None if params.prompt_logprobs is None else 0)
         for index, request in enumerate(requests):
             detokenizer = None
             if params.detokenize:
-                detokenizer = IncrementalDetokenizer(self._decoder, prompt_ids, params.skip_special_tokens)
+                detokenizer = IncrementalDetokenizer(self._decoder, leader.prompt_token_ids, params.skip_special_tokens)
             stop = StopStrings(params.stop, params.include_stop_str_in_output)
-            self._sequences[request.request_id] = _Sequence(group, index, detokenizer, stop)
+            group.unfinished[request.request_id] = _Sequence(group, index, detokenizer, stop)
+        self._groups.add(group)
 
     def remove(self, core_ids: Iterable[str]) -> list[str]:
         """Remove sequences; returns the ids of those that had not finished."""
-        return [core_id for core_id in core_ids if self._sequences.pop(core_id, None) is not None]
+        unfinished = [core_id for core_id in core_ids if self._groups.get(core_id) is not None]
+        self._groups.remove(unfinished)
+        return unfinished
 
     def process(self, outputs: list[EngineCoreOutput], now: float) -> tuple[list[tuple[str, EngineUpdate]], list[str]]:
         """Process the outputs of a step.
@@ -103,19 +101,19 @@ class OutputProcessor:
         updates: list[tuple[str, EngineUpdate]] = []
         stopped: list[str] = []
         for output in outputs:
-            sequence = self._sequences.get(output.request_id)
-            if sequence is None:
+            group = self._groups.get(output.request_id)
+            if group is None:
                 continue
             if output.error is not None:
-                del self._sequences[output.request_id]
-                updates.append((sequence.group.leader_id, _error(output)))
+                self._groups.remove([output.request_id])
+                updates.append((group.leader.request_id, _error(output)))
                 continue
-            delta = self._delta(sequence, output, now)
+            delta = self._delta(group.unfinished[output.request_id], output, now)
             if delta.outputs[0].finish_reason is not None:
-                del self._sequences[output.request_id]
+                delta.finished = len(self._groups.remove([output.request_id])) > 0
                 if output.finish_reason is None:
                     stopped.append(output.request_id)
-            updates.append((sequence.group.leader_id, delta))
+            updates.append((group.leader.request_id, delta))
         return updates, stopped
 
     def _delta(self, sequence: _Sequence, output: EngineCoreOutput, now: float) -> RequestOutput:
@@ -125,7 +123,7 @@ class OutputProcessor:
         delta = RequestOutput(
             request_id=group.request_id,
             prompt=group.prompt,
-            prompt_token_ids=group.prompt_token_ids,
+            prompt_token_ids=group.leader.prompt_token_ids,
             outputs=[completion],
             finished=False,
             prompt_logprobs=_prompt_logprobs(group, output),
@@ -133,8 +131,6 @@ class OutputProcessor:
             pooled=output.pooled,
         )
         if completion.finish_reason is not None:
-            group.num_unfinished -= 1
-            delta.finished = group.num_unfinished == 0
             delta.num_preemptions = output.num_preemptions
             if sequence.times is not None and sequence.times.finished is None:
                 sequence.times = replace(sequence.times, finished=now)

@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Add
 from chairlift.engine.process.in_flight import MAX_RUNS, InFlightRequests
-from chairlift.outputs import EngineCoreOutput
 from chairlift.sampling_params import SamplingParams
 
 
@@ -36,20 +35,15 @@ class Requests(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3), is_sent=st.booleans())
     def add(self, count: int, is_sent: bool) -> None:
         requests = siblings(self.num_made, count)
-        self.in_flight.add(requests, is_sent=is_sent)
+        self.in_flight.add_siblings(requests, is_sent=is_sent)
         self.groups[self.num_made] = [request.request_id for request in requests]
         self.runs[self.num_made] = int(is_sent)
         self.num_made += 1
 
-    @rule(data=st.data(), are_finished=st.booleans())
-    def end(self, data: st.DataObject, are_finished: bool) -> None:
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
         gone = data.draw(st.lists(st.sampled_from([*self.ids(), "unknown"]), unique=True))
-        if are_finished:
-            self.in_flight.remove_finished(
-                [EngineCoreOutput(request_id, [], finish_reason="stop") for request_id in gone]
-            )
-        else:
-            self.in_flight.remove(gone)
+        self.in_flight.remove(gone)
         self.groups = {name: [i for i in group if i not in gone] for name, group in self.groups.items()}
         self.groups = {name: group for name, group in self.groups.items() if group}
 
@@ -57,7 +51,6 @@ class Requests(RuleBasedStateMachine):
     def start(self, data: st.DataObject) -> None:
         started = data.draw(st.lists(st.sampled_from([*self.ids(), "unknown"]), unique=True))
         self.in_flight.mark_started(started)
-        self.in_flight.remove_finished([EngineCoreOutput(request_id, [3]) for request_id in started])
         self.started |= {name for name, group in self.groups.items() if set(group) & set(started)}
 
     @rule(restarts=st.booleans())
@@ -79,8 +72,8 @@ class Requests(RuleBasedStateMachine):
     def agrees_with_the_model(self) -> None:
         assert len(self.in_flight) == len(self.ids())
         waiting = [i for name, group in self.groups.items() if name not in self.started for i in group]
-        assert [request.request_id for request in self.in_flight.waiting] == waiting
-        assert len(self.in_flight.started) == len(self.ids()) - len(waiting)
+        assert [request.request_id for request in self.in_flight.requests(have_started=False)] == waiting
+        assert len(self.in_flight.requests(have_started=True)) == len(self.ids()) - len(waiting)
 
 
 TestInFlightRequests = Requests.TestCase

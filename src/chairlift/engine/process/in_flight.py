@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Add
-from chairlift.outputs import EngineCoreOutput
+from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
 
 MAX_RUNS: Final = 3
 """Number of engine processes that a request is sent to. A process may die of a request before it reports that the
@@ -16,70 +16,40 @@ request has started."""
 
 
 @dataclass(slots=True, eq=False)
-class _SiblingGroup:
-    """The unfinished requests among siblings."""
+class InFlightGroup(SiblingGroup[EngineRequest]):
+    """Siblings that are sent to an engine process together."""
 
-    requests: dict[str, EngineRequest] = field(default_factory=dict)
+    num_runs: int
     has_started: bool = False
-    num_runs: int = 0
 
 
-class InFlightRequests:
+class InFlightRequests(SiblingGroups[InFlightGroup]):
     """Unfinished requests in order of arrival, siblings together."""
 
-    def __init__(self) -> None:
-        self._group_of: dict[str, _SiblingGroup] = {}
+    def requests(self, *, have_started: bool) -> list[EngineRequest]:
+        """The requests of which a token was computed, or those of which none was."""
+        groups = (group for group in self if group.has_started == have_started)
+        return [request for group in groups for request in group.unfinished.values()]
 
-    def __len__(self) -> int:
-        return len(self._group_of)
-
-    @property
-    def waiting(self) -> list[EngineRequest]:
-        """Requests of which no token was computed."""
-        return [group.requests[rid] for rid, group in self._group_of.items() if not group.has_started]
-
-    @property
-    def started(self) -> list[EngineRequest]:
-        return [group.requests[rid] for rid, group in self._group_of.items() if group.has_started]
-
-    def add(self, requests: list[EngineRequest], *, is_sent: bool = True) -> None:
+    def add_siblings(self, requests: list[EngineRequest], *, is_sent: bool = True) -> None:
         """Add siblings that were sent to the engine, or that wait for a restart."""
-        group = _SiblingGroup({request.request_id: request for request in requests}, num_runs=int(is_sent))
-        self._group_of.update(dict.fromkeys(group.requests, group))
-
-    def remove(self, request_ids: Iterable[str]) -> None:
-        """Remove requests that have finished or were aborted; unknown ids are ignored."""
-        for request_id in request_ids:
-            group = self._group_of.pop(request_id, None)
-            if group is not None:
-                del group.requests[request_id]
-
-    def remove_finished(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """Remove the requests whose outputs have a finish reason."""
-        self.remove([output.request_id for output in outputs if output.finish_reason is not None])
+        self.add(InFlightGroup({request.request_id: request for request in requests}, num_runs=int(is_sent)))
 
     def mark_started(self, request_ids: Iterable[str]) -> None:
         """Record that the engine is about to compute these requests."""
         for request_id in request_ids:
-            if request_id in self._group_of:
-                self._group_of[request_id].has_started = True
+            if (group := self.get(request_id)) is not None:
+                group.has_started = True
 
     def remove_lost(self) -> list[str]:
         """Remove the requests that are lost with a dead engine: those that have started, and those that were sent to
         MAX_RUNS engines. Returns their ids."""
-        lost = [rid for rid, group in self._group_of.items() if group.has_started or group.num_runs == MAX_RUNS]
-        self.remove(lost)
-        return lost
-
-    def clear(self) -> list[str]:
-        """Remove all requests; returns their ids."""
-        lost = list(self._group_of)
+        lost = unfinished_ids(group for group in self if group.has_started or group.num_runs == MAX_RUNS)
         self.remove(lost)
         return lost
 
     def make_resend_commands(self) -> list[Add]:
         """Create the commands that send all requests to a new engine, and count one more run of each."""
-        groups = dict.fromkeys(self._group_of.values())
-        for group in groups:
+        for group in self:
             group.num_runs += 1
-        return [Add.from_siblings(list(group.requests.values())) for group in groups]
+        return [Add.from_siblings(list(group.unfinished.values())) for group in self]

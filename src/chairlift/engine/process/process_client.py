@@ -38,6 +38,7 @@ from chairlift.engine.process.wire import (
     unpack_events,
 )
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
+from chairlift.engine.sibling_groups import unfinished_ids
 from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, ModelLoadError
 from chairlift.events import Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
@@ -163,7 +164,7 @@ class ProcessClient(EngineClient):
 
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
-            self._in_flight.add(command.siblings(), is_sent=self.state == "running")
+            self._in_flight.add_siblings(command.siblings(), is_sent=self.state == "running")
         elif isinstance(command, Abort):
             self._in_flight.remove(command.request_ids)
         if self.state == "running":
@@ -259,7 +260,7 @@ class ProcessClient(EngineClient):
                 self._num_uncredited = 0
         self.events.num_dropped += result.num_dropped_events
         if result.outputs:
-            self._in_flight.remove_finished(result.outputs)
+            self._in_flight.remove(output.request_id for output in result.outputs if output.finish_reason is not None)
             self._on_outputs(result.outputs)
 
     # -- failure and restart ---------------------------------------------------------------------------------------
@@ -291,8 +292,10 @@ class ProcessClient(EngineClient):
         message = f"the engine died ({reason}) and is being restarted: send the request again"
         self._on_failure(lost, EngineDeadError(message))
         if (error := self.unavailable) is not None and not was_unavailable:
-            logger.error("%d waiting requests end with an error: %s", len(self._in_flight), error)
-            self._on_failure(self._in_flight.clear(), error)
+            waiting = unfinished_ids(self._in_flight)
+            logger.error("%d waiting requests end with an error: %s", len(waiting), error)
+            self._in_flight.remove(waiting)
+            self._on_failure(waiting, error)
         self._loop.call_later(delay, self._restart)
 
     def _restart(self) -> None:

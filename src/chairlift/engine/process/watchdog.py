@@ -63,8 +63,8 @@ def write_state_dump(
     state = {
         "reason": reason,
         "engine": None if started is None else asdict(started),
-        "running": [_describe_request(request) for request in in_flight.started],
-        "waiting": [_describe_request(request) for request in in_flight.waiting],
+        "running": [_describe_request(request) for request in in_flight.requests(have_started=True)],
+        "waiting": [_describe_request(request) for request in in_flight.requests(have_started=False)],
         "last_step": asdict(steps[-1]) if steps else None,
         "last_events": [{"type": event.type, **asdict(event)} for event in events],
         "stacks": stacks.splitlines(),
