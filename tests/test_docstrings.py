@@ -1,4 +1,8 @@
-"""Checks that docstrings describe existing parameters."""
+"""Checks that docstrings describe existing parameters, and follow one convention.
+
+The first paragraph is a sentence with a full stop. A description of a parameter, attribute or error is a phrase that
+begins with a small letter, unless its first word is a name.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +57,37 @@ def test_arguments_are_parsed_from_docstrings() -> None:
         "b",
         "c",
     }
+
+
+NAMES = {"False", "Hugging", "Ray", "None", "OpenAI", "Poisson", "Python", "True"}
+"""First words of descriptions that are names."""
+
+
+def docstrings(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, Function | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
+            yield text
+
+
+def descriptions(docstring: str) -> Iterator[str]:
+    """The descriptions under `Args:`, `Attributes:` and `Raises:`, one for each name."""
+    for section in re.finditer(r"^(?:Args|Attributes|Raises):\n((?:[ \t]*\n| +.*\n?)+)", docstring, re.MULTILINE):
+        for line in section[1].splitlines():
+            if head := re.match(r" {4}\w+(?:, \w+)*: (.+)", line):
+                yield head[1]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_docstrings_follow_one_convention(source: Path) -> None:
+    texts = list(docstrings(ast.parse(source.read_text(encoding="utf-8"))))
+    assert [text for text in texts if not re.search(r"[.:?]$", text.split("\n\n")[0].rstrip())] == []
+    found = [each for text in texts for each in descriptions(text)]
+    titles = [each for each in found if (word := re.match(r"[A-Z][a-z]+\b", each)) and word[0] not in NAMES]
+    assert titles == []
+
+
+def test_descriptions_are_parsed_from_docstrings() -> None:
+    assert list(descriptions("Do.\n\nArgs:\n    a, b: These.\n        More: no.\n\nRaises:\n    E: if so.")) == [
+        "These.",
+        "if so.",
+    ]

@@ -323,9 +323,9 @@ class AsyncLLM:
             lora_path: a folder with adapter_config.json and adapter_model.safetensors, as the engine sees it.
 
         Raises:
-            RequestError: The name is in use, there is no memory for another adapter, the adapter is not supported,
+            RequestError: the name is in use, there is no memory for another adapter, the adapter is not supported,
                 does not fit the model or cannot be read, or the adapters of the engine are fixed. Nothing has changed.
-            EngineDeadError: The engine is dead, or died in the meantime.
+            EngineDeadError: the engine is dead, or died in the meantime.
         """
         self.open()
         self._check_adapters_change()
@@ -340,8 +340,8 @@ class AsyncLLM:
         """Let no further request select a LoRA adapter, and free its memory when its last request has ended.
 
         Raises:
-            RequestError: The adapter is not loaded, or the adapters of the engine are fixed.
-            EngineDeadError: The engine is dead.
+            RequestError: the adapter is not loaded, or the adapters of the engine are fixed.
+            EngineDeadError: the engine is dead.
         """
         self.open()
         self._check_adapters_change()

@@ -107,7 +107,7 @@ class LLM:
         """Load a LoRA adapter, whose name is a `lora_request` afterwards.
 
         Raises:
-            RequestError: The name is in use, there is no memory for another adapter, or the adapter is not supported,
+            RequestError: the name is in use, there is no memory for another adapter, or the adapter is not supported,
                 does not fit the model or cannot be read. Nothing has changed.
         """
         module = self.engine.adapters.check_new(lora_name, lora_path)

@@ -49,7 +49,7 @@ class AdapterNames:
         """The record of an adapter that is about to be loaded.
 
         Raises:
-            RequestError: The name is in use, or there is no memory for another adapter.
+            RequestError: the name is in use, or there is no memory for another adapter.
         """
         for field, value in (("lora_name", name), ("lora_path", path)):
             if not isinstance(value, str) or not value:
@@ -117,7 +117,7 @@ class AdapterLoader:
         """Read an adapter, and copy it to a free slot once all of it is checked.
 
         Raises:
-            ModelLoadError: The adapter is not supported, does not fit the model, or cannot be read.
+            ModelLoadError: the adapter is not supported, does not fit the model, or cannot be read.
         """
         from chairlift.loading.lora_adapter import read_lora_adapter  # imports torch
 

@@ -21,8 +21,8 @@ def progress_bar(description: str, total: int, *columns: str, is_shown: bool = T
     """Show a progress bar until the context ends.
 
     Args:
-        total: The number of its steps.
-        columns: Names of values that the bar shows in addition, which begin at 0.
+        total: the number of its steps.
+        columns: names of values that the bar shows in addition, which begin at 0.
     """
     console = Console(stderr=True)
     shown = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]

@@ -144,7 +144,7 @@ class GrammarCompiler:
         """Compile a constraint and return its grammar.
 
         Raises:
-            RequestError: The constraint is invalid, uses an unsupported feature, or exceeds a limit.
+            RequestError: the constraint is invalid, uses an unsupported feature, or exceeds a limit.
         """
         compilation = self._start_compilation(constraint)
         if not compilation.started.wait(QUEUE_SECONDS):

@@ -32,7 +32,7 @@ def grammar_text(constraint: StructuredOutputs) -> str:
     """Return a constraint as the text of a grammar for `LLMatcher`, without compiling it.
 
     Raises:
-        RequestError: The constraint uses a feature that is not supported.
+        RequestError: the constraint uses a feature that is not supported.
         ValueError: llguidance cannot translate the regular expression.
     """
     from llguidance import LLMatcher, regex_to_lark

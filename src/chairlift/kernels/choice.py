@@ -49,7 +49,7 @@ def choose_kernels(config: EngineConfig, file_dtype: str, *, is_pooling: bool = 
             so their size matters less than the exactness of the result.
 
     Raises:
-        ConfigError: Native kernels cannot be loaded, and `quantization` or `kv_cache_dtype` needs them.
+        ConfigError: native kernels cannot be loaded, and `quantization` or `kv_cache_dtype` needs them.
     """
     kernels = _kernel_set(config)
     dtype = config.dtype

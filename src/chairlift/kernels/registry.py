@@ -25,7 +25,7 @@ def find_kernel_set(name: str) -> KernelSet:
     """The kernel set with this name.
 
     Raises:
-        ConfigError: There is no such set.
+        ConfigError: there is no such set.
     """
     if name not in KERNEL_SETS:
         raise ConfigError(f"kernels must be one of {', '.join(KERNEL_SETS)}, got {name!r}")

@@ -26,7 +26,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
     """Attention with loops over tiles and prompts, but not over tokens.
 
     Raises:
-        ConfigError: The type of K and V in memory differs from the type of activations.
+        ConfigError: the type of K and V in memory differs from the type of activations.
     """
 
     def __init__(self, shape: AttentionShape) -> None:

@@ -46,7 +46,7 @@ class Weights(Protocol):
         """The parameter, in the compute dtype, on the compute device, contiguous.
 
         Raises:
-            ModelLoadError: The parameter is missing, damaged or of another shape; names the file and the key.
+            ModelLoadError: the parameter is missing, damaged or of another shape; names the file and the key.
         """
         ...
 
@@ -54,7 +54,7 @@ class Weights(Protocol):
         """The matrix in the format of the file, regardless of the compute dtype, in host memory.
 
         Raises:
-            ModelLoadError: The parameter is missing, damaged or of another shape; names the file and the key.
+            ModelLoadError: the parameter is missing, damaged or of another shape; names the file and the key.
         """
         ...
 

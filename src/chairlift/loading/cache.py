@@ -27,7 +27,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a UTF-8 file so that readers see either the old or the new content, and never a part of it.
 
     Raises:
-        OSError: The folder cannot be created or written to.
+        OSError: the folder cannot be created or written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")

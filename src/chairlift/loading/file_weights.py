@@ -76,7 +76,7 @@ class FileWeights(ABC):
         """Check the types of all tensors in the file, without reading their values.
 
         Raises:
-            ModelLoadError: A type is not supported.
+            ModelLoadError: a type is not supported.
         """
         for file_name in self._file_names():
             self._check_format(file_name)

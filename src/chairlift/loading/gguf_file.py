@@ -117,7 +117,7 @@ class GGUFFile:
         metadata: key -> int, float, bool, str or list of them.
 
     Raises:
-        ModelLoadError: The file is missing, truncated, damaged, not a GGUF file, or of an unsupported version or byte
+        ModelLoadError: the file is missing, truncated, damaged, not a GGUF file, or of an unsupported version or byte
             order.
     """
 
@@ -161,7 +161,7 @@ class GGUFFile:
         """Return the bytes of a tensor, uint8 [rows, bytes per row], read-only.
 
         Raises:
-            KeyError: There is no such tensor.
+            KeyError: there is no such tensor.
         """
         import numpy as np
 

@@ -27,7 +27,7 @@ class GGUFWeights(FileWeights):
     """A `Weights` over a GGUF file, for every quantization that the package `gguf` can dequantize.
 
     Raises:
-        ModelLoadError: A tensor has a quantization that `gguf` cannot dequantize.
+        ModelLoadError: a tensor has a quantization that `gguf` cannot dequantize.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:

@@ -56,7 +56,7 @@ def read_lora_adapter(path: str, config: ModelConfig, max_rank: int) -> LoraMatr
         max_rank: the largest rank that is accepted.
 
     Raises:
-        ModelLoadError: The adapter is not supported, does not fit the model, or cannot be read.
+        ModelLoadError: the adapter is not supported, does not fit the model, or cannot be read.
     """
     folder = Path(path).expanduser()
     fields = _read_config(folder)

@@ -23,7 +23,7 @@ class RandomWeights:
     They are drawn on the device and rounded to the type of the model's files.
 
     Raises:
-        ModelLoadError: The model is quantized.
+        ModelLoadError: the model is quantized.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:

@@ -66,7 +66,7 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFile
         accept_terms: see fetch_model.
 
     Raises:
-        ModelLoadError: There is no such model, or it cannot be downloaded; the message names the reason.
+        ModelLoadError: there is no such model, or it cannot be downloaded; the message names the reason.
     """
     model = DEFAULT_MODEL if model is None else model
     if (packaged := PACKAGED_MODELS.get(model)) is not None:
@@ -226,7 +226,7 @@ def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[s
         files: the files of the model, or None for random weights.
 
     Raises:
-        ModelLoadError: A file cannot be read.
+        ModelLoadError: a file cannot be read.
     """
     default = DTYPE_FORMATS[config.dtype]
     if files is None:
@@ -269,7 +269,7 @@ def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, dev
     """Open the weights of a model, and check the formats of all tensors.
 
     Raises:
-        ModelLoadError: A file is missing, damaged or not supported.
+        ModelLoadError: a file is missing, damaged or not supported.
     """
     weights: FileWeights
     if files.kind == "gguf":
@@ -292,7 +292,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """Load the tokenizer of a model.
 
     Raises:
-        ModelLoadError: The tokenizer is missing, damaged or not supported.
+        ModelLoadError: the tokenizer is missing, damaged or not supported.
     """
     if files.kind == "gguf":
         from chairlift.loading.gguf_file import GGUFFile

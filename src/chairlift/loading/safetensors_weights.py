@@ -36,7 +36,7 @@ class SafetensorsWeights(FileWeights):
     Pickled weights are never opened, since they can run code.
 
     Raises:
-        ModelLoadError: There is neither file, or one is missing, truncated or damaged.
+        ModelLoadError: there is neither file, or one is missing, truncated or damaged.
     """
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:

@@ -180,8 +180,8 @@ def build_model(
         max_loras, max_lora_rank: the largest number of LoRA adapters and their largest rank.
 
     Raises:
-        ModelLoadError: The architecture or one of its features is not supported, or a parameter cannot be read.
-        ConfigError: There is no such kernel set, or it does not support the shape or types of the model.
+        ModelLoadError: the architecture or one of its features is not supported, or a parameter cannot be read.
+        ConfigError: there is no such kernel set, or it does not support the shape or types of the model.
     """
     get_architecture(config)
     _check_activations(config)

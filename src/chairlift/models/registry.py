@@ -84,7 +84,7 @@ def read_hf_config(
         source: the file's name, for error messages.
 
     Raises:
-        ModelLoadError: A key is missing, has a wrong type, is out of range, is not supported, or is not declared by the
+        ModelLoadError: a key is missing, has a wrong type, is out of range, is not supported, or is not declared by the
             architecture; the message names the file, the key and the value.
     """
     fields = ConfigFields(config, source)
@@ -127,7 +127,7 @@ def find_gguf_reader(metadata: Mapping[str, Any], *, source: str) -> tuple[str, 
     """Return `general.architecture` of a GGUF file, and the reader of its metadata.
 
     Raises:
-        ModelLoadError: The architecture is not supported.
+        ModelLoadError: the architecture is not supported.
     """
     general = ConfigFields(metadata, source, "general.")
     readers = {name: reader for each in ARCHITECTURES.values() for name, reader in each.gguf_readers.items()}

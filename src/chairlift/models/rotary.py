@@ -45,7 +45,7 @@ class RotaryTable:
         """Compute positions 0 to num_positions - 1, and some more, so that few steps have to.
 
         Raises:
-            ModelLoadError: The scaling is not supported.
+            ModelLoadError: the scaling is not supported.
         """
         if num_positions <= self._num_computed:
             return

@@ -62,10 +62,10 @@ def create_app(
     """Create the application that serves the API over one engine. It closes the engine when it shuts down.
 
     Args:
-        served_model_name: The name of the model in requests and responses. Default: the model's own name.
-        api: The options of the API. Default: `ApiOptions()`.
-        workers: Processes that prepare large bodies. Without them all bodies are prepared on threads.
-        on_ready, keys, limits, observability, cors, allowed_hosts, pages: See `create_models_app`.
+        served_model_name: the name of the model in requests and responses. Default: the model's own name.
+        api: the options of the API. Default: `ApiOptions()`.
+        workers: processes that prepare large bodies. Without them all bodies are prepared on threads.
+        on_ready, keys, limits, observability, cors, allowed_hosts, pages: see `create_models_app`.
     """
     is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
     admission = AdmissionController(limits, keys, is_fair=is_fair)
@@ -124,16 +124,16 @@ def create_models_app(
     """Create the application that serves the API over the models of a manager, which it closes when it shuts down.
 
     Args:
-        admission: Admits the calls of all models.
-        on_ready: Called when the application accepts requests.
-        keys: The API keys, as in `admission`. Without keys every request is accepted.
-        limits: The limits of the server, as in `admission`. Default: `ServerLimits()`.
-        observability: The access log and traces. Default: none.
-        cors: The origins whose pages may call the API from a browser. Default: none.
-        allowed_hosts: The hosts that requests may name. Default: every host.
-        pages: The options of the live page. Default: `PageOptions()`.
-        key_reloader: Changes the keys while the server runs. Default: they do not change.
-        share_usage: Shares the use of keys with other servers while this one runs. Default: the limits of keys are
+        admission: admits the calls of all models.
+        on_ready: called when the application accepts requests.
+        keys: the API keys, as in `admission`. Without keys every request is accepted.
+        limits: the limits of the server, as in `admission`. Default: `ServerLimits()`.
+        observability: the access log and traces. Default: none.
+        cors: the origins whose pages may call the API from a browser. Default: none.
+        allowed_hosts: the hosts that requests may name. Default: every host.
+        pages: the options of the live page. Default: `PageOptions()`.
+        key_reloader: changes the keys while the server runs. Default: they do not change.
+        share_usage: shares the use of keys with other servers while this one runs. Default: the limits of keys are
             those of this server.
 
     Returns:

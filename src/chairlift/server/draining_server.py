@@ -55,9 +55,9 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that keeps listening until it has drained.
 
     Args:
-        config: The configuration of uvicorn. Its `timeout_graceful_shutdown` is overwritten with STOP_SECONDS.
-        engine: Is stopped when the server has drained.
-        start_watchdog: Limits the seconds until the process ends, such as `end_process_after`. None if the process
+        config: the configuration of uvicorn. Its `timeout_graceful_shutdown` is overwritten with STOP_SECONDS.
+        engine: is stopped when the server has drained.
+        start_watchdog: limits the seconds until the process ends, such as `end_process_after`. None if the process
             continues after the server.
     """
 

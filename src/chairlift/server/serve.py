@@ -74,17 +74,17 @@ def run(
     """Run a server until a signal stops it. `DrainingServer` describes how it stops.
 
     Args:
-        config: The configuration of the engine.
-        port: The port to listen on; 0 for a free one, which is logged.
-        served_model_name: The name of the model in requests and responses. Default: the model's own name.
-        watchdog_timeout: As for `ProcessClient`.
+        config: the configuration of the engine.
+        port: the port to listen on; 0 for a free one, which is logged.
+        served_model_name: the name of the model in requests and responses. Default: the model's own name.
+        watchdog_timeout: as for `ProcessClient`.
         started: `time.perf_counter()` when the command started, to log the duration of the start.
-        models: Models that are loaded on demand, instead of `config` and `api`.
-        model_limits: Their limits.
-        start_cluster: Starts several engines for `config`, instead of one.
+        models: models that are loaded on demand, instead of `config` and `api`.
+        model_limits: their limits.
+        start_cluster: starts several engines for `config`, instead of one.
 
     Raises:
-        ConfigError: The address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
+        ConfigError: the address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
             option is invalid. These errors are raised before the model is loaded. Then as for
             `ProcessClient.wait_until_ready`.
     """

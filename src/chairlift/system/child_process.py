@@ -32,8 +32,8 @@ class ChildProcess:
     Only one thread at a time may exchange frames with it. After an error of `exchange` the caller must close it.
 
     Args:
-        command: The program and its arguments, such as `python_command` returns.
-        options: Further arguments of `subprocess.Popen`. With `stdout=None` the process writes no replies.
+        command: the program and its arguments, such as `python_command` returns.
+        options: further arguments of `subprocess.Popen`. With `stdout=None` the process writes no replies.
     """
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
@@ -60,10 +60,10 @@ class ChildProcess:
         """Start the process, instead of the previous one if there is one.
 
         Args:
-            ready_seconds: Maximum seconds until the process reports with a frame that it is ready; None if it does not.
+            ready_seconds: maximum seconds until the process reports with a frame that it is ready; None if it does not.
 
         Raises:
-            TimeoutError, EOFError: As for `exchange`.
+            TimeoutError, EOFError: as for `exchange`.
         """
         self.close()
         self._is_killed = False
@@ -87,8 +87,8 @@ class ChildProcess:
         """Send frames and return the reply.
 
         Raises:
-            TimeoutError: There was no reply within `seconds`. The process has been killed.
-            EOFError: The process has ended, or another thread has closed it.
+            TimeoutError: there was no reply within `seconds`. The process has been killed.
+            EOFError: the process has ended, or another thread has closed it.
         """
         process = self._process
         if process is None:

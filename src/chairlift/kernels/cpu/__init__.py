@@ -19,7 +19,7 @@ def load() -> NativeExtension:
     """Import the extension module, once per process.
 
     Raises:
-        KernelsUnavailableError: The extension was not compiled, or this machine cannot load it.
+        KernelsUnavailableError: the extension was not compiled, or this machine cannot load it.
         ConfigError: CHAIRLIFT_CPU_ISA names no instruction set of this CPU.
     """
     native = _import()

@@ -45,7 +45,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
     """Attention for float32 activations on the CPU, with float32, bfloat16 or int8 KV memory.
 
     Raises:
-        ConfigError: The kernels do not support the shape or the types.
+        ConfigError: the kernels do not support the shape or the types.
     """
 
     def __init__(self, shape: AttentionShape) -> None:

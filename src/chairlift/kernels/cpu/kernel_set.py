@@ -52,7 +52,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
             q8_0 if it has no native form.
 
     Raises:
-        KernelsUnavailableError: The extension cannot be loaded.
+        KernelsUnavailableError: the extension cannot be loaded.
     """
     native = load()
     loader, buffers = MatrixLoader(native), RowBuffers()

@@ -18,7 +18,7 @@ class NativeSampling:
     """Implements `SamplingKernels` for float32 logits on the CPU.
 
     Raises:
-        KernelsUnavailableError: The extension cannot be loaded.
+        KernelsUnavailableError: the extension cannot be loaded.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ class ChatTemplate:
             extra: further variables (`tools`, `documents`, ...).
 
         Raises:
-            RequestError: The template cannot be compiled, or rejects the messages or fails on them, or a value is not
+            RequestError: the template cannot be compiled, or rejects the messages or fails on them, or a value is not
                 one of JSON.
         """
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
@@ -90,7 +90,7 @@ def _marked_copy(value: Any) -> Any:
     """Return a copy of a JSON value whose strings are MarkedText: content, unless they have marks already.
 
     Raises:
-        TypeError: A value is not one of JSON.
+        TypeError: a value is not one of JSON.
     """
     if isinstance(value, str):
         return MarkedText(value)

@@ -96,7 +96,7 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     """Return the tokenizer of a GGUF file, from the cache if it was built before.
 
     Raises:
-        ModelLoadError: The metadata is incomplete or not supported; the message names the key.
+        ModelLoadError: the metadata is incomplete or not supported; the message names the key.
     """
     vocabulary = GGUFVocabulary(file)
     backend = _cached(file.path, len(vocabulary.tokens)) or _build_and_cache(vocabulary)

@@ -35,7 +35,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object from a file; it is empty if there is no such file.
 
     Raises:
-        ModelLoadError: The file cannot be read or contains no JSON object.
+        ModelLoadError: the file cannot be read or contains no JSON object.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))

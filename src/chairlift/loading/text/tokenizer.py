@@ -56,7 +56,7 @@ class Tokenizer:
         """Check that each token has a row in the embedding of the model, which has `num_rows`.
 
         Raises:
-            ModelLoadError: The tokenizer has more tokens.
+            ModelLoadError: the tokenizer has more tokens.
         """
         num_tokens = max(self.vocab_size, *(token_id + 1 for token_id in self._added), 0)
         if num_tokens > num_rows:
@@ -152,7 +152,7 @@ class Tokenizer:
         """Render the prompt of a conversation; see ChatTemplate.render for the options.
 
         Raises:
-            RequestError: The model has no chat template, or the template rejects the messages.
+            RequestError: the model has no chat template, or the template rejects the messages.
         """
         if self.chat_template is None:
             raise RequestError(

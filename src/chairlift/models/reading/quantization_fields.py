@@ -23,7 +23,7 @@ def read_quantization(config: ConfigFields) -> Quantization | None:
     """Read `quantization_config`, or return None if the checkpoint is not quantized.
 
     Raises:
-        ModelLoadError: The method or one of its options is not supported; names the value and what is supported.
+        ModelLoadError: the method or one of its options is not supported; names the value and what is supported.
     """
     value = config.get("quantization_config")
     if value is None:

@@ -26,12 +26,12 @@ class AccessOptions:
     """The access options of a server.
 
     Attributes:
-        keys: The accepted API keys; a server without keys accepts every request. Default: those of `api_key` and
+        keys: the accepted API keys; a server without keys accepts every request. Default: those of `api_key` and
             `api_key_file`.
-        key_reloader: Reads the keys again when their file changes; None without a file.
+        key_reloader: reads the keys again when their file changes; None without a file.
 
     Raises:
-        ConfigError: The keys cannot be loaded, one of the two TLS files is missing, or `allow_unauthenticated` is
+        ConfigError: the keys cannot be loaded, one of the two TLS files is missing, or `allow_unauthenticated` is
             combined with keys.
     """
 
@@ -88,7 +88,7 @@ class AccessOptions:
         """Load the TLS context; None without TLS.
 
         Raises:
-            ConfigError: As `load_tls_context`.
+            ConfigError: as `load_tls_context`.
         """
         if self.ssl_certfile is None or self.ssl_keyfile is None:
             return None
@@ -110,7 +110,7 @@ class AccessOptions:
         """Reject an address that other machines can reach, unless the server has keys or `allow_unauthenticated`.
 
         Raises:
-            ConfigError: The server would be open to every machine that can reach `host`.
+            ConfigError: the server would be open to every machine that can reach `host`.
         """
         if self.keys or self.allow_unauthenticated or is_loopback(host):
             return

@@ -40,9 +40,9 @@ class AdmissionController:
     It must be used on the event loop only.
 
     Args:
-        is_fair: Whether the engine schedules tenants fairly, so that a request waits for at most as many requests of
+        is_fair: whether the engine schedules tenants fairly, so that a request waits for at most as many requests of
             another tenant as of its own.
-        clock: A monotonic clock in seconds, so that setting the time of the machine moves no limit or deadline.
+        clock: a monotonic clock in seconds, so that setting the time of the machine moves no limit or deadline.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class AdmissionController:
         """Admit a call. The caller must close the returned permit.
 
         Args:
-            prompts: The token ids of each prompt.
-            timeout: Seconds from now to the deadline of the call.
-            cache_salt: The salt of the request body. The salt of the permit also separates keys.
-            slot: The slot that the call held during its preparation. The permit replaces it. A call with a slot is
+            prompts: the token ids of each prompt.
+            timeout: seconds from now to the deadline of the call.
+            cache_salt: the salt of the request body. The salt of the permit also separates keys.
+            slot: the slot that the call held during its preparation. The permit replaces it. A call with a slot is
                 admitted even if the server has begun to drain.
 
         Raises:
-            OverloadedError: The queue is full, a limit of the key has been reached, or the server drains.
-            DeadlineError: The call cannot finish within `timeout`.
+            OverloadedError: the queue is full, a limit of the key has been reached, or the server drains.
+            DeadlineError: the call cannot finish within `timeout`.
             RequestError: `timeout` is invalid, or the call exceeds a limit even when the server is idle.
         """
         num_tokens = sum(map(len, prompts))
@@ -109,7 +109,7 @@ class AdmissionController:
         """Reject a call before its prompts are tokenized if its key has no tokens left.
 
         Raises:
-            OverloadedError: The key has used its tokens per minute.
+            OverloadedError: the key has used its tokens per minute.
         """
         self._meter(key).check("tokens", 0.0)
 
@@ -117,7 +117,7 @@ class AdmissionController:
         """Count a call whose body has arrived and is not parsed yet. The caller must close the slot.
 
         Raises:
-            OverloadedError: The server drains, or a limit of the key rejects any call now.
+            OverloadedError: the server drains, or a limit of the key rejects any call now.
         """
         self._check_draining()
         meter = self._meter(key)
@@ -145,8 +145,8 @@ class AdmissionController:
         """Count what tenants use of other servers towards the limits of their keys.
 
         Args:
-            amounts: What they have used since the last call, by tenant and unit.
-            num_concurrent: Their calls in progress now, by tenant.
+            amounts: what they have used since the last call, by tenant and unit.
+            num_concurrent: their calls in progress now, by tenant.
         """
         for tenant in {*num_concurrent, *(tenant for tenant, _ in amounts)}:
             if (key := self._keys.by_tenant.get(tenant)) is not None:
@@ -161,7 +161,7 @@ class AdmissionController:
         """Count a call that needs no engine, such as token counting. It counts as a request, but not by its tokens.
 
         Raises:
-            OverloadedError: The key has used its requests per minute.
+            OverloadedError: the key has used its requests per minute.
         """
         meter = self._meter(key)
         meter.check("requests", 1.0)
@@ -270,9 +270,9 @@ class Permit:
     """An admitted call, with the arguments for its generations and the accounting of its prompts.
 
     Attributes:
-        tenant: The tenant of its key.
-        cache_salt: The salt of its prefixes in the prefix cache; None if they are shared.
-        deadline: The time by which it must end, in seconds of the clock of `AdmissionController`; None without one.
+        tenant: the tenant of its key.
+        cache_salt: the salt of its prefixes in the prefix cache; None if they are shared.
+        deadline: the time by which it must end, in seconds of the clock of `AdmissionController`; None without one.
     """
 
     tenant: str

@@ -35,10 +35,10 @@ class KeyInfo:
     """The identity of the key of a request, which is in its `Call`.
 
     Attributes:
-        name: The name of the key in messages and logs.
-        tenant: The unit of fair scheduling and accounting to which its requests belong.
-        is_admin: Whether it may read the state of the engine and the requests of all keys.
-        models: The names of the models that it may use; None for all.
+        name: the name of the key in messages and logs.
+        tenant: the unit of fair scheduling and accounting to which its requests belong.
+        is_admin: whether it may read the state of the engine and the requests of all keys.
+        models: the names of the models that it may use; None for all.
     """
 
     name: str
@@ -56,10 +56,10 @@ class KeyLimits:
     """The limits of one key; None means no limit.
 
     Attributes:
-        requests_per_minute: Maximum number of calls per minute.
-        tokens_per_minute: Maximum number of prompt and output tokens per minute. The length of an output is not known
+        requests_per_minute: maximum number of calls per minute.
+        tokens_per_minute: maximum number of prompt and output tokens per minute. The length of an output is not known
             in advance, so a call may exceed the limit; the next calls are rejected until the excess is paid back.
-        max_concurrent: Maximum number of calls in progress at the same time.
+        max_concurrent: maximum number of calls in progress at the same time.
     """
 
     requests_per_minute: float | None = None
@@ -72,9 +72,9 @@ class Key:
     """One API key as the server stores it.
 
     Attributes:
-        digest: The SHA-256 digest of the secret.
-        weight: The share of the key under the fair policy, relative to other keys.
-        is_short: Whether the secret is known to have less than MIN_SECRET_CHARACTERS characters. False for a key whose
+        digest: the SHA-256 digest of the secret.
+        weight: the share of the key under the fair policy, relative to other keys.
+        is_short: whether the secret is known to have less than MIN_SECRET_CHARACTERS characters. False for a key whose
             secret is given as a hash.
     """
 
@@ -99,10 +99,10 @@ def key_record(secret: str, **given: object) -> dict[str, object]:
     """The entry of a key file for a secret.
 
     Args:
-        given: The other fields of the entry. A field whose value is None is left out.
+        given: the other fields of the entry. A field whose value is None is left out.
 
     Raises:
-        ConfigError: A field is invalid.
+        ConfigError: a field is invalid.
     """
     fields = {name: value for name, value in given.items() if value is not None}
     record = {"hash": f"sha256:{digest(secret).hex()}", **fields}
@@ -119,7 +119,7 @@ class KeyRing:
     """All API keys of a server. A server without keys accepts every request as an admin's.
 
     Raises:
-        ConfigError: Two keys have the same name or the same secret.
+        ConfigError: two keys have the same name or the same secret.
     """
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
@@ -168,12 +168,12 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
     """Load the keys of a file, and add keys that are given as plain text.
 
     Args:
-        path: A TOML file with an array of tables `keys`, or JSON lines (.jsonl). Each entry has the fields `name`,
+        path: a TOML file with an array of tables `keys`, or JSON lines (.jsonl). Each entry has the fields `name`,
             `hash` (hexadecimal SHA-256), `admin`, `weight`, `models`, and those of `KeyLimits`.
-        secrets_given: Keys as SECRET or NAME=SECRET. They are admin keys.
+        secrets_given: keys as SECRET or NAME=SECRET. They are admin keys.
 
     Raises:
-        ConfigError: The file cannot be read, or an entry or a secret is invalid.
+        ConfigError: the file cannot be read, or an entry or a secret is invalid.
     """
     records = [] if path is None else _read_records(path)
     keys = [parse_key(record, f"{path}, key {number}") for number, record in enumerate(records, start=1)]
@@ -214,10 +214,10 @@ def parse_key(record: Any, where: str) -> Key:
     """Convert an entry of a key file to a key.
 
     Args:
-        where: The place of the entry, with which error messages begin.
+        where: the place of the entry, with which error messages begin.
 
     Raises:
-        ConfigError: A field is unknown, missing or invalid.
+        ConfigError: a field is unknown, missing or invalid.
     """
     if not isinstance(record, dict):
         raise ConfigError(f"{where} must be a table, got {record!r:.80}")

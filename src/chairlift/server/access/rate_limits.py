@@ -15,8 +15,8 @@ class TokenBucket:
     Times are seconds of one monotonic clock.
 
     Args:
-        per_minute: The refill rate per minute, which is also the capacity.
-        now: The current time.
+        per_minute: the refill rate per minute, which is also the capacity.
+        now: the current time.
     """
 
     def __init__(self, per_minute: float, now: float) -> None:
@@ -45,11 +45,11 @@ class KeyMeter:
     The units are those of `KeyLimits`: "requests" and "tokens" per minute.
 
     Args:
-        clock: A monotonic clock in seconds.
+        clock: a monotonic clock in seconds.
 
     Attributes:
-        num_concurrent: The calls of the key in progress on this server.
-        num_remote_concurrent: Its calls in progress on other servers.
+        num_concurrent: the calls of the key in progress on this server.
+        num_remote_concurrent: its calls in progress on other servers.
     """
 
     def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
@@ -80,7 +80,7 @@ class KeyMeter:
         """Check that one more call may start now.
 
         Raises:
-            OverloadedError: The key has reached its limit of concurrent calls, or of requests per minute.
+            OverloadedError: the key has reached its limit of concurrent calls, or of requests per minute.
         """
         limit = self._limits.max_concurrent
         num_calls = self.num_concurrent + self.num_remote_concurrent
@@ -96,8 +96,8 @@ class KeyMeter:
         """Check that the key may use an amount now; with 0, that it has not used more than its limit.
 
         Raises:
-            OverloadedError: The amount is not available, with the seconds until it is.
-            RequestError: The amount is more than the key may use per minute.
+            OverloadedError: the amount is not available, with the seconds until it is.
+            RequestError: the amount is more than the key may use per minute.
         """
         if unit not in self._buckets:
             return

@@ -24,7 +24,7 @@ def parse_hosts(text: str, name: str = "allowed_hosts") -> tuple[str, ...]:
     """The patterns of a comma-separated or JSON list of hosts, without empty ones; see `parse_host`.
 
     Raises:
-        ConfigError: There is no pattern, or one has another form.
+        ConfigError: there is no pattern, or one has another form.
     """
     patterns = tuple(map(parse_host, split_names(text, name)))
     if not patterns:
@@ -38,7 +38,7 @@ def parse_host(text: str) -> str:
     `*.example.com` matches every name below example.com, and `*` every host.
 
     Raises:
-        ConfigError: The pattern has another form.
+        ConfigError: the pattern has another form.
     """
     pattern = text.strip().lower()
     try:

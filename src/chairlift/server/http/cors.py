@@ -22,7 +22,7 @@ class CorsOptions:
     """The CORS options of a server.
 
     Raises:
-        ConfigError: A value is not an origin, method or header that a browser can send; credentials are allowed for
+        ConfigError: a value is not an origin, method or header that a browser can send; credentials are allowed for
             every origin; or other options are given without origins.
     """
 

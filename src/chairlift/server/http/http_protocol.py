@@ -58,8 +58,8 @@ def uvicorn_config(app: Any, tls: ssl.SSLContext | None = None, **options: Any) 
     """The configuration of uvicorn for an application.
 
     Args:
-        tls: The TLS context; None for plain HTTP.
-        options: Further options of `uvicorn.Config`.
+        tls: the TLS context; None for plain HTTP.
+        options: further options of `uvicorn.Config`.
     """
     if tls is not None:
         options["ssl_context_factory"] = lambda *_: tls

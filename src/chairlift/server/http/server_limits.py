@@ -13,7 +13,7 @@ class ServerLimits:
     """The limits of a server.
 
     Raises:
-        ConfigError: A limit is below its minimum.
+        ConfigError: a limit is below its minimum.
     """
 
     OPTION_GROUP: ClassVar = "Limits"

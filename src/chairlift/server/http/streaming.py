@@ -27,7 +27,7 @@ async def _run_until_disconnected(
     """Run a coroutine and return its result. If the client disconnects first, cancel it and return None.
 
     Args:
-        on_close: Called when the coroutine has ended or the client has disconnected, before the coroutine is cancelled.
+        on_close: called when the coroutine has ended or the client has disconnected, before the coroutine is cancelled.
     """
 
     async def wait_for_disconnect() -> None:
@@ -57,8 +57,8 @@ class EventStream(Response):
     """A response of server-sent events.
 
     Args:
-        source: The events. It is closed when the client disconnects, even before the first event.
-        on_close: Called when the response has ended for any reason.
+        source: the events. It is closed when the client disconnects, even before the first event.
+        on_close: called when the response has ended for any reason.
     """
 
     media_type = "text/event-stream"
@@ -85,7 +85,7 @@ class EventStream(Response):
         """Send a message, which uvicorn accepts when most of the earlier ones have been sent.
 
         Raises:
-            ClientDisconnect: The client does not read.
+            ClientDisconnect: the client does not read.
         """
         try:
             async with asyncio.timeout(WRITE_SECONDS):

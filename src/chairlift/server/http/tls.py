@@ -26,11 +26,11 @@ def load_tls_context(certfile: Path, keyfile: Path) -> ssl.SSLContext:
     validity is used, and a warning is logged.
 
     Args:
-        certfile: A PEM file with the certificate of the server, followed by those of intermediate authorities.
-        keyfile: A PEM file with the private key, which must not be encrypted.
+        certfile: a PEM file with the certificate of the server, followed by those of intermediate authorities.
+        keyfile: a PEM file with the private key, which must not be encrypted.
 
     Raises:
-        ConfigError: A file cannot be read or has other contents, or the key is encrypted, belongs to another
+        ConfigError: a file cannot be read or has other contents, or the key is encrypted, belongs to another
             certificate, or is weaker than OpenSSL accepts.
     """
     _check_content("ssl_certfile", certfile, b"-----BEGIN CERTIFICATE-----", "certificate")

@@ -47,8 +47,8 @@ class RequestPlanner(Generic[Fields, Result]):
     """Converts the bodies of one endpoint to plans, or to responses if it needs no engine. It can be pickled.
 
     Attributes:
-        body_type: The pydantic model of the body.
-        function: Plans a valid body for a model, in time proportional to its size.
+        body_type: the pydantic model of the body.
+        function: plans a valid body for a model, in time proportional to its size.
     """
 
     body_type: type[Fields]
@@ -73,10 +73,10 @@ def parse_body(body_type: type[Fields], raw: bytes, max_depth: int) -> Fields:
     """Parse and validate a body.
 
     Args:
-        max_depth: The maximum nesting depth of arrays and objects.
+        max_depth: the maximum nesting depth of arrays and objects.
 
     Raises:
-        RequestError: The body is not valid.
+        RequestError: the body is not valid.
     """
     check_depth(raw, max_depth)
     try:

@@ -59,10 +59,10 @@ class PreparationWorkers:
     """A pool of worker processes for large bodies. It must be used on one event loop.
 
     Args:
-        setup: The data with which workers plan requests.
-        num_workers: The maximum number of processes, which are started on demand. Default: by CORES_PER_WORKER.
-        max_seconds: Maximum seconds for one body.
-        idle_seconds: Seconds without work after which a worker is ended.
+        setup: the data with which workers plan requests.
+        num_workers: the maximum number of processes, which are started on demand. Default: by CORES_PER_WORKER.
+        max_seconds: maximum seconds for one body.
+        idle_seconds: seconds without work after which a worker is ended.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class PreparationWorkers:
         """Prepare a body in a worker. Cancelling this call kills the worker.
 
         Args:
-            endpoint: The path of the endpoint.
+            endpoint: the path of the endpoint.
 
         Raises:
-            RequestError: The body is invalid, exceeds a limit, or takes more than `max_seconds`.
-            OverloadedError: The worker failed for a reason that is not in the body.
+            RequestError: the body is invalid, exceeds a limit, or takes more than `max_seconds`.
+            OverloadedError: the worker failed for a reason that is not in the body.
         """
         process = await self._wait_for_turn(tenant)
         process.prepare_call(is_cancelled=self._stop_error is not None)
@@ -156,9 +156,9 @@ class Preparation:
     """Prepares the requests of a model off the event loop.
 
     Args:
-        model: The model to plan for.
-        planners: The planners of the endpoints.
-        workers: The worker processes for large bodies. Without them all bodies are prepared on threads.
+        model: the model to plan for.
+        planners: the planners of the endpoints.
+        workers: the worker processes for large bodies. Without them all bodies are prepared on threads.
     """
 
     def __init__(self, model: PlanningModel, planners: Planners, workers: PreparationWorkers | None = None) -> None:
@@ -187,10 +187,10 @@ class Preparation:
         """Plan a body on a thread.
 
         Args:
-            endpoint: The path of the endpoint.
+            endpoint: the path of the endpoint.
 
         Raises:
-            RequestError: The request is invalid or exceeds a limit.
+            RequestError: the request is invalid or exceeds a limit.
         """
         return await self.run(self._planners[endpoint].plan, self._model, body)
 

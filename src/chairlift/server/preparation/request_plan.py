@@ -18,10 +18,10 @@ class RequestPlan:
     """The prompts and sampling parameters of a request. Plans can be pickled.
 
     Attributes:
-        prompts: The text (None if the request has token ids) and the token ids of each prompt.
-        params: The sampling parameters.
-        constraint_field: The field of the body that errors of `params.structured_outputs` name.
-        ignored: The fields of the body that have no effect with this model.
+        prompts: the text (None if the request has token ids) and the token ids of each prompt.
+        params: the sampling parameters.
+        constraint_field: the field of the body that errors of `params.structured_outputs` name.
+        ignored: the fields of the body that have no effect with this model.
     """
 
     prompts: list[tuple[str | None, list[int]]]
@@ -71,7 +71,7 @@ def rename_fields_in_errors(names: Mapping[str, str]) -> Iterator[None]:
     may be a quotation from the request.
 
     Args:
-        names: The name of a field at this endpoint, by its name in chat completions.
+        names: the name of a field at this endpoint, by its name in chat completions.
     """
     try:
         yield

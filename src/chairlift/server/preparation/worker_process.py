@@ -22,14 +22,14 @@ class WorkerSetup:
     """The data with which a worker plans requests.
 
     Attributes:
-        model: As `EngineConfig.model`. The tokenizer is loaded from its files.
-        skip_tokenizer_init: As `EngineConfig.skip_tokenizer_init`.
-        facts: The description of the engine, as the engine reported it when it was ready.
-        api: The options of the API.
-        max_json_depth: As `ServerLimits.max_json_depth`.
+        model: as `EngineConfig.model`. The tokenizer is loaded from its files.
+        skip_tokenizer_init: as `EngineConfig.skip_tokenizer_init`.
+        facts: the description of the engine, as the engine reported it when it was ready.
+        api: the options of the API.
+        max_json_depth: as `ServerLimits.max_json_depth`.
         fingerprint: `tokenizer_fingerprint` of the model's files when the server loaded them. A worker that finds
             other files fails, because it might tokenize differently from the server.
-        planners: The planners of the endpoints. They are pickled by the names of their functions.
+        planners: the planners of the endpoints. They are pickled by the names of their functions.
     """
 
     model: str | None
@@ -46,9 +46,9 @@ class WorkerReply:
     """The reply of a worker to one body.
 
     Attributes:
-        outcome: The prepared request; the error if the body is invalid; a string if the worker failed for a reason that
+        outcome: the prepared request; the error if the body is invalid; a string if the worker failed for a reason that
             is not in the body, with this reason.
-        memory: Resident memory of the worker after the body, in bytes.
+        memory: resident memory of the worker after the body, in bytes.
     """
 
     outcome: PreparedRequest | RequestError | str
@@ -90,7 +90,7 @@ class PreparationProcess(ChildProcess):
         """Reset the state of the previous call. The caller must do this before each `run`, on the thread of `cancel`.
 
         Args:
-            is_cancelled: Whether `run` must not process the body.
+            is_cancelled: whether `run` must not process the body.
         """
         self._is_cancelled = is_cancelled
 
@@ -98,8 +98,8 @@ class PreparationProcess(ChildProcess):
         """Prepare a body. Return the prepared request or the error of the call.
 
         Args:
-            endpoint: The path of the endpoint.
-            seconds: The timeout.
+            endpoint: the path of the endpoint.
+            seconds: the timeout.
         """
         try:
             reply = self._exchange_body(endpoint, body, seconds)
