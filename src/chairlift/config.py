@@ -105,6 +105,11 @@ class SchedulerConfig:
                 "speculative_config cannot be combined with static_run_to=global, which decodes all requests for the "
                 "same number of steps: remove one of them"
             )
+        if self.batching == "static" and self.is_pooling:
+            raise ConfigError(
+                "batching=static cannot be combined with is_pooling, which is true of models that compute vectors or "
+                "scores: set batching=continuous, or use a model that generates text"
+            )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_model_len="

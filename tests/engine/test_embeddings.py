@@ -81,6 +81,14 @@ def test_small_token_budgets_change_nothing(tmp_path: Path) -> None:
         assert np.abs(other - vectors[0]).max() < 1e-6
 
 
+def test_static_batching_of_vectors_is_rejected(tmp_path: Path) -> None:
+    folder = write_pooling_model(tmp_path, "qwen3", "lasttoken")
+    with pytest.raises(
+        ConfigError, match=r"batching=static cannot be combined with is_pooling.*: set batching=continuous"
+    ):
+        LLM(model=str(folder), num_kv_blocks=40, num_threads=1, batching="static")
+
+
 def test_texts_are_in_the_event_log(tmp_path: Path) -> None:
     folder = write_pooling_model(tmp_path / "model", "bert")
     log = tmp_path / "log"
