@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from chairlift.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from chairlift.config import EngineConfig
     from chairlift.engine.async_llm import AsyncLLM
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from chairlift.outputs import CompletionOutput, RequestOutput
     from chairlift.sampling_params import SamplingParams
     from chairlift.structured_outputs import StructuredOutputs
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "AsyncLLM": "chairlift.engine.async_llm",

@@ -10,9 +10,9 @@ from typing import Final
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, NameRenderer
 
-from chairlift import __version__
 from chairlift.cli.console import ARGUMENTS, OPTIONS, print_error
 from chairlift.errors import ChairliftError, ConfigError
+from chairlift.version import __version__
 
 NAME_COLUMNS: Final = 34
 """The columns of the names of options in --help, enough for the longest name."""

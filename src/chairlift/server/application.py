@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-import chairlift
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ChairliftError
@@ -43,6 +42,7 @@ from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 from chairlift.server.web.page_routes import data_router, file_router
+from chairlift.version import __version__
 
 
 def create_app(
@@ -165,7 +165,7 @@ def create_models_app(
         for listener in listeners:
             listener.close()
 
-    app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Chairlift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.admission = admission
     app.state.models = manager
     _add_middlewares(app, limits, keys, cors or CorsOptions())

@@ -6,13 +6,13 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final
 
-import chairlift
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.step_time import StepTime
+from chairlift.version import __version__
 from chairlift.worker.disk_block_store import DiskBlockStore
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
@@ -52,7 +52,7 @@ def open_block_store(
 def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) -> dict[str, Any]:
     """What the contents of a block depend on, besides its tokens: the model, its number formats and its kernels."""
     return {
-        "chairlift": chairlift.__version__,
+        "chairlift": __version__,
         "model": loaded.name,
         "files": {} if config.load_format == "dummy" else _file_digests(loaded.files),
         "load_format": config.load_format,

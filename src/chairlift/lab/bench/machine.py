@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import psutil
 
-import chairlift
 from chairlift.kernels.registry import find_kernel_set
+from chairlift.version import __version__
 
 VECTOR_FLAGS: Final = (
     "avx2",
@@ -75,7 +75,7 @@ def machine_facts() -> MachineFacts:
         num_threads=max(torch.get_num_threads(), num_threads),
         isa=isa,
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        chairlift=chairlift.__version__,
+        chairlift=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
     )

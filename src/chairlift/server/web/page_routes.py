@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
-import chairlift
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
 from chairlift.server.api.routes import read_body
@@ -28,6 +27,7 @@ from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import BurstSender
 from chairlift.server.web.page_bodies import BurstBody, BurstView, PageView, SimulationBody, SimulationView
 from chairlift.server.web.page_options import NO_SIMULATION, PageOptions
+from chairlift.version import __version__
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -104,7 +104,7 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
         known = [each.name for each in manager.visible(key)]
         available = options.simulate_static is not None
         return PageView(
-            version=chairlift.__version__,
+            version=__version__,
             models=known,
             replicas=list(manager.find(model, key).replicas) if known else [],
             is_admin=key.is_admin,

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Mount, Route
 
-import chairlift
 from chairlift.errors import ConfigError
 from chairlift.events import read_events
 from chairlift.server.web.page_bodies import PageView, SimulationView
 from chairlift.server.web.page_routes import PAGE_HEADERS, STATIC, PageFiles
+from chairlift.version import __version__
 
 HOST: Final = "127.0.0.1"
 
@@ -28,7 +28,7 @@ def recorded_log_app(log: Path) -> Starlette:
     """The application that shows one event log in the live page."""
     message = "a recorded log shows what happened: open the live page of a running server to simulate"
     view = PageView(
-        version=chairlift.__version__,
+        version=__version__,
         models=[],
         is_admin=True,
         key="",
