@@ -43,7 +43,6 @@ from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.report.drawing import STYLE, WIDTH, line_style
 from chairlift.lab.report.pictures import DOTS_PER_INCH
@@ -317,7 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     users = _parse_integers("concurrency", args.concurrency)
     batch_sizes = _parse_integers("batch_sizes", args.batch_sizes)
-    check_minimums(args, steps=1)
+    if args.steps < 1:
+        raise ConfigError(f"steps must be at least 1, got {args.steps}")
     config = EngineConfig(
         model=args.model,
         kernels=args.kernels,

@@ -34,7 +34,8 @@ from rich.table import Table
 
 from chairlift.config import DEFAULT_BLOCK_SIZE
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.worker.memory import format_memory, parse_memory
+from chairlift.system.memory_amounts import parse_memory
+from chairlift.worker.memory import format_memory
 
 READ_INTERVAL_SECONDS = 0.1
 START_TIMEOUT_SECONDS = 120

@@ -43,7 +43,7 @@ from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.loading.cache import write_atomically
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.worker.memory import parse_memory
+from chairlift.system.memory_amounts import parse_memory
 
 ENGINES = ("chairlift", "transformers")
 NUM_WARM_UP = 2

@@ -240,7 +240,7 @@ def test_several_formats_are_measured(tiny_model_dir: TinyModel) -> None:
         ({"rows": (0,)}, "rows must be at least 1, got 0"),
         ({"batch_sizes": (4, -1)}, "batch_sizes must be at least 1, got -1"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"formats": ("q1_0",)}, "formats must be among q2_k, .* got 'q1_0'"),
+        ({"formats": ("q1_0",)}, "formats must be one of q2_k, .* got 'q1_0'"),
     ],
 )
 def test_errors_name_the_option(changes: dict[str, Any], problem: str) -> None:

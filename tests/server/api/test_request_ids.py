@@ -36,7 +36,6 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
         "a%41",
         "é",
         "a\u2028b",
-        "\ud800",
         "x" * 129,
         ".",
         "..",
@@ -55,6 +54,20 @@ def test_ids_that_are_unsafe_in_logs_or_paths_are_rejected(
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert message.startswith("request_id must ")
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_an_unpaired_surrogate_in_an_id_is_invalid_json(
+    api_server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    content = json.dumps({**body, "request_id": "\ud800"})
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(api_server.url + path, content=content, headers=headers, verify=NO_TLS)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    column = content.index("\\ud800") + len('\\ud800"') + 1
+    assert message == f"the request body is not valid JSON: unexpected end of hex escape at line 1 column {column}"
     assert message.isprintable()
 
 
