@@ -66,7 +66,7 @@ def test_an_unpaired_surrogate_in_an_id_is_invalid_json(
     answer = httpx.post(api_server.url + path, content=content, headers=headers, verify=NO_TLS)
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    column = content.index("\\ud800") + len('\\ud800"') + 1
+    column = content.index("\\ud800") + len('\\ud800"')
     assert message == f"the request body is not valid JSON: unexpected end of hex escape at line 1 column {column}"
     assert message.isprintable()
 
