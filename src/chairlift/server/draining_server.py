@@ -30,6 +30,9 @@ FORCED_STOP_SECONDS: Final = 1
 WATCHDOG_SECONDS: Final = 2
 """Seconds after STOP_SECONDS or FORCED_STOP_SECONDS at which the watchdog ends the process."""
 
+LONGEST_WATCHDOG_SECONDS: Final = 1e9
+"""The longest time that faulthandler accepts is somewhat longer."""
+
 STANDARD_ERROR: Final = 2
 
 
@@ -40,7 +43,7 @@ def end_process_after(seconds: float) -> None:
     threads to standard error, and ends the process with exit status 1. Child processes end by themselves when their
     standard input is closed.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=STANDARD_ERROR)
+    faulthandler.dump_traceback_later(min(seconds, LONGEST_WATCHDOG_SECONDS), exit=True, file=STANDARD_ERROR)
 
 
 class ServerEngine(Protocol):
@@ -85,8 +88,8 @@ class DrainingServer(uvicorn.Server):
         if not admission.is_draining:
             drain_timeout = admission.limits.drain_timeout
             self._deadline = admission.clock() + drain_timeout
-            self._start_watchdog(drain_timeout + STOP_SECONDS + WATCHDOG_SECONDS)
             admission.is_draining = True
+            self._start_watchdog(drain_timeout + STOP_SECONDS + WATCHDOG_SECONDS)
             logger.info(
                 "shutting down after %d calls in progress are answered; send the signal again to stop immediately",
                 admission.num_calls,

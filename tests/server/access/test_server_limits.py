@@ -18,7 +18,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
-from chairlift.server.http import streaming
+from chairlift.server.http import http_protocol
 from chairlift.server.http.server_limits import ServerLimits
 from running_server import RunningServer, completion_body, run_server, wait_for
 
@@ -264,10 +264,10 @@ def test_clients_that_send_nothing_more_cost_only_their_connections(server: Runn
     wait_for(lambda: server.uvicorn.server_state.connections <= before)
 
 
-def test_the_stream_of_a_client_that_stops_reading_is_ended_and_its_request_aborted(
+def test_the_connection_of_a_client_that_stops_reading_is_closed_and_its_request_aborted(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "WRITE_SECONDS", 0.2)
     before = set(server.uvicorn.server_state.connections)
     connection = server.connect(receive_buffer=4096)
     wait_for(lambda: bool(server.uvicorn.server_state.connections - before))
@@ -279,8 +279,9 @@ def test_the_stream_of_a_client_that_stops_reading_is_ended_and_its_request_abor
     wait_for(lambda: server.llm.num_unfinished == 1)
     wait_for(lambda: server.llm.num_unfinished == 0)
     wait_for(lambda: server.admission.num_calls == 0)
+    wait_for(lambda: protocol not in server.uvicorn.server_state.connections)
     received = until_closed(connection)
-    assert b"data: {" in received
+    assert received.startswith(b"HTTP/1.1 200")
     assert b"[DONE]" not in received
 
 

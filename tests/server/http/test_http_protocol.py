@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from uvicorn.server import ServerState
 
 from chairlift import AsyncLLM
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
-from chairlift.server.http.http_protocol import MAX_HEADER_BYTES
+from chairlift.server.http.http_protocol import MAX_HEADER_BYTES, MAX_PIPELINED, HttpProtocol, uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from running_server import RunningServer, completion_body, run_server, wait_for
 
@@ -168,6 +171,18 @@ def test_an_upgrade_to_http_2_is_ignored(server: RunningServer, separator: str) 
     assert statuses(exchange(server, *packets, LAST_GET)) == [200, 200]
 
 
+@pytest.mark.parametrize("protocol", [b"websocket", b"H2C", b"other"])
+def test_the_body_of_another_upgrade_is_no_second_request(server: RunningServer, protocol: bytes) -> None:
+    upgrade = b"POST /v1/completions HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: " + protocol + b"\r\n"
+    head = upgrade + AUTHORIZED + b"Content-Length: %d\r\n\r\n" % len(LAST_GET)
+    assert statuses(exchange(server, head, LAST_GET)) == [400]
+
+
+def test_too_many_pipelined_requests_close_the_connection(server: RunningServer) -> None:
+    assert statuses(exchange(server, GET * (2 * MAX_PIPELINED))) == []
+    assert statuses(exchange(server, LAST_GET)) == [200]
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -182,7 +197,7 @@ def test_an_invalid_request_gets_a_400(server: RunningServer, sent: bytes) -> No
     assert statuses(exchange(server, sent)) == [400]
 
 
-@pytest.mark.parametrize("more", [b"\0\r\n\r\n", b"GET /" + b"x" * 200_000])
+@pytest.mark.parametrize("more", [b"\0\r\n\r\n", GET + b"\0\r\n\r\n", b"GET /" + b"x" * 200_000])
 def test_an_invalid_request_behind_a_stream_does_not_write_into_it(server: RunningServer, more: bytes) -> None:
     with server.connect() as connection:
         connection.sendall(request({"stream": True, "max_tokens": 200}))
@@ -191,3 +206,55 @@ def test_an_invalid_request_behind_a_stream_does_not_write_into_it(server: Runni
         answer += until_closed(connection)
     assert statuses(answer) == [200]
     server.wait_until_idle()
+
+
+# -- clients that do not read --------------------------------------------------------------------------------------
+
+
+class UnreadTransport(asyncio.Transport):
+    """A transport whose unsent bytes are set by a test."""
+
+    def __init__(self, unsent: int) -> None:
+        super().__init__()
+        self.unsent = unsent
+        self.is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class ManualLoop:
+    """An event loop whose timer expires when a test calls `expire`."""
+
+    def __init__(self) -> None:
+        self.expire: Callable[[], None] | None = None
+
+    def call_later(self, _seconds: float, callback: Callable[..., None], *arguments: Any) -> ManualLoop:
+        self.expire = partial(callback, *arguments)
+        return self
+
+    def cancel(self) -> None:
+        self.expire = None
+
+
+def test_a_connection_is_closed_when_its_client_reads_nothing() -> None:
+    config = uvicorn_config(None, lifespan="off")
+    config.load()
+    loop, transport = ManualLoop(), UnreadTransport(3)
+    protocol = HttpProtocol(config, ServerState(), {}, loop)  # type: ignore[arg-type]
+    protocol.connection_made(transport)
+    protocol.pause_writing()
+    for unsent in (2, 1):
+        transport.unsent = unsent
+        assert loop.expire is not None
+        loop.expire()
+        assert not transport.is_aborted
+    protocol.resume_writing()
+    assert loop.expire is None
+    protocol.pause_writing()
+    assert loop.expire is not None
+    loop.expire()
+    assert transport.is_aborted

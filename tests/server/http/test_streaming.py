@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from chairlift.server.http import streaming
 from chairlift.server.http.streaming import EventStream
 
 
@@ -71,39 +70,3 @@ def test_the_call_is_closed_before_its_tasks_end() -> None:
 
     asyncio.run(run())
     assert ended == ["call", "task"]
-
-
-@pytest.mark.parametrize("num_events", [1, 3])
-def test_the_response_is_closed_when_the_client_does_not_read(
-    num_events: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streaming, "WRITE_SECONDS", 0.01)
-    closed: list[str] = []
-
-    async def events() -> AsyncIterator[bytes]:
-        try:
-            for _ in range(num_events):
-                yield b"data: x\n\n"
-        finally:
-            closed.append("source")
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    num_sent = 0
-
-    async def send(_message: Any) -> None:
-        nonlocal num_sent
-        num_sent += 1
-        if num_sent == 3:  # The second event, or the end of the response.
-            await asyncio.Event().wait()
-
-    async def run() -> None:
-        response = EventStream(events(), on_close=lambda: closed.append("call"))
-        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=30)
-
-    asyncio.run(run())
-    assert sorted(closed) == ["call", "source"]
-    assert num_sent == 3
-    assert "its client has read nothing for 0.01 s" in caplog.text

@@ -1,7 +1,9 @@
-"""uvicorn's HTTP protocol with a limit on the size of headers, and the configuration of uvicorn."""
+"""uvicorn's HTTP protocol with limits for clients that send or read badly, and the configuration of uvicorn."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from typing import Any, Final
 
@@ -11,6 +13,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEADER_BYTES: Final = 64 << 10
 """Bytes of a request line and headers, or of trailers, after which a connection is closed unless they are complete."""
 
+MAX_PIPELINED: Final = 128
+"""Requests of a connection that may wait for earlier responses."""
+
+WRITE_SECONDS: Final = 30.0
+"""Seconds without progress after which the connection of a client that does not read is closed."""
+
 KEEP_ALIVE_SECONDS: Final = 60
 """Seconds after which uvicorn closes a connection between two requests."""
 
@@ -19,10 +27,15 @@ _IGNORED_UPGRADE: Final = b"\r\nIgnored: h2c\r\n"
 """Of the same length, so that a body with these bytes, which is not valid JSON, still ends at the same byte."""
 
 
+logger = logging.getLogger("chairlift")
+
+
 class HttpProtocol(HttpToolsProtocol):
-    """One HTTP connection, as in uvicorn on httptools, which would keep headers of any size in memory."""
+    """One HTTP connection, as in uvicorn on httptools, which would keep headers, requests and responses of any size and
+    number in memory."""
 
     _num_header_bytes = 0
+    _write_check: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         """Parse a packet, without a request for HTTP/2, which Java's client sends by default.
@@ -35,7 +48,12 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response(f"The headers have more than {MAX_HEADER_BYTES} bytes: send fewer or shorter ones.")
 
     def on_headers_complete(self) -> None:
+        """Start the request. An error is answered with status 400, and closes the connection."""
         self._num_header_bytes = 0
+        if self.parser.should_upgrade():
+            raise ValueError("httptools would read the body of this request as the next request")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests wait for earlier responses")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -48,10 +66,39 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Reject what a connection has sent. If a response has begun, the connection is only closed."""
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+        is_responding = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if is_responding or self.pipeline:
             self.transport.abort()
         else:
             super().send_400_response(msg)
+
+    def pause_writing(self) -> None:
+        """Stop to write because the client does not read, and close the connection if this continues."""
+        super().pause_writing()
+        self._check_progress(None)
+
+    def resume_writing(self) -> None:
+        self._stop_write_check()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_write_check()
+        super().connection_lost(exc)
+
+    def _check_progress(self, earlier: int | None) -> None:
+        """Abort the connection if the client has read nothing since there were `earlier` unsent bytes."""
+        self._stop_write_check()
+        unsent = self.transport.get_write_buffer_size()
+        if earlier is not None and unsent >= earlier:
+            logger.warning("a connection is closed because its client has read nothing for %g s", WRITE_SECONDS)
+            self.transport.abort()
+        else:
+            self._write_check = self.loop.call_later(WRITE_SECONDS, self._check_progress, unsent)
+
+    def _stop_write_check(self) -> None:
+        if self._write_check is not None:
+            self._write_check.cancel()
+            self._write_check = None
 
 
 def uvicorn_config(app: Any, tls: ssl.SSLContext | None = None, **options: Any) -> uvicorn.Config:

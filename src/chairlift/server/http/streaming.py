@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
-
-logger = logging.getLogger("chairlift")
+from starlette.types import Receive, Scope, Send
 
 Result = TypeVar("Result")
-
-WRITE_SECONDS: Final = 30.0
-"""Seconds after which the stream of a client that does not read is ended, and its request aborted."""
 
 
 async def _run_until_disconnected(
@@ -71,25 +64,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The engine's requests are aborted and the key's seat is free before the tasks are unwound.
-        with contextlib.suppress(ClientDisconnect):
-            await _run_until_disconnected(receive, self._send_all(send), on_close=self._on_close)
+        await _run_until_disconnected(receive, self._send_all(send), on_close=self._on_close)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._source) as source:  # type: ignore[type-var]
             async for event in source:
-                await self._send(send, {"type": "http.response.body", "body": event, "more_body": True})
-        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send, message: Message) -> None:
-        """Send a message, which uvicorn accepts when most of the earlier ones have been sent.
-
-        Raises:
-            ClientDisconnect: the client does not read.
-        """
-        try:
-            async with asyncio.timeout(WRITE_SECONDS):
-                await send(message)
-        except TimeoutError:
-            logger.warning("a stream ends because its client has read nothing for %g s", WRITE_SECONDS)
-            raise ClientDisconnect from None
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
