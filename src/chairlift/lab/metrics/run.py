@@ -97,7 +97,8 @@ def summarize(events: Iterable[Event]) -> RunMetrics:
 
 
 class RunTally:
-    """An event sink that computes the metrics of a run. Its memory grows with the requests, not with their tokens."""
+    """An event sink that computes the metrics of a run. Its memory grows with the requests and with the number of
+    different ITLs, which the requests of a step share; not with all tokens."""
 
     def __init__(self) -> None:
         self._steps = _StepTotals()
