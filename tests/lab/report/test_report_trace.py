@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from recorded_runs import RecordedRun, engine_started, recorded_runs
 
-from chairlift.events import Step
+from chairlift.events import RequestArrived, RequestFinished, Step
 from chairlift.lab.report.batch_picture import LaneCell, assign_lanes, lane_cells, lane_shares
 from chairlift.lab.report.trace import RowKind, trace_events
 from fakes import make_engine, make_request
@@ -93,6 +93,23 @@ def test_static_batch_of_three() -> None:
         LaneCell(2, RowKind.DECODE, 2, 1.0, 2.0),
         LaneCell(2, RowKind.PADDING, 2, 2.0, 3.0),
     ]
+
+
+def test_a_request_that_ended_may_be_preempted_and_release_blocks_in_a_later_step() -> None:
+    zeros = {"num_waiting": 0, "free_blocks": 0, "evictable_blocks": 0}
+    both, one = ["a", "b"], ["a"]
+    trace = trace_events(
+        [
+            engine_started(),
+            *(RequestArrived(0.0, name, 1, 4) for name in both),
+            Step(1.0, 0, 0.0, both, [1, 1], [0, 0], [1, 1], both, [], [], 2, **zeros, new_blocks={"a": [0], "b": [1]}),
+            RequestFinished(1.0, "b", "abort", 1, 1, 0, 0, 0.0, 0.0, 1.0, step=1),
+            Step(2.0, 1, 1.0, one, [1], [1], [1], [], ["b"], [], 1, **zeros, released_blocks={"b": [1]}),
+        ]
+    )
+    spans = {residency.request.request_id: (residency.first, residency.last) for residency in trace.residencies}
+    assert spans == {"a": (0, 1), "b": (0, 0)}
+    assert not any(residency.released for residency in trace.residencies)
 
 
 def test_without_a_moving_clock_the_axis_counts_steps() -> None:

@@ -141,13 +141,15 @@ class _Tracer(ReplayReader):
         position = len(self._steps)
         self._steps.append(step)
         for request_id in step.preempted:
-            self._close(request_id, position - 1)
+            if request_id in self._open:  # otherwise it has ended before the step
+                self._close(request_id, position - 1)
         for request_id in step.admitted:
             residency = Residency(self._replay.batch[request_id], position, position)
             self._open[request_id] = residency
             self._residencies.append(residency)
         for request_id, block_ids in step.released_blocks.items():
-            self._open[request_id].released.append((position, block_ids))
+            if request_id in self._open:
+                self._open[request_id].released.append((position, block_ids))
         for request_id, block_ids in step.new_blocks.items():
             self._open[request_id].blocks.append((position, block_ids))
         num_kept, num_new = step.num_kept, step.num_new
