@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Final
 
 from chairlift.events import (
@@ -28,13 +28,17 @@ class ReplayReader:
     """The base class of readers, which a `Replay` notifies of changes of its state."""
 
     def on_start(self) -> None:
-        """An engine has started. The requests of an earlier one have ended as lost."""
+        """An engine has started. The requests of an earlier one have ended as lost, and the replay still has its
+        configuration and its last step."""
 
     def on_step(self, step: Step, rows: Rows) -> None:
         """A step was applied. Requests that ended with it are still in the batch, because they held blocks in it."""
 
     def on_end(self, request: TrackedRequest) -> None:
-        """A request has finished, was rejected, or was lost with its engine. Steps that contain it may follow."""
+        """A request has finished, was rejected, or was lost with its engine. Steps that contain it may follow.
+
+        The id of a rejected request may be that of an unfinished one.
+        """
 
     def on_leave(self, request: TrackedRequest) -> None:
         """A request that has ended holds no blocks any more, and no step that contains it follows."""
@@ -61,7 +65,7 @@ class Replay:
         self.step_seconds = 0.0
         self.unfinished: dict[str, TrackedRequest] = {}
         self.batch: dict[str, TrackedRequest] = {}
-        self._leaving: list[TrackedRequest] = []
+        self._leaving: dict[str, list[TrackedRequest]] = {}
         self._lost_ids: set[str] = set()
         self._num_arrived = 0
         self._timer = StepTimer()
@@ -79,7 +83,7 @@ class Replay:
     @property
     def remaining(self) -> list[TrackedRequest]:
         """The requests that a later step may contain: those that have ended first."""
-        return [*self._leaving, *self.unfinished.values()]
+        return [*chain.from_iterable(self._leaving.values()), *self.unfinished.values()]
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -103,18 +107,20 @@ class Replay:
     def _restart(self, event: EngineStarted) -> None:
         """Reset everything for a new engine. Lost requests that the server sends again arrive again."""
         self.end(event.time)
-        self.started, self.last_step, self.next_step = event, None, 0
-        self._timer = StepTimer()
         for reader in self._readers:
             reader.on_start()
+        self.started, self.last_step, self.next_step = event, None, 0
+        self._timer = StepTimer()
 
     def end(self, time: float) -> None:
         """Record the end of the engine, whose unfinished requests are lost."""
-        for request in list(self.unfinished.values()):
+        if self.unfinished:
+            self._lost_ids = set(self.unfinished)
+        lost = list(self.unfinished.values())
+        for request in lost:
             request.lose(time, self.next_step)
-            self._lost_ids.add(request.request_id)
             self._end(request)
-        for request in self._leaving:
+        for request in [*chain.from_iterable(self._leaving.values()), *lost]:
             self._leave(request)
         self._leaving.clear()
         self.batch.clear()
@@ -137,9 +143,8 @@ class Replay:
     def _reject(self, event: RequestRejected) -> None:
         arrived = RequestArrived(event.time, event.request_id, 0, 0)
         request = TrackedRequest(self._num_arrived, arrived, [], state="rejected", rejection_message=event.message)
-        if event.request_id not in self.unfinished:
-            for reader in self._readers:
-                reader.on_end(request)
+        for reader in self._readers:
+            reader.on_end(request)
 
     def _finish(self, event: RequestFinished) -> None:
         request = self.unfinished.get(event.request_id)
@@ -149,29 +154,46 @@ class Replay:
         # Old logs have no numbers of steps in their ends: such a request leaves after the step that follows.
         request.end_step = event.step or self.next_step + 1
         self._end(request)
-        self._remove_ended()
+        is_static_member = self.is_static and self._is_member(request)
+        is_closed = is_static_member and self._has_closed_batch()
+        if self._is_held(request, is_closed):
+            self._leaving.setdefault(request.request_id, []).append(request)
+        else:
+            self._leave(request)
+        if is_static_member and not is_closed:
+            self._remove_ended()
 
     def _end(self, request: TrackedRequest) -> None:
         del self.unfinished[request.request_id]
-        self._leaving.append(request)
         for reader in self._readers:
             reader.on_end(request)
 
-    def _remove_ended(self) -> None:
-        """Remove ended requests from the batch. They held their blocks in the steps that were scheduled before, and in
-        a static batch until all of its members have ended."""
-        is_closed = self.is_static and any(request.finished is None for request in self.batch.values())
-        staying = []
-        for request in self._leaving:
-            is_member = self.batch.get(request.request_id) is request
-            if self.next_step < request.end_step or (is_closed and is_member):
-                staying.append(request)
+    def _is_member(self, request: TrackedRequest) -> bool:
+        """Whether this request is in the batch, and not a later one with the same id."""
+        return self.batch.get(request.request_id) is request
+
+    def _has_closed_batch(self) -> bool:
+        """Whether the members of a static batch hold their blocks, because some of them have not ended."""
+        return self.is_static and any(request.finished is None for request in self.batch.values())
+
+    def _is_held(self, request: TrackedRequest, is_closed: bool) -> bool:
+        """Whether an ended request holds blocks: in the steps that were scheduled before its end, and in a closed
+        batch."""
+        return self.next_step < request.end_step or (is_closed and self._is_member(request))
+
+    def _remove_ended(self, *, members_only: bool = False) -> None:
+        """Remove all ended requests, or all ended members of the batch, that hold no blocks any more."""
+        is_closed = self._has_closed_batch()
+        staying: dict[str, list[TrackedRequest]] = {}
+        for request in chain.from_iterable(self._leaving.values()):
+            if self._is_held(request, is_closed) or (members_only and not self._is_member(request)):
+                staying.setdefault(request.request_id, []).append(request)
             else:
                 self._leave(request)
         self._leaving = staying
 
     def _leave(self, request: TrackedRequest) -> None:
-        if self.batch.get(request.request_id) is request:
+        if self._is_member(request):
             del self.batch[request.request_id]
         request.block_ids = []
         for reader in self._readers:
@@ -181,6 +203,9 @@ class Replay:
 
     def _apply_step(self, step: Step) -> None:
         if step.step > self.next_step:
+            self.next_step = step.step
+            if self._leaving:  # they may have left the batch in a step whose event was dropped
+                self._remove_ended(members_only=True)
             self._admit_unseen(step)
         self.next_step = step.step + 1
         self.step_seconds = self._timer.seconds(step)
@@ -220,7 +245,7 @@ class Replay:
 
     def _find(self, request_id: str, step: Step) -> TrackedRequest | None:
         """The request of a step with this id: one that has arrived later with the same id is not in it."""
-        known = [self.unfinished.get(request_id), *(each for each in self._leaving if each.request_id == request_id)]
+        known = [self.unfinished.get(request_id), *self._leaving.get(request_id, ())]
         return next((each for each in known if each is not None and each.arrived.step <= step.step), None)
 
     def _change_blocks(self, step: Step) -> None:

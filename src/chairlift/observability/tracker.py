@@ -132,6 +132,8 @@ class RequestTracker(ReplayReader):
         self.timeline, self.cost = QueueTimeline(), StepCost()
 
     def on_end(self, request: TrackedRequest) -> None:
+        if request.request_id in self._replay.unfinished:  # a request with an id in use was rejected
+            return
         self._ended[request.request_id] = request
         self._ended.move_to_end(request.request_id)
         if len(self._ended) > self._max_finished:
