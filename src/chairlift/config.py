@@ -290,6 +290,8 @@ class EngineConfig:
         check_options(self)
         if self.device != "cpu" and self.device.split(":")[0] != "cuda":
             raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
+        if self.tenant_weights is not None:
+            object.__setattr__(self, "tenant_weights", parse_weights(self.tenant_weights, "tenant_weights"))
         for name in ("event_log", "record_trace", "prefix_cache_dir"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, Path(getattr(self, name)))

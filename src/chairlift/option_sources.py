@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -174,14 +173,18 @@ def service_sources(
             path = Path(file.tokens[0].value)
             _add_values(found, _read_yaml(path), f"config={path}")
 
-    variables = (_ignore_service_variables, Env(PREFIX, command=False, show=False)) if environment else ()
+    variables = (Env(PREFIX, command=False, show=False), _ignore_variables) if environment else ()
     return *variables, read_file
 
 
-def _ignore_service_variables(*_of_command: Any) -> None:
-    """Remove a variable that Kubernetes sets if a service is called chairlift: CHAIRLIFT_PORT=tcp://10.0.0.1:8000."""
-    if "://" in os.environ.get(f"{PREFIX}PORT", ""):
-        del os.environ[f"{PREFIX}PORT"]
+def _ignore_variables(_app: App, _commands: Sequence[str], arguments: Any) -> None:
+    """Ignore empty variables, and CHAIRLIFT_PORT=tcp://10.0.0.1:8000, which Kubernetes sets for a service chairlift."""
+    for argument in arguments:
+        argument.tokens = [
+            each
+            for each in argument.tokens
+            if each.source != "env" or (each.value and not (each.keyword == f"{PREFIX}PORT" and "://" in each.value))
+        ]
 
 
 def read_options(

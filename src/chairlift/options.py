@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -131,21 +131,21 @@ def split_names(text: str | Sequence[str], name: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in map(str, parts) if part.strip())
 
 
-def parse_weights(text: str, name: str) -> dict[str, float]:
-    """Parse "a=1,b=2.5", or the same as a JSON object, to a positive weight for each name.
+def parse_weights(given: str | Mapping[str, Any], name: str) -> dict[str, float]:
+    """Parse "a=1,b=2.5", or the same as a JSON object or a mapping, to a positive weight for each name.
 
     Raises:
         ConfigError: the text has another form, a weight is not positive, or a name occurs twice.
     """
     weights: dict[str, float] = {}
-    for part, key, number in _pairs(text.split(","), text):
+    for part, key, number in _pairs(given.split(",") if isinstance(given, str) else (), given):
         try:
             weight = float(number)
         except (TypeError, ValueError):
             weight = math.nan
         if not key or key in weights or not 0 < weight < math.inf:
             raise ConfigError(
-                f"{name} must be name=weight pairs such as a=1,b=2.5 with weights above 0, got {part!r} in {text!r}"
+                f"{name} must be name=weight pairs such as a=1,b=2.5 with weights above 0, got {part!r} in {given!r}"
             )
         weights[key] = weight
     return weights
@@ -166,10 +166,10 @@ def parse_paths(items: str | Sequence[str], name: str) -> dict[str, str] | None:
     return paths or None
 
 
-def _pairs(items: Sequence[str], text: str) -> Iterator[tuple[str, str, Any]]:
+def _pairs(items: Sequence[str], text: str | Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """The text, name and value of items "name=value", or of the members of a JSON object."""
-    value = _parse_json(text)
-    if isinstance(value, dict):
+    value = _parse_json(text) if isinstance(text, str) else text
+    if isinstance(value, Mapping):
         yield from ((f"{key}={each}", key, each) for key, each in value.items())
         return
     for item in items:

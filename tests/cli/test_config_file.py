@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.server.preparation.api_options import ApiOptions
 from command_runner import invoke
 
 
@@ -86,6 +88,32 @@ def test_every_option_has_a_variable(served: dict[str, Any]) -> None:
     serve(CHAIRLIFT_API_KEY="first-secret-1234567 second=second-secret-1234", CHAIRLIFT_WATCHDOG_TIMEOUT="0")
     assert len(served["access"].keys) == 2
     assert served["watchdog_timeout"] == 0
+
+
+def test_an_empty_variable_sets_nothing(served: dict[str, Any], tmp_path: Path) -> None:
+    names = ("MAX_NUM_SEQS", "PORT", "ENABLE_PREFIX_CACHING", "SKIP_TOKENIZER_INIT", "PREFIX_CACHE_DIR", "API_KEY")
+    empty = {f"CHAIRLIFT_{name}": "" for name in (*names, "CONFIG")}
+    serve(**empty)
+    config = served["config"]
+    assert (config, served["port"], len(served["access"].keys)) == (EngineConfig(), 8000, 0)
+    serve("--config", write(tmp_path, "max-num-seqs: 2\nskip-tokenizer-init: true\n"), **empty)
+    assert (served["config"].max_num_seqs, served["config"].skip_tokenizer_init) == (2, True)
+
+
+@pytest.mark.parametrize("value", [-1, 0, float("nan"), "x", None])
+def test_the_weights_of_a_mapping_are_checked(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"tenant_weights must be .* with weights above 0, got 'a="):
+        EngineConfig(tenant_weights={"a": value, "b": 2}, scheduling_policy="fair")
+
+
+def test_a_template_is_text_only_with_tags_or_lines(served: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "{chat}.jinja"
+    with pytest.raises(ConfigError, match=r"chat_template='.*/\{chat\}\.jinja' cannot be read: .*No such file"):
+        serve("--chat-template", str(path))
+    path.write_text("{{ messages[0].content }}")
+    assert ApiOptions(chat_template=str(path)).chat_template == path.read_text()
+    for text in ("{{ messages }}", "{% if x %}", "a\nb"):
+        assert ApiOptions(chat_template=text).chat_template == text
 
 
 def test_the_variable_of_a_kubernetes_service_is_ignored(served: dict[str, Any]) -> None:

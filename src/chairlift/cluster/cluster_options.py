@@ -50,7 +50,7 @@ class ClusterOptions:
     health_check_period: float = option(2.0, "Seconds between two health checks.", minimum=0.001)
     health_check_timeout: float = option(20.0, "Seconds until a health check has failed.", minimum=0.001)
     watchdog_timeout: float = option(
-        120.0, "Seconds without a step after which a busy engine is restarted; 0 disables it.", minimum=0.0
+        120.0, "As for chairlift serve, whose watchdog-timeout replaces this default if it is set.", minimum=0.0
     )
 
     def __post_init__(self) -> None:

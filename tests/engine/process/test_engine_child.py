@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from chairlift import EngineConfig
 from chairlift.engine.process.engine_child import EngineChild
+from chairlift.system.child_process import ChildProcess
 from chairlift.system.control_groups import ControlGroups
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
@@ -40,3 +43,19 @@ def test_a_kill_is_described_with_the_memory_limit_of_the_control_group(
         assert child.exit_description() == reason
     finally:
         child.close(0.0)
+
+
+def test_a_process_that_cannot_be_configured_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    processes: list[ChildProcess] = []
+
+    def send(process: ChildProcess, _content: bytes) -> None:
+        assert process.pid is not None
+        processes.append(process)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(ChildProcess, "send", send)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(BrokenPipeError):
+        EngineChild(EngineConfig("no-model"), SLEEPS, logging.WARNING)
+    assert [process.pid for process in processes] == [None]
+    assert not list(tmp_path.iterdir())

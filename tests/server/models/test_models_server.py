@@ -131,6 +131,23 @@ def test_a_large_body_is_prepared_with_the_tokenizer_of_its_model(server: Models
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"model": "a", "prompt": ', "the request body is not valid JSON: Input data was truncated"),
+        (b'{"model": "a", "prompt": "x", }', "the request body is not valid JSON: JSON is malformed: "),
+        (b'{"model": "\xff"}', "the request body is not valid JSON: it is not UTF-8"),
+        (b'["a"]', "the request body must be a JSON object"),
+        (b'{"model": "a", "prompt": ' + b"[" * 100_000, "the request body is nested too deeply"),
+    ],
+)
+def test_the_error_of_a_large_body_names_the_reason(server: ModelsServer, body: bytes, message: str) -> None:
+    headers = {"Authorization": f"Bearer {ADMIN}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{server.url}/v1/completions", content=body + b" " * LARGE_BODY, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+
+
 def test_a_key_sees_and_uses_only_its_models(server: ModelsServer) -> None:
     assert [model["id"] for model in server.get("/v1/models", LIMITED)["data"]] == ["b"]
     refused = server.post("/v1/completions", {"model": "a", "prompt": "x"}, LIMITED)

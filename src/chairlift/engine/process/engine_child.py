@@ -71,9 +71,10 @@ class EngineChild:
             undo.callback(self.link.close)
             self._process = ChildProcess(command, stdout=None, start_new_session=True)
             self._process.start()
+            undo.callback(self._process.close)
+            launch = EngineLaunch.create(config, address, self._folder, log_level, turn_folder)
+            self._process.send(msgspec.json.encode(launch))
             undo.pop_all()
-        launch = EngineLaunch.create(config, address, self._folder, log_level, turn_folder)
-        self._process.send(msgspec.json.encode(launch))
         self.kill = self._process.kill
         pid = self._process.pid
         assert pid is not None

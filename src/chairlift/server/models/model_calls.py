@@ -15,7 +15,6 @@ import msgspec
 
 from chairlift.errors import DeadlineError, RequestError
 from chairlift.server.access.call import Call
-from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelLease, ServedModel
 
@@ -141,9 +140,15 @@ def read_selection(body: bytes) -> ModelSelection:
     """Read the fields that select the model from a JSON body, in time proportional to its size.
 
     Raises:
-        RequestError: the body is not a JSON object.
+        RequestError: the body is not a JSON object, or is nested too deeply.
     """
     try:
         return msgspec.json.decode(body, type=ModelSelection)
-    except (msgspec.DecodeError, RecursionError):
-        raise RequestError(NOT_JSON_MESSAGE) from None
+    except msgspec.ValidationError:
+        raise RequestError("the request body must be a JSON object") from None
+    except RecursionError:
+        raise RequestError("the request body is nested too deeply: use fewer levels") from None
+    except UnicodeDecodeError:
+        raise RequestError("the request body is not valid JSON: it is not UTF-8") from None
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None

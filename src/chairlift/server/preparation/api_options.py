@@ -12,8 +12,8 @@ from chairlift.server.tools.answer_formats import REASONING_FORMATS, TOOL_CALL_F
 
 
 def read_template(file: str, name: str) -> str:
-    """Read a chat template. Text with braces or several lines is the template itself. Raises ConfigError."""
-    if any(mark in file for mark in "{}\n"):
+    """Read a chat template. Text with Jinja2 tags or several lines is the template itself. Raises ConfigError."""
+    if any(mark in file for mark in ("{{", "{%", "\n")):
         return file
     try:
         return Path(file).read_text(encoding="utf-8")
