@@ -191,7 +191,9 @@ def test_a_request_that_the_page_does_not_know_is_looked_up(page: Page, server: 
 def test_the_api_page_works_without_another_host(page: Page, server: RunningServer) -> None:
     page.route(lambda url: not url.startswith(server.url), lambda route: route.abort())
     open_page(page, server, "/docs")
-    expect(page.locator("#operations-default-create_chat_completion_v1_chat_completions_post")).to_be_visible()
+    expect(page.locator("#operations-default-create_chat_completion_v1_chat_completions_post")).to_be_visible(
+        timeout=30_000
+    )
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------
