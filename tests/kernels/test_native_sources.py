@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import chairlift
-
-CSRC = Path(chairlift.__file__).parent / "kernels" / "cpu" / "csrc"
+CSRC = Path(__file__).parents[2] / "src" / "chairlift" / "kernels" / "cpu" / "csrc"
 LEVELS = (
     "avx2",
     "fma",
