@@ -31,6 +31,8 @@ KNOWN_FIELDS: Final[list[frozenset[str]]] = []
 class RequestBody(BaseModel):
     """A JSON object in a request. Unknown fields are rejected, and types are not converted.
 
+    null is the default of every field that is not required, because clients write null for what they do not set.
+
     The number of validation errors is limited, because each takes about 1 KiB and a body may contain millions of
     invalid values.
 
@@ -58,10 +60,16 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_number_of_fields(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > MAX_FIELDS:
+    def _without_nulls(cls, given: Any) -> Any:
+        """The object without optional fields that are null; raises PydanticCustomError if it has too many fields."""
+        if not isinstance(given, dict):
+            return given
+        if len(given) > MAX_FIELDS:
             raise PydanticCustomError("too_long", "has too many fields", {"max_length": MAX_FIELDS})
-        return given
+        if None not in given.values():
+            return given
+        optional = {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in given.items() if value is not None or name not in optional}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
