@@ -45,9 +45,13 @@ def write_gguf(
     arch: str = "llama",
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     metadata: dict[str, Any] | None = None,
+    split_max_tensors: int = 0,
 ) -> Path:
-    """Write a tiny model. `tensors` has GGUF's names; matrices are quantized, vectors are not. `metadata` overrides."""
-    writer = gguf.GGUFWriter(path, arch)
+    """Write a tiny model. `tensors` has GGUF's names; matrices are quantized, vectors are not. `metadata` overrides.
+
+    With `split_max_tensors` it is written in parts of so many tensors.
+    """
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=split_max_tensors)
     counts = {
         "context_length": 256,
         "embedding_length": HIDDEN,

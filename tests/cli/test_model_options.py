@@ -22,11 +22,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two models and two other files."""
+    """A folder with three models, of which one is split, and two other files."""
     for name in ("one", "no-model"):
         (tmp_path / name).mkdir()
     (tmp_path / "one" / "config.json").write_text("{}")
     (tmp_path / "two.gguf").write_bytes(b"GGUF")
+    for number in (1, 2):
+        (tmp_path / f"parts-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
     (tmp_path / "notes.txt").write_text("")
     return tmp_path
 
@@ -55,10 +57,11 @@ def test_several_models_and_a_folder(served: dict[str, Any], folder: Path) -> No
     assert [spec.config.max_num_seqs for spec in served["models"]] == [3, 3]
     assert [spec.keep_alive for spec in served["models"]] == [300.0, 300.0]
     assert served["model_limits"].memory_bytes == 2 << 30
+    parts = str(folder / "parts-00001-of-00002.gguf")
     serve("--model-dir", str(folder))
-    assert names(served) == {"one": str(folder / "one"), "two": str(folder / "two.gguf")}
-    serve("two", "--model-dir", str(folder), "--keep-alive", "-1")
-    assert names(served) == {"two": str(folder / "two.gguf")}
+    assert names(served) == {"one": str(folder / "one"), "parts": parts, "two": str(folder / "two.gguf")}
+    serve("two", "parts", "--model-dir", str(folder), "--keep-alive", "-1")
+    assert names(served) == {"two": str(folder / "two.gguf"), "parts": parts}
     assert served["models"][0].keep_alive is None
 
 

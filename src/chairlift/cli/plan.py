@@ -174,12 +174,13 @@ def _model(config: EngineConfig) -> PlannedModel:
 def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfig) -> str | None:
     """A note if the kernels do not read the quantized formats of the file."""
     from chairlift.kernels.choice import choose_kernels
+    from chairlift.loading.gguf_file import part_paths
     from chairlift.worker.memory import format_memory
 
     is_quantized = files.kind == "gguf" or (model_config.quantization is not None and files.path.is_dir())
     if not is_quantized or choose_kernels(config, model_config.dtype).kernels == "native":
         return None
-    parts = [files.path] if files.kind == "gguf" else files.path.glob("*.safetensors")
+    parts = part_paths(files.path) if files.kind == "gguf" else files.path.glob("*.safetensors")
     file_bytes = sum(part.stat().st_size for part in parts)
     return (
         f"The file has {format_memory(file_bytes)}. Its tensors are converted to the data type of the "

@@ -4,12 +4,15 @@
 
 `gguf.GGUFReader` reads the same, but takes seconds for the strings of a vocabulary and raises an IndexError for a
 damaged file. The package `gguf` defines the types and dequantizes them.
+
+A split model (llama.cpp, gguf-split) is several such files, whose metadata is in the first one.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from chairlift.errors import ModelLoadError
+from chairlift.models.reading.config_fields import ConfigFields
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +35,8 @@ DEFAULT_ALIGNMENT: Final = 32
 ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """The tensors that are part of the configuration."""
 BOOL, STRING, ARRAY = 7, 8, 9
+SPLIT_NAME: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""The name of a part of a split model: the name of the model, the number of the part from 1 on, the number of parts."""
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -106,42 +112,126 @@ class _Cursor:
         return list(self.unpack(SCALARS[kind], what, count))
 
 
+def part_paths(path: Path) -> list[Path]:
+    """Return the paths of all parts of a split model by that of one of them, or only `path` for a whole file."""
+    found = SPLIT_NAME.fullmatch(path.name)
+    if found is None or not 1 <= int(found[2]) <= int(found[3]):
+        return [path]
+    name, count = found[1], int(found[3])
+    return [path.with_name(f"{name}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+
+
+def existing_parts(path: Path) -> list[Path]:
+    """Return the same as `part_paths`.
+
+    Raises:
+        ModelLoadError: a part of a split model is missing.
+    """
+    paths = part_paths(path)
+    missing = [each.name for each in paths if not each.is_file()] if len(paths) > 1 else []
+    if missing:
+        raise ModelLoadError(
+            f"{path}: is one of {len(paths)} parts of a model, and {', '.join(missing[:3])} is missing in "
+            f"{path.parent}; put all parts in one folder"
+        )
+    return paths
+
+
 class GGUFFile:
-    """An open GGUF file, whose tensors are mapped into memory.
+    """An open GGUF file, or all parts of a split model, whose tensors are mapped into memory.
 
     Args:
+        path: the file, or any of the parts.
         metadata_only: read the positions of the tensors only when `tensors` is first used, so that neither `gguf` nor
             numpy is imported before.
 
     Attributes:
+        path: the file, or the first part.
         metadata: key -> int, float, bool, str or list of them.
 
     Raises:
-        ModelLoadError: the file is missing, truncated, damaged, not a GGUF file, or of an unsupported version or byte
-            order.
+        ModelLoadError: a file is missing, truncated, damaged, not a GGUF file, or of an unsupported version or byte
+            order, or the files are not the parts of one model.
     """
 
     def __init__(self, path: Path, *, metadata_only: bool = False) -> None:
+        self._parts = [_GGUFPart(each) for each in existing_parts(path)]
+        _check_parts(self._parts)
+        self.path = self._parts[0].path
+        self.metadata = self._parts[0].metadata
+        if not metadata_only:
+            self.tensors  # noqa: B018
+
+    @cached_property
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """The position of each tensor in its part, by its name and in the order of the files."""
+        tensors: dict[str, GGUFTensor] = {}
+        for part in self._parts:
+            for name in part.tensors.keys() & tensors.keys():
+                raise ModelLoadError(f"{part.path}: damaged: tensor {name} is in an earlier part, too")
+            tensors |= part.tensors
+        return tensors
+
+    def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the bytes of a tensor, uint8 [rows, bytes per row], read-only.
+
+        Raises:
+            KeyError: there is no such tensor.
+        """
+        return next((part for part in self._parts if name in part.tensors), self._parts[0]).raw(name)
+
+
+def _check_parts(parts: list[_GGUFPart]) -> None:
+    """Check `split.no`, `split.count` and `split.tensors.count`.
+
+    Raises:
+        ModelLoadError: a file is another part than its name says, or the parts do not have all tensors.
+    """
+    for index, part in enumerate(parts):
+        number, count = part.split.integer("no", 0, low=0), part.split.integer("count", 0, low=0)
+        if (number, count) != (index, len(parts)) and max(count, len(parts)) > 1:
+            expected = "a whole file" if len(parts) == 1 else f"part {index + 1} of {len(parts)}"
+            raise ModelLoadError(
+                f"{part.path}: is {expected} by its name, but part {number + 1} of {max(count, 1)} by its header "
+                "(split.no, split.count); give all parts the names with which they were published "
+                "(NAME-00001-of-00002.gguf)"
+            )
+    total = sum(part.num_tensors for part in parts)
+    if len(parts) > 1 and (declared := parts[0].split.integer("tensors.count", low=0)) != total:
+        raise ModelLoadError(
+            f"{parts[0].path}: the model has {declared} tensors (split.tensors.count), but its {len(parts)} parts have "
+            f"{total}; they are of different models: download all of them again"
+        )
+
+
+class _GGUFPart:
+    """One file: a whole model or a part of one.
+
+    Attributes:
+        split: the metadata whose keys begin with `split.`.
+        num_tensors: the number of tensors, by the header.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._buffer = _map(path)
         cursor = _Cursor(self._buffer, path)
-        num_tensors, num_keys = _read_counts(cursor)
+        self.num_tensors, num_keys = _read_counts(cursor)
         self.metadata: dict[str, Any] = {}
         for _ in range(num_keys):
             key = cursor.string("a metadata key")
             if key in self.metadata:
                 raise cursor.error(f"damaged: the metadata key {key} occurs twice")
             self.metadata[key] = cursor.value(cursor.unpack("I", key)[0], key)
-        self._cursor, self._end_of_metadata, self._num_tensors = cursor, cursor.position, num_tensors
-        if not metadata_only:
-            self.tensors  # noqa: B018
+        self.split = ConfigFields(self.metadata, str(path), "split.")
+        self._cursor, self._end_of_metadata = cursor, cursor.position
 
     @cached_property
     def tensors(self) -> dict[str, GGUFTensor]:
         """The position of each tensor by its name, in the order of the file."""
         cursor = self._cursor
         cursor.position = self._end_of_metadata
-        entries = [_read_entry(cursor) for _ in range(self._num_tensors)]
+        entries = [_read_entry(cursor) for _ in range(self.num_tensors)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise cursor.error(f"general.alignment must be a positive integer, got {alignment!r}")
@@ -158,11 +248,6 @@ class GGUFFile:
         return tensors
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the bytes of a tensor, uint8 [rows, bytes per row], read-only.
-
-        Raises:
-            KeyError: there is no such tensor.
-        """
         import numpy as np
 
         tensor = self.tensors[name]

