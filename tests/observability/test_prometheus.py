@@ -43,6 +43,15 @@ def exposed(events: EventList, engine: TrackedEngine) -> dict[tuple[str, str], f
     return found
 
 
+def test_every_counter_has_a_sample_for_each_label_before_the_first_event() -> None:
+    found = exposed(EventList(), TrackedEngine())
+    for name, (_help, labels) in COUNTERS.items():
+        for value in next(iter(labels.values()), ("",)):
+            assert found[f"{name}_total", value] == 0
+    ended = {value for name, value in found if name == "vllm:request_success_total"}
+    assert ended == {"stop", "length", "abort", "error", "timeout"}
+
+
 def test_draft_tokens_are_counted() -> None:
     engine = busy_engine(block_size=8, propose=PartlyRightProposals(1, 0.6))
     found = exposed(engine.log, engine)
@@ -69,7 +78,7 @@ def test_counters_are_sums_over_the_events() -> None:
     waited: Counter[str] = Counter()
     for event in ended:
         waited.update(event.steps_waited)
-    assert {k: v for (name, k), v in found.items() if name == "chairlift:wait_steps_total"} == waited
+    assert Counter({k: v for (name, k), v in found.items() if name == "chairlift:wait_steps_total"}) == waited
     for kind in SLOT_KINDS:
         seconds = sum((step.time - step.scheduled_time) * getattr(step, kind) for step in steps)
         assert found["chairlift:kv_slot_seconds_total", kind] == pytest.approx(seconds)

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,6 +20,7 @@ from chairlift.events import EngineStarted, RequestFinished, Step
 from chairlift.observability.replay import ReplayReader, Rows
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
+from chairlift.request import FinishReason, WaitReason
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -78,25 +79,26 @@ HISTOGRAMS: Final = {
     "vllm:iteration_tokens_total": ("Number of tokens computed in a step.", STEP_BUCKETS),
 }
 
-COUNTERS: Final = {
-    "vllm:num_preemptions": ("Preemptions of requests.", ()),
-    "vllm:prompt_tokens": ("Prompt tokens of admitted requests.", ()),
-    "vllm:generation_tokens": ("Output tokens of all requests.", ()),
-    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", ()),
-    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
-    "vllm:request_success": ("Requests that ended, by finish reason.", ("finished_reason",)),
-    "vllm:spec_decode_num_drafts": ("Proposals of draft tokens that were verified.", ()),
-    "vllm:spec_decode_num_draft_tokens": ("Draft tokens that were verified.", ()),
-    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens that were accepted.", ()),
-    "chairlift:requests_rejected": ("Requests rejected because they exceed a limit of the engine.", ()),
-    "chairlift:steps": ("Computed steps.", ()),
-    "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", ()),
-    "chairlift:padding_tokens": ("Padding tokens computed for static batches.", ()),
-    "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", ()),
-    "chairlift:wait_steps": ("Steps scheduled while a request waited, by reason.", ("reason",)),
-    "chairlift:wait_seconds": ("Seconds that requests waited, by reason.", ("reason",)),
-    "chairlift:kv_slot_seconds": ("KV slots times seconds of steps, by kind of slot.", ("kind",)),
+COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
+    "vllm:num_preemptions": ("Preemptions of requests.", {}),
+    "vllm:prompt_tokens": ("Prompt tokens of admitted requests.", {}),
+    "vllm:generation_tokens": ("Output tokens of all requests.", {}),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", {}),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", {}),
+    "vllm:request_success": ("Requests that ended, by finish reason.", {"finished_reason": FinishReason}),
+    "vllm:spec_decode_num_drafts": ("Proposals of draft tokens that were verified.", {}),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens that were verified.", {}),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens that were accepted.", {}),
+    "chairlift:requests_rejected": ("Requests rejected because they exceed a limit of the engine.", {}),
+    "chairlift:steps": ("Computed steps.", {}),
+    "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", {}),
+    "chairlift:padding_tokens": ("Padding tokens computed for static batches.", {}),
+    "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", {}),
+    "chairlift:wait_steps": ("Steps scheduled while a request waited, by reason.", {"reason": WaitReason}),
+    "chairlift:wait_seconds": ("Seconds that requests waited, by reason.", {"reason": WaitReason}),
+    "chairlift:kv_slot_seconds": ("KV slots times seconds of steps, by kind of slot.", {"kind": SLOT_KINDS}),
 }
+"""Name -> help, and the values of each label. All of them have a sample from the start, as Prometheus recommends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ class PrometheusMetrics(ReplayReader, Collector):
         yield from self._gauge_families(labels)
         for name, (text, names) in COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=[*labels, *names])
-            for key, value in (self._counters[name] or ({(): 0} if not names else {})).items():
+            for key, value in {**dict.fromkeys(product(*names.values()), 0.0), **self._counters[name]}.items():
                 counter.add_metric([*labels.values(), *key], float(value))
             yield counter
         for name, (text, _) in HISTOGRAMS.items():

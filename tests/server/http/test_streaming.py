@@ -1,14 +1,16 @@
-"""A streamed response is closed when the client disconnects."""
+"""A streamed response is closed when the client disconnects, and sends pings while it is silent."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from chairlift.server.http.streaming import EventStream
+from chairlift.server.api.messages import MessagesCall
+from chairlift.server.http import streaming
+from chairlift.server.http.streaming import COMMENT, EventStream
 
 
 async def endless() -> AsyncIterator[bytes]:
@@ -70,3 +72,49 @@ def test_the_call_is_closed_before_its_tasks_end() -> None:
 
     asyncio.run(run())
     assert ended == ["call", "task"]
+
+
+def send_all(source: AsyncIterator[bytes], ping: bytes, on_send: Callable[[bytes], None]) -> None:
+    """Run a stream to its end; its client stays connected."""
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            on_send(message["body"])
+
+    async def run() -> None:
+        response = EventStream(source, on_close=lambda: None, ping=ping)
+        await asyncio.wait_for(response({"type": "http"}, asyncio.Event().wait, send), timeout=30)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ping", [COMMENT, MessagesCall.ping])
+def test_a_silent_stream_sends_pings(ping: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first event, and between events."""
+    monkeypatch.setattr(streaming, "PING_SECONDS", 0)
+    sent: list[bytes] = []
+
+    async def events() -> AsyncIterator[bytes]:
+        for number in (3, 7):
+            while len(sent) < number:
+                await asyncio.sleep(0)
+            yield b"data: x\n\n"
+
+    send_all(events(), ping, sent.append)
+    assert [body for body in sent if body != ping] == [b"data: x\n\n"] * 2 + [b""]
+    assert sent[:3] == [ping] * 3
+    assert sent[-1] == b""
+
+
+def test_a_stream_of_events_sends_no_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is sent in each iteration of the event loop, between any two checks."""
+    monkeypatch.setattr(streaming, "PING_SECONDS", 0)
+    sent: list[bytes] = []
+
+    async def events() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"data: x\n\n"
+            await asyncio.sleep(0)
+
+    send_all(events(), COMMENT, sent.append)
+    assert sent == [b"data: x\n\n"] * 100 + [b""]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
@@ -33,7 +32,6 @@ MAX_BUFFERED_EVENTS: Final = 4096
 """Maximum number of events that are buffered for a slow reader before the oldest ones are dropped."""
 
 MAX_READERS: Final = 16
-HEARTBEAT_SECONDS: Final = 15.0
 
 ADMIN_ERRORS: dict[int | str, dict[str, Any]] = {403: {"model": ErrorBody}, 404: {"model": ErrorBody}}
 
@@ -152,14 +150,7 @@ async def event_stream(model: VisibleEngine, subscription: Subscription) -> Asyn
     if (started := model.observer.tracker.started) is not None:
         yield to_named_event(started.type, to_json(started).encode())
     num_dropped = 0
-    while True:
-        try:
-            event = await asyncio.wait_for(anext(subscription), HEARTBEAT_SECONDS)
-        except TimeoutError:
-            yield b": keep-alive\n\n"
-            continue
-        except StopAsyncIteration:
-            return
+    async for event in subscription:
         if subscription.num_dropped > num_dropped:
             num_dropped = subscription.num_dropped
             yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())

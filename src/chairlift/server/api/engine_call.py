@@ -7,7 +7,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from typing import Final, Generic, Self, TypeVar
+from typing import ClassVar, Final, Generic, Self, TypeVar
 
 from msgspec import UNSET
 from pydantic import BaseModel
@@ -21,7 +21,7 @@ from chairlift.server.api.endpoint import CallContext
 from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.stream_chunks import DONE, encode, to_chunk
 from chairlift.server.http.error_responses import error_body
-from chairlift.server.http.streaming import EventStream
+from chairlift.server.http.streaming import COMMENT, EventStream
 from chairlift.server.preparation.request_plan import (
     RequestPlan,
     attribute_errors_to,
@@ -170,7 +170,13 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
 
 
 class GeneratingCall(EngineCall[Fields, Plans]):
-    """The base class of calls that generate."""
+    """The base class of calls that generate.
+
+    Attributes:
+        ping: what a silent stream of the endpoint sends.
+    """
+
+    ping: ClassVar[bytes] = COMMENT
 
     @abstractmethod
     def writer(self) -> StreamWriter:
@@ -188,7 +194,7 @@ class GeneratingCall(EngineCall[Fields, Plans]):
             call = await cls.start(context, body, plan)
         context.call.ignored = ignored = _ignored_fields(body, plan)
         if body.stream:
-            response: Response = EventStream(call._stream(), on_close=call.close)
+            response: Response = EventStream(call._stream(), on_close=call.close, ping=cls.ping)
         else:
             response = await call._whole_response()
         if ignored:

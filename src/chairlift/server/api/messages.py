@@ -47,6 +47,8 @@ ERROR_TYPES = {
 class MessagesCall(GeneratingCall[MessagesRequest, ChatPlan]):
     """One call of /v1/messages."""
 
+    ping = to_event(MessagesEvent("ping"))
+
     def response(self, outputs: list[RequestOutput]) -> MessagesResponse:
         (output,) = outputs[0].outputs
         answer = parse_answer(self.plan, output.text)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 Result = TypeVar("Result")
+
+PING_SECONDS: Final = 7.5
+"""Seconds between two checks whether a stream is silent. One that has sent nothing since the last check sends a ping:
+no silence is longer than 15 s, the interval that the HTML standard recommends. Proxies close a silent connection
+after 50 s (HAProxy), 60 s (nginx, AWS) or 100 s (Cloudflare)."""
+
+COMMENT: Final = b": keep-alive\n\n"
+"""A ping that clients of server-sent events ignore."""
 
 
 async def _run_until_disconnected(
@@ -52,15 +60,18 @@ class EventStream(Response):
     Args:
         source: the events. It is closed when the client disconnects, even before the first event.
         on_close: called when the response has ended for any reason.
+        ping: what the response sends while its source is silent.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:
+    def __init__(self, source: AsyncIterator[bytes], on_close: Callable[[], None], ping: bytes = COMMENT) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._source = source
         self._on_close = on_close
+        self._ping = ping
+        self._num_events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The engine's requests are aborted and the key's seat is free before the tasks are unwound.
@@ -68,7 +79,20 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._source) as source:  # type: ignore[type-var]
-            async for event in source:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+        pings = asyncio.ensure_future(self._send_pings(send))
+        try:
+            async with aclosing(self._source) as source:  # type: ignore[type-var]
+                async for event in source:
+                    self._num_events += 1
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        finally:
+            pings.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_pings(self, send: Send) -> None:
+        """Send a ping whenever no event was sent between two checks. An event costs no timer."""
+        while True:
+            num_events = self._num_events
+            await asyncio.sleep(PING_SECONDS)
+            if self._num_events == num_events:
+                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
