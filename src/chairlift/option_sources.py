@@ -20,6 +20,7 @@ from cyclopts.config import Env
 
 from chairlift.errors import ConfigError
 from chairlift.options import Option, Selection, declared_options
+from chairlift.system.input_files import MAX_OPTIONS_BYTES, read_text
 
 Record = TypeVar("Record")
 
@@ -227,7 +228,7 @@ def _read_yaml(path: Path) -> Mapping[Any, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(path, MAX_OPTIONS_BYTES))
     except OSError as error:
         hint = "" if path.is_absolute() else f" (the path is relative to {Path.cwd()})"
         raise ConfigError(f"config={path} cannot be read: {error.strerror}{hint}") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,7 @@ def test_an_adapter_has_its_scale_in_b(model: Path, adapter: Path) -> None:
     ("fields", "message"),
     [
         ({"use_dora": True}, "use_dora=True is not supported: train the adapter without it"),
-        ({"bias": "lora_only"}, "bias must be 'none', got 'lora_only'"),
+        ({"bias": "lora_only"}, r"Invalid enum value 'lora_only' - at `\$.bias`"),
         ({"lora_bias": True}, "lora_bias=True is not supported"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
         ({"trainable_token_indices": [1]}, r"trainable_token_indices=\[1\] is not supported"),
@@ -68,9 +70,19 @@ def test_an_adapter_has_its_scale_in_b(model: Path, adapter: Path) -> None:
         ({"layer_replication": [[0, 2]]}, "layer_replication=.* is not supported"),
         ({"new_kind_of_scale": 3}, "new_kind_of_scale=3 is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the weights of the base model: convert the adapter"),
-        ({"peft_type": "IA3"}, "peft_type must be 'LORA', got 'IA3'"),
-        ({"r": 0}, "r must be a number above 0, got 0"),
-        ({"lora_alpha": "16"}, "lora_alpha must be a number above 0, got '16'"),
+        ({"peft_type": "IA3"}, r"Invalid enum value 'IA3' - at `\$.peft_type`"),
+        ({"r": 0}, r"Expected `int` >= 1 - at `\$.r`"),
+        ({"lora_alpha": "16"}, r"Expected `float`, got `str` - at `\$.lora_alpha`"),
+        ({"lora_alpha": 10**400}, r"out of range|at `\$.lora_alpha`"),
+        ({"lora_alpha": math.nan}, "is not valid JSON"),
+        ({"lora_alpha": 1e8}, r"lora_alpha=1e\+08 and rank 4 scale by 2.5e\+07, above 10000"),
+        ({"use_rslora": "yes"}, r"at `\$.use_rslora`"),
+        ({"rank_pattern": ["q_proj"]}, r"Expected `object \| null`, got `array` - at `\$.rank_pattern`"),
+        ({"rank_pattern": {"q_proj": True}}, r"Expected `int`, got `bool` - at `\$.rank_pattern"),
+        ({"rank_pattern": {"(": 4}}, r"'\(' is not a regular expression"),
+        ({"alpha_pattern": {"(a+)+b": 4}}, r"the patterns up to '\(a\+\)\+b' are too many or too complex"),
+        ({"alpha_pattern": {".*.*.*.*.*q": 4}}, "too many or too complex: use the names of modules"),
+        ({"alpha_pattern": {str(number): 4 for number in range(5000)}}, "too many or too complex"),
         ({"r": 5}, r"have the shapes \[4, 96\] and \[64, 4\], but rank 5 .* need \[5, 96\] and \[64, 5\]"),
     ],
 )
@@ -85,7 +97,15 @@ def test_configurations_that_are_not_supported(fields: Any, message: str, model:
     [
         ({f"{LAYER}.self_attn.q_proj.lora_B.weight": None}, "self_attn.q_proj has lora_A only: the file is incomplete"),
         ({f"{LAYER}.self_attn.q_proj.lora_B.weight": torch.full((64, 4), torch.nan)}, "values that are not finite"),
-        ({f"{LAYER}.self_attn.q_proj.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector is not supported"),
+        (
+            {f"{LAYER}.self_attn.q_proj.lora_A.weight": torch.ones(4, 64, dtype=torch.float8_e4m3fn)},
+            r"\(F8_E4M3\) is not supported: .* in one of F32, F16, BF16",
+        ),
+        ({f"{LAYER}.self_attn.q_proj.lora_B.weight": torch.full((64, 4), 3e38)}, "values that are not finite"),
+        (
+            {f"{LAYER}.self_attn.q_proj.lora_magnitude_vector": torch.ones(64)},
+            "magnitude_vector .* is not supported",
+        ),
         ({f"{LAYER}.self_attn.q_proj.lora_A.weight": torch.ones(4, 32)}, "was trained for another model"),
         (
             {
@@ -142,3 +162,21 @@ def test_ranks_and_files(model: Path, adapter: Path) -> None:
         read_lora_adapter(str(adapter), config, 16)
     with pytest.raises(ModelLoadError, match=r"a LoRA adapter is a folder with adapter_config\.json"):
         read_lora_adapter(str(adapter / "missing"), config, 16)
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/adapter", "a\0b", "\ud800", "/dev", "x" * 5000])
+def test_paths_that_are_no_folder(path: str, model: Path) -> None:
+    with pytest.raises(ModelLoadError):
+        read_lora_adapter(path, declare(model), 16)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_or_a_device_is_not_opened(name: str, model: Path, adapter: Path) -> None:
+    (adapter / name).unlink()
+    os.mkfifo(adapter / name)
+    with pytest.raises(ModelLoadError, match=r"not a (regular )?file"):
+        read_lora_adapter(str(adapter), declare(model), 16)
+    (adapter / name).unlink()
+    (adapter / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelLoadError, match=r"not a (regular )?file"):
+        read_lora_adapter(str(adapter), declare(model), 16)

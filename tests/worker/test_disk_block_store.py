@@ -242,3 +242,22 @@ def test_files_of_a_killed_process_are_whole(tmp_path: Path) -> None:
         check(caches, [14], [expected[int.from_bytes(block_hash) % 12]])
     assert store.num_damaged == 0
     store.close()
+
+
+def test_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:
+    saved(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+    for name in ("model.json", "lock"):
+        victim = tmp_path / f"victim of {name}"
+        victim.write_text("kept")
+        (folder / name).unlink()
+        (folder / name).symlink_to(victim)
+        with pytest.raises(ConfigError, match="prefix_cache_dir"):
+            open_store(tmp_path, make_caches())
+        assert victim.read_text() == "kept"
+        (folder / name).unlink()
+        (folder / name).mkdir()
+        with pytest.raises(ConfigError, match="prefix_cache_dir"):
+            open_store(tmp_path, make_caches())
+        (folder / name).rmdir()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -17,6 +18,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.lora import LoraMatrices
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture
+from chairlift.system.input_files import MAX_OPTIONS_BYTES, read_bytes
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
@@ -36,7 +38,26 @@ file already. Others must be empty."""
 BASE_CHANGING_INITS: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` under which training replaces the weights of the base model."""
 
-Matcher = Callable[[str], Any]
+DTYPES: Final = ("F32", "F16", "BF16")
+"""The types of tensors that are read, as safetensors names them."""
+
+MAX_SCALE: Final = 1e4
+"""Scales of published adapters are below 100."""
+
+MAX_PATTERN_CHARACTERS: Final = 1000
+MAX_PATTERN_COST: Final = 2e6
+"""Bounds the matching of patterns with modules to about a second. A pattern costs 1 for each module of the model, and
+_COST_OF_REPETITION times as much with each repetition, because that many places in a name are tried."""
+
+_COST_OF_COMPILING: Final = 1000
+_COST_OF_REPETITION: Final = 40
+_REPETITION: Final = re.compile(r"[*+{]")
+_UNBOUNDED: Final = re.compile(r"\)[*+?{]|\(\?|\\[1-9]")
+"""Repeated groups, lookaround and references to groups, whose cost grows with more than the length of a name."""
+
+Rank = Annotated[int, msgspec.Meta(ge=1)]
+Alpha = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +69,24 @@ class _Target:
     in_features: int
 
 
+class _AdapterConfig(msgspec.Struct, frozen=True):
+    """The fields of adapter_config.json that change results, with the values that are supported."""
+
+    peft_type: Literal["LORA"]
+    r: Rank
+    lora_alpha: Alpha
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, Alpha] | None = None
+    use_rslora: bool | None = False
+    bias: Literal["none"] = "none"
+    init_lora_weights: Any = True
+    base_model_name_or_path: Any = None
+
+
 def read_lora_adapter(path: str, config: ModelConfig, max_rank: int) -> LoraMatrices:
     """Read an adapter from a folder with adapter_config.json and adapter_model.safetensors.
+
+    The type and shape of a tensor are checked before it is read, so the sizes of the model limit the memory.
 
     Args:
         config: the declaration of the model that the adapter is for.
@@ -58,113 +95,138 @@ def read_lora_adapter(path: str, config: ModelConfig, max_rank: int) -> LoraMatr
     Raises:
         ModelLoadError: the adapter is not supported, does not fit the model, or cannot be read.
     """
-    folder = Path(path).expanduser()
-    fields = _read_config(folder)
-    rank_of, alpha_of = (
-        _pattern(fields, key, default) for key, default in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
-    )
-    targets, others = _targets(config), _other_modules(config)
-    base = fields.get("base_model_name_or_path")
-    matrices = {}
-    for module, tensors in _read_pairs(folder):
-        where = f"{folder / WEIGHTS_FILE}: {module}"
-        if module not in targets:
-            if module in others:
-                raise ModelLoadError(
-                    f"{where} is {others[module]}; adapters are supported in the projections of attention and of dense "
-                    "feed-forward networks: train the adapter without this module"
-                )
-            raise ModelLoadError(
-                f"{where} is no module of this model ({config.name}, {config.num_layers} layers): the adapter was "
-                f"trained for another model (base_model_name_or_path={base!r})"
-            )
-        target = targets[module]
-        rank = rank_of(module)
-        a, b = tensors
-        if rank > max_rank:
-            raise ModelLoadError(
-                f"{where} has rank {rank}, but max_lora_rank={max_rank}: increase --max-lora-rank to at least {rank}"
-            )
-        expected = [rank, target.in_features], [target.out_features, rank]
-        if ([*a.shape], [*b.shape]) != expected:
-            raise ModelLoadError(
-                f"{where}: lora_A and lora_B have the shapes {[*a.shape]} and {[*b.shape]}, but rank {rank} and the "
-                f"matrix of this model need {expected[0]} and {expected[1]}: the adapter was trained for another model "
-                f"(base_model_name_or_path={base!r}), or its files do not belong together"
-            )
-        if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-            raise ModelLoadError(f"{where} contains values that are not finite: the file is damaged")
-        scale = alpha_of(module) / (math.sqrt(rank) if fields.get("use_rslora") else rank)
-        matrices[target.name] = a.float(), (b.float() * scale).t().contiguous()
+    try:
+        folder = Path(path).expanduser()
+    except RuntimeError as error:
+        raise ModelLoadError(f"{path!r:.200} is not the path of a folder: {error}") from None
+    adapter = _read_config(folder)
+    with _open_weights(folder / WEIGHTS_FILE) as file:
+        matrices = dict(_read_matrices(file, folder / WEIGHTS_FILE, adapter, config, max_rank))
     if not matrices:
         raise ModelLoadError(f"{folder / WEIGHTS_FILE} contains no adapter")
     return matrices
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> _AdapterConfig:
     """Read adapter_config.json, and reject what is not supported."""
     path = folder / CONFIG_FILE
     try:
-        fields = json.loads(path.read_text())
+        fields = msgspec.json.decode(read_bytes(path, MAX_OPTIONS_BYTES))
     except OSError as error:
         raise ModelLoadError(
             f"{path}: {error.strerror or error}; a LoRA adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(fields, dict) or fields.get("peft_type") != "LORA":
-        found = fields.get("peft_type") if isinstance(fields, dict) else None
-        raise ModelLoadError(f"{path}: peft_type must be 'LORA', got {found!r:.100}")
+    try:
+        adapter = msgspec.convert(fields, _AdapterConfig)
+    except msgspec.ValidationError as error:
+        raise ModelLoadError(f"{path} is not supported: {error}") from None
     for name, value in fields.items():
         if name not in NEUTRAL_FIELDS and value:
             raise ModelLoadError(f"{path}: {name}={value!r:.100} is not supported: train the adapter without it")
-    if fields.get("bias", "none") != "none":
-        raise ModelLoadError(f"{path}: bias must be 'none', got {fields['bias']!r:.100}: train the adapter without it")
-    init = str(fields.get("init_lora_weights", True))
+    init = str(adapter.init_lora_weights)
     if init.startswith(BASE_CHANGING_INITS):
         raise ModelLoadError(
-            f"{path}: init_lora_weights={init!r} changes the weights of the base model: convert the adapter with "
+            f"{path}: init_lora_weights={init!r:.100} changes the weights of the base model: convert the adapter with "
             "path_initial_model_for_weight_conversion of save_pretrained"
         )
-    for name, kind in (("r", int), ("lora_alpha", (int, float))):
-        value = fields.get(name)
-        if isinstance(value, bool) or not isinstance(value, kind) or value <= 0:
-            raise ModelLoadError(f"{path}: {name} must be a number above 0, got {value!r:.100}")
-    return fields
+    return adapter
 
 
-def _pattern(fields: dict[str, Any], key: str, default: str) -> Matcher:
-    """Return the value of a module: that of the first pattern that matches the end of its name, or the default."""
-    patterns = fields.get(key) or {}
+def _matcher(path: Path, values: Mapping[str, T] | None, default: T, num_modules: int) -> Callable[[str], T]:
+    """Return the value of a module: that of the first pattern that matches the end of its name, or the default.
 
-    def value_of(module: str) -> Any:
-        found = (value for name, value in patterns.items() if re.match(rf"(.*\.)?({name})$", module))
-        return next(found, fields[default])
+    Patterns are regular expressions of the file. Their cost is limited, because requests wait
+    meanwhile.
+    """
+    patterns = []
+    cost = 0.0
+    for pattern, value in (values or {}).items():
+        num_repetitions = min(len(_REPETITION.findall(pattern)), 9)
+        cost += _COST_OF_COMPILING + num_modules * _COST_OF_REPETITION**num_repetitions
+        if len(pattern) > MAX_PATTERN_CHARACTERS or _UNBOUNDED.search(pattern) or cost > MAX_PATTERN_COST:
+            raise ModelLoadError(
+                f"{path}: the patterns up to {pattern!r:.100} are too many or too complex: use the names of modules"
+            )
+        try:
+            re.compile(pattern)
+            patterns.append((re.compile(rf"(.*\.)?({pattern})$"), value))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ModelLoadError(f"{path}: {pattern!r:.100} is not a regular expression: {error}") from None
+    return lambda module: next((value for pattern, value in patterns if pattern.match(module)), default)
 
-    return value_of
 
-
-def _read_pairs(folder: Path) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
-    """Yield the name of each module of the adapter with its matrices A and B."""
-    path = folder / WEIGHTS_FILE
+@contextlib.contextmanager
+def _open_weights(path: Path) -> Iterator[Any]:
+    """Open the tensors of an adapter, of which only the names, types and shapes are read at first."""
     if not path.is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
+        pickled = path.with_name("adapter_model.bin").is_file()
         hint = "adapter_model.bin can run code and is not read: save the adapter with safe_serialization=True"
-        raise ModelLoadError(f"{path} does not exist; {hint if pickled else 'a LoRA adapter needs it'}")
+        raise ModelLoadError(f"{path} is not a file; {hint if pickled else 'a LoRA adapter needs it'}")
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from None
-    pairs: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        ending = next((each for each in ENDINGS if name.endswith(each)), None)
-        if ending is None or not name.startswith(PREFIX) or not tensor.is_floating_point():
+
+
+def _read_matrices(
+    file: Any, path: Path, adapter: _AdapterConfig, config: ModelConfig, max_rank: int
+) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
+    """Yield the declared name of each adapted matrix with its A and its scaled and transposed B."""
+    targets, others = _targets(config), _other_modules(config)
+    rank_of = _matcher(path, adapter.rank_pattern, adapter.r, len(targets))
+    alpha_of = _matcher(path, adapter.alpha_pattern, adapter.lora_alpha, len(targets))
+    origin = f"was trained for another model (base_model_name_or_path={adapter.base_model_name_or_path!r:.100})"
+    for module, names in _module_pairs(file, path):
+        where = f"{path}: {module}"
+        if module not in targets and module in others:
             raise ModelLoadError(
-                f"{path}: tensor {name} is not supported: train the adapter with matrices lora_A and lora_B only"
+                f"{where} is {others[module]}; adapters are supported in the projections of attention and of dense "
+                "feed-forward networks: train the adapter without this module"
             )
-        module = name.removeprefix(PREFIX).removesuffix(ending)
-        pairs.setdefault(module, {})[ENDINGS[ending]] = tensor
+        if module not in targets:
+            raise ModelLoadError(
+                f"{where} is no module of this model ({config.name}, {config.num_layers} layers): the adapter {origin}"
+            )
+        target, rank, alpha = targets[module], rank_of(module), alpha_of(module)
+        if rank > max_rank:
+            raise ModelLoadError(
+                f"{where} has rank {rank}, but max_lora_rank={max_rank}: increase --max-lora-rank to at least {rank}"
+            )
+        shapes = tuple(file.get_slice(name).get_shape() for name in names)
+        expected = [rank, target.in_features], [target.out_features, rank]
+        if shapes != expected:
+            raise ModelLoadError(
+                f"{where}: lora_A and lora_B have the shapes {shapes[0]} and {shapes[1]}, but rank {rank} and the "
+                f"matrix of this model need {expected[0]} and {expected[1]}: the adapter {origin}, or its files do not "
+                "belong together"
+            )
+        scale = alpha / (math.sqrt(rank) if adapter.use_rslora else rank)
+        if scale > MAX_SCALE:
+            raise ModelLoadError(
+                f"{where}: lora_alpha={alpha:g} and rank {rank} scale by {scale:g}, above {MAX_SCALE:g}"
+            )
+        a, b = (file.get_tensor(name).float() for name in names)
+        b = (b * scale).t().contiguous()
+        if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+            raise ModelLoadError(f"{where} contains values that are not finite: the file is damaged")
+        yield target.name, (a, b)
+
+
+def _module_pairs(file: Any, path: Path) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the name of each module of the adapter with the names of its tensors A and B."""
+    pairs: dict[str, dict[str, str]] = {}
+    for name in file.keys():  # noqa: SIM118
+        ending = next((each for each in ENDINGS if name.endswith(each)), None)
+        dtype = file.get_slice(name).get_dtype()
+        if ending is None or not name.startswith(PREFIX) or dtype not in DTYPES:
+            raise ModelLoadError(
+                f"{path}: tensor {name:.200} ({dtype}) is not supported: train the adapter with matrices lora_A and "
+                f"lora_B only, in one of {', '.join(DTYPES)}"
+            )
+        pairs.setdefault(name.removeprefix(PREFIX).removesuffix(ending), {})[ENDINGS[ending]] = name
     for module, pair in pairs.items():
         if len(pair) < 2:
             raise ModelLoadError(f"{path}: {module} has lora_{next(iter(pair))} only: the file is incomplete")

@@ -19,6 +19,7 @@ import torch
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import KVCache
+from chairlift.system.input_files import read_bytes
 from chairlift.worker.memory import format_memory
 
 try:
@@ -168,10 +169,12 @@ class DiskBlockStore:
         """The contents of a block, or None if its file is missing or damaged."""
         path = self._path(block_hash)
         try:
-            content = path.read_bytes()
-        except OSError:
+            content = read_bytes(path, HEADER_BYTES + self._block_bytes)
+        except FileNotFoundError:
             self._forget(block_hash)
             return None
+        except OSError:  # It is longer than a block, or not a regular file.
+            content = b""
         payload = memoryview(content)[HEADER_BYTES:]
         is_whole = len(payload) == self._block_bytes and content.startswith(MAGIC)
         if not is_whole or _digest(block_hash, payload) != content[len(MAGIC) : HEADER_BYTES]:
@@ -225,7 +228,7 @@ class DiskBlockStore:
         self._make_room()
         unfinished = path.with_suffix(".tmp")
         try:
-            with unfinished.open("wb") as file:
+            with open(unfinished, "wb", opener=_open_privately) as file:
                 file.write(MAGIC + _digest(block_hash, memoryview(payload)))
                 file.write(payload)
             unfinished.replace(path)
@@ -254,7 +257,8 @@ class DiskBlockStore:
     def _make_folder(self, text: str) -> None:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self.folder / "model.json").write_text(text + "\n", encoding="utf-8")
+            with open(self.folder / "model.json", "w", encoding="utf-8", opener=_open_privately) as file:
+                file.write(text + "\n")
         except OSError as error:
             raise ConfigError(
                 f"prefix_cache_dir={self.folder.parent}: {error.strerror}; choose another folder"
@@ -262,7 +266,10 @@ class DiskBlockStore:
 
     def _lock(self) -> IO[str] | None:
         """Lock the folder for writing; None if another process writes to it."""
-        file = (self.folder / "lock").open("w")
+        try:
+            file = open(self.folder / "lock", "w", opener=_open_privately)  # noqa: SIM115 - open until `close`
+        except OSError as error:
+            raise ConfigError(f"prefix_cache_dir: {self.folder / 'lock'}: {error.strerror}; remove it") from None
         if fcntl is None:
             return file
         try:
@@ -285,6 +292,11 @@ class DiskBlockStore:
                 with contextlib.suppress(OSError, ValueError):
                     found.append((entry.stat().st_mtime, bytes.fromhex(name)))
         self._files.update((block_hash, None) for _, block_hash in sorted(found))
+
+
+def _open_privately(path: str, flags: int) -> int:
+    """Open a file that only its owner may read, and not through a symbolic link."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
 def _tensors(cache: KVCache) -> list[torch.Tensor]:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from chairlift.engine.input_processor import EngineRequest
-from chairlift.engine.process.commands import Abort, Add, Command, Stop
-from chairlift.engine.process.core_loop import run_core
+from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop
+from chairlift.engine.process.core_loop import AdapterService, run_core
+from chairlift.lora import LoRARequest
 from chairlift.outputs import EngineCoreOutput, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
 from fakes import expected_tokens, make_engine
@@ -61,3 +62,13 @@ def test_an_answer_is_delivered_when_the_last_other_request_of_its_batch_is_abor
     assert output.finish_reason == "length"
     assert len(executor.outputs) == 6, "no step was computed for the aborted request"
     assert not core.has_work
+
+
+def test_an_adapter_whose_reader_fails_is_an_error_of_its_call() -> None:
+    class FailingLoader:
+        def load(self, _module: LoRARequest) -> None:
+            raise OverflowError("a number of the file is too large")
+
+    replies: list[AdapterResult] = []
+    AdapterService(FailingLoader(), replies.append).execute(LoadAdapter(LoRARequest("one", 1, "folder")))  # type: ignore[arg-type]
+    assert replies == [AdapterResult(1, "adapter 'one' cannot be read (OverflowError); see the log")]

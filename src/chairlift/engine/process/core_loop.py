@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -22,6 +23,8 @@ from chairlift.engine.process.commands import (
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason
+
+logger = logging.getLogger("chairlift")
 
 MAX_NEW_TOKENS: Final = 1 << 16
 """Maximum number of prompt tokens that are queued between two steps. Reading commands takes time in which no request
@@ -92,6 +95,9 @@ class AdapterService:
             self._loader.load(command.module)
         except ModelLoadError as failure:
             error = str(failure)
+        except Exception as failure:  # A file of a caller must not end the engine, whatever it contains.
+            logger.exception("adapter %r cannot be loaded", command.module.lora_name)
+            error = f"adapter {command.module.lora_name!r} cannot be read ({type(failure).__name__}); see the log"
         self._reply(AdapterResult(command.module.lora_int_id, error))
 
     def check(self, request: EngineRequest) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chairlift.errors import ConfigError
+from chairlift.system.input_files import read_text
 
 logger = logging.getLogger("chairlift")
 
@@ -197,7 +198,7 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
 
 def _read_records(path: Path) -> list[Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         keys = tomllib.loads(text).get("keys", [])

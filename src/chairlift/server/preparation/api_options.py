@@ -9,6 +9,7 @@ from typing import ClassVar
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option
 from chairlift.server.tools.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
+from chairlift.system.input_files import read_text
 
 
 def read_template(file: str, name: str) -> str:
@@ -16,7 +17,7 @@ def read_template(file: str, name: str) -> str:
     if any(mark in file for mark in ("{{", "{%", "\n")):
         return file
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return read_text(Path(file))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}={file!r} cannot be read: {error}") from None
 
