@@ -19,11 +19,11 @@ the smallest counter of the tenants that wait here or were served elsewhere.
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 
 from chairlift.config import SchedulerConfig
-from chairlift.request import Request, RequestStatus
+from chairlift.request import Request
 
 PROMPT_TOKEN_COST = 1.0
 OUTPUT_TOKEN_COST = 2.0
@@ -70,41 +70,30 @@ class PriorityPolicy(FCFSPolicy):
 
 
 class RequestQueue:
-    """Waiting requests in the order of constant keys. A discarded entry stays in the heap until it reaches the top, or
-    half are stale."""
+    """Waiting requests in the order of keys that do not change while they wait."""
 
     def __init__(self, key: Callable[[Request], Key]) -> None:
         self._key = key
-        self._heap: list[tuple[Key, Request]] = []
-        self._num_stale = 0
+        self._requests: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._heap) - self._num_stale
+        return len(self._requests)
 
     def push(self, request: Request) -> None:
-        """Add a request whose status is WAITING; it may have run before."""
-        assert request.status is RequestStatus.WAITING
-        heapq.heappush(self._heap, (self._key(request), request))
+        """Add a request; it may have run before."""
+        insort(self._requests, request, key=self._key)
 
     def peek(self) -> Request | None:
         """The head of the queue; None if the queue is empty."""
-        while self._heap and self._heap[0][1].status is not RequestStatus.WAITING:
-            heapq.heappop(self._heap)
-            self._num_stale -= 1
-        return self._heap[0][1] if self._heap else None
+        return self._requests[0] if self._requests else None
 
     def pop(self) -> Request:
-        """Remove and return the head, which the last call of `peek` returned."""
-        return heapq.heappop(self._heap)[1]
+        """Remove and return the head."""
+        return self._requests.pop(0)
 
     def discard(self, request: Request) -> None:
-        """Remove a request whose status is no longer WAITING."""
-        assert request.status is not RequestStatus.WAITING
-        self._num_stale += 1
-        if self._num_stale > 16 and 2 * self._num_stale > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[1].status is RequestStatus.WAITING]
-            heapq.heapify(self._heap)
-            self._num_stale = 0
+        """Remove a request, which is in the queue."""
+        del self._requests[bisect_left(self._requests, self._key(request), key=self._key)]
 
 
 class FairPolicy(FCFSPolicy):
