@@ -48,11 +48,11 @@ from chairlift.lab.report.drawing import STYLE, WIDTH, line_style
 from chairlift.lab.report.pictures import DOTS_PER_INCH
 from chairlift.lab.tables import number
 from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import UniformLengths
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 
-PROMPT, OUTPUT = UniformLengths(64, 192), UniformLengths(16, 48)
+PROMPT, OUTPUT = parse_lengths("uniform:64..192"), parse_lengths("uniform:16..48")
 REQUESTS_PER_USER, MIN_REQUESTS = 2, 4
 LONGEST_REQUEST = 192 + 48
 BLOCK_SIZE: Final = DEFAULT_BLOCK_SIZE

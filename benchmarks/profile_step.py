@@ -39,7 +39,7 @@ from chairlift.kernels.weights import MatrixParts, Weights
 from chairlift.lab.bench.driver import forced_requests
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import FixedLength, UniformLengths
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.models import decoder
@@ -228,8 +228,8 @@ def begin_decoding(engine: Engine, batch_size: int, context: int, steps: int) ->
     workload = make_workload(
         seed=batch_size,
         count=batch_size,
-        prompt=UniformLengths(context, context + BLOCK_SIZE - 1),
-        output=FixedLength(output_tokens(batch_size, context, steps)),
+        prompt=parse_lengths(f"uniform:{context}..{context + BLOCK_SIZE - 1}"),
+        output=parse_lengths(f"fixed:{output_tokens(batch_size, context, steps)}"),
         arrivals=ArrivalProcess(),
         vocab_size=engine.facts.model_config.vocab_size,
     )

@@ -34,7 +34,7 @@ from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import FixedLength
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.worker.memory import format_memory
@@ -140,7 +140,7 @@ def runs_undisturbed(config: SimConfig, lengths: RequestLengths, count: int) -> 
     events = EventList()
     budget = max(config.scheduler.max_num_batched_tokens, count * lengths.prompt)
     limits = replace(config.scheduler, max_num_seqs=count, max_num_batched_tokens=budget)
-    fixed = FixedLength(lengths.prompt), FixedLength(lengths.output)
+    fixed = parse_lengths(f"fixed:{lengths.prompt}"), parse_lengths(f"fixed:{lengths.output}")
     workload = make_workload(0, count, *fixed, ArrivalProcess(None), 1 << 15)
     simulate(workload, replace(config, scheduler=limits), ConstantCost(), events)
     waits = [event for event in events.events if isinstance(event, RequestWaiting) and event.reason != "seats"]

@@ -35,7 +35,7 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.lab.workload.lengths import FixedLength
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.declaration import (
     ATTENTION,
@@ -284,7 +284,9 @@ def make_made_up_plan(folder: Path, **options: Any) -> DeploymentPlan:
     config = load_config(files)
     model = PlannedModel("made-up", str(folder), config, matrix_formats(files, config))
     return make_plan(
-        model, engine_config(folder, **options), PlannedWorkload(input_len=FixedLength(20), output_len=FixedLength(10))
+        model,
+        engine_config(folder, **options),
+        PlannedWorkload(input_len=parse_lengths("fixed:20"), output_len=parse_lengths("fixed:10")),
     )
 
 

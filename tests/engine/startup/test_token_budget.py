@@ -35,7 +35,7 @@ from chairlift.events import EngineStarted, EventList, from_json, to_json
 from chairlift.lab.bench.simulation import sim_config_from_recording
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import PlannedModel, make_plan
-from chairlift.lab.workload.lengths import FixedLength
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import StepTime
@@ -213,7 +213,7 @@ def test_a_planned_command_does_not_set_the_default_budget(tiny_model_dir: Calla
         return make_plan(
             model,
             EngineConfig(num_kv_blocks=32, **options),
-            PlannedWorkload(input_len=FixedLength(8), output_len=FixedLength(8)),
+            PlannedWorkload(input_len=parse_lengths("fixed:8"), output_len=parse_lengths("fixed:8")),
         ).serve
 
     assert "--max-num-batched-tokens" not in command()

@@ -29,7 +29,7 @@ from chairlift.kernels.kernel_memory import total
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.workload.lengths import FixedLength
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.declaration import EMBEDDING, PER_LAYER_EMBEDDING
 from chairlift.models.parameter_memory import parameter_bytes
@@ -212,7 +212,7 @@ def plan_deployment(
     files = resolve_model(str(folder))
     model_config = load_config(files)
     model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
-    load = PlannedWorkload(input_len=FixedLength(prompt), output_len=FixedLength(output))
+    load = PlannedWorkload(input_len=parse_lengths(f"fixed:{prompt}"), output_len=parse_lengths(f"fixed:{output}"))
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
 

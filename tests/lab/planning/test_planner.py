@@ -30,13 +30,13 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.lab.workload.lengths import FixedLength, UniformLengths, parse_lengths
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import ModelFiles, load_config, matrix_formats
 
 GIB = 1 << 30
 OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
 OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
-FIXED = PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(60))
+FIXED = PlannedWorkload(input_len=parse_lengths("fixed:100"), output_len=parse_lengths("fixed:60"))
 A100 = DEVICES["A100-40GB"]
 FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit")]
 
@@ -124,7 +124,7 @@ def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
         memory_bytes=80 * GIB,
         max_num_seqs=3,
         max_model_len=100,
-        load=PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5)),
+        load=PlannedWorkload(input_len=parse_lengths("fixed:10"), output_len=parse_lengths("fixed:5")),
     )
     assert (plan.memory.pool.num_blocks, plan.memory.pool.limited_by) == (3 * 7, "demand")
     assert "3 requests x ceil(100 / 16) = 21 blocks" in "\n".join(explain(plan))
@@ -133,7 +133,7 @@ def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
 def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., Path]) -> None:
     config = load_config(ModelFiles("hf", tiny_model_dir("gemma3"), "tiny"))
     model = PlannedModel("tiny", "tiny", config, matrix_formats(None, config))
-    lengths = PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(60))
+    lengths = PlannedWorkload(input_len=parse_lengths("fixed:100"), output_len=parse_lengths("fixed:60"))
     options = EngineConfig(kernels="torch", kv_cache_memory_bytes=1 << 20, max_num_batched_tokens=64)
     plan = make_plan(model, options, lengths)
     kept = make_plan(model, replace(options, disable_hybrid_kv_cache_manager=True), lengths)
@@ -154,7 +154,7 @@ def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., 
 def test_a_plan_counts_lora_adapters(tiny_model_dir: Callable[..., Path]) -> None:
     config = load_config(ModelFiles("hf", tiny_model_dir("llama"), "tiny"))
     model = PlannedModel("tiny", "tiny", config, matrix_formats(None, config))
-    lengths = PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(60))
+    lengths = PlannedWorkload(input_len=parse_lengths("fixed:100"), output_len=parse_lengths("fixed:60"))
     options = EngineConfig(kernels="torch", kv_cache_memory_bytes=1 << 20, max_loras=3, max_lora_rank=5)
     plan = make_plan(model, options, lengths)
     inputs_and_outputs = 2 * ((64 + 64) + 2 * (64 + 32) + (64 + 64) + 2 * (64 + 96) + (96 + 64))
@@ -181,11 +181,11 @@ def test_impossible_plans_are_rejected(memory_bytes: int | None, options: dict[s
 
 
 def test_a_request_rate_needs_a_device() -> None:
-    load = PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5), request_rate=2.0)
+    load = PlannedWorkload(input_len=parse_lengths("fixed:10"), output_len=parse_lengths("fixed:5"), request_rate=2.0)
     with pytest.raises(ConfigError, match="request_rate=2"):
         make_plan(OPT_13B, EngineConfig(num_kv_blocks=10), load)
     with pytest.raises(ConfigError, match="request_rate must be a positive number, got 0"):
-        PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5), request_rate=0.0)
+        PlannedWorkload(input_len=parse_lengths("fixed:10"), output_len=parse_lengths("fixed:5"), request_rate=0.0)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_a_policy_that_cannot_start_has_an_error() -> None:
 
 def test_draws_are_seeded_bounded_and_different() -> None:
     uniform = parse_lengths("uniform:1..50")
-    load = PlannedWorkload(input_len=uniform, output_len=uniform, max_tokens=UniformLengths(1, 90), seed=3)
+    load = PlannedWorkload(input_len=uniform, output_len=uniform, max_tokens=parse_lengths("uniform:1..90"), seed=3)
     drawn = list(islice(load.lengths(64), 3000))
     assert drawn == list(islice(load.lengths(64), 3000))
     assert drawn != list(islice(replace(load, seed=4).lengths(64), 3000))
@@ -305,7 +305,8 @@ def test_times_are_those_of_the_cost_model() -> None:
 
 def test_rare_requests_have_the_ttft_of_an_idle_engine() -> None:
     plan = opt_plan(
-        PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(4), request_rate=0.01), num_kv_blocks=200
+        PlannedWorkload(input_len=parse_lengths("fixed:100"), output_len=parse_lengths("fixed:4"), request_rate=0.01),
+        num_kv_blocks=200,
     )
     assert plan.speed is not None
     assert plan.speed.run.ttft is not None

@@ -64,7 +64,6 @@ def test_anyscale_distribution_returns_the_published_lengths() -> None:
     assert draw("anyscale:1536", 1000) == published
     assert draw("anyscale:1536/4", 128) == [math.ceil(length / 4) for length in published[:128]]
     assert str(parse_lengths("anyscale:1536/4")) == "anyscale:1536/4"
-    assert str(parse_lengths("anyscale:32/1")) == "anyscale:32"
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.lengths import (
-    FixedLength,
-    HistogramLengths,
-    LengthRange,
-    UniformLengths,
-    paired_lengths,
-    parse_lengths,
-)
+from chairlift.lab.workload.lengths import LengthRange, histogram_draw, paired_lengths, parse_lengths
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -33,11 +28,9 @@ def test_means_of_the_published_histograms(name: str, printed_mean: float) -> No
 
 
 def test_share_of_a_bin_is_its_count() -> None:
-    histogram = HistogramLengths.load("sharegpt-output")
-    lengths = np.array(histogram.sample(rng(), 50_000))
-    width = (histogram.end - histogram.start) / len(histogram.counts)
-    edge = histogram.start + 49 * width
-    assert np.mean(lengths > edge) == pytest.approx(sum(histogram.counts[49:]) / sum(histogram.counts), rel=0.05)
+    counts = [3, 0, 5, 2]
+    lengths = histogram_draw(10, 50, counts)(rng(), 50_000)
+    assert np.histogram(lengths, 4, (10, 50))[0] / 5000 == pytest.approx(counts, rel=0.05)
 
 
 @given(
@@ -47,8 +40,8 @@ def test_share_of_a_bin_is_its_count() -> None:
     st.integers(0, 99),
 )
 def test_empty_bins_are_never_drawn(counts: list[int], start: int, width: int, seed: int) -> None:
-    histogram = HistogramLengths("own-input", start, start + width * len(counts), tuple(counts))
-    for length in histogram.sample(rng(seed), 20):
+    histogram = histogram_draw(start, start + width * len(counts), counts)
+    for length in LengthRange().apply(partial(histogram, rng(seed)), 20):
         assert length >= 1
         low, high = (max(0, min(len(counts) - 1, int((length + d - start) // width))) for d in (-0.5, 0.5))
         assert any(counts[low : high + 1])
@@ -56,7 +49,7 @@ def test_empty_bins_are_never_drawn(counts: list[int], start: int, width: int, s
 
 def test_text_may_have_a_range() -> None:
     histogram = parse_lengths("hist:alpaca-output,8..64,reject")
-    assert histogram == HistogramLengths.load("alpaca-output", LengthRange(8, 64, reject=True))
+    assert histogram.within == LengthRange(8, 64, reject=True)
     assert str(histogram) == "hist:alpaca-output,8..64,reject"
     lengths = histogram.sample(rng(), 2000)
     assert min(lengths) >= 8
@@ -89,11 +82,11 @@ def test_pairs_fit_and_are_independent() -> None:
 
 @given(st.integers(2, 60), st.integers(0, 40))
 def test_pairs_within_any_limit(limit: int, count: int) -> None:
-    pairs = paired_lengths(UniformLengths(1, 30), UniformLengths(1, 30), limit, rng(), count)
+    pairs = paired_lengths(parse_lengths("uniform:1..30"), parse_lengths("uniform:1..30"), limit, rng(), count)
     assert len(pairs) == count
     assert all(sum(pair) <= limit for pair in pairs)
 
 
 def test_pairs_that_never_fit_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"0 of 100000 pairs of fixed:5 prompt and fixed:6 output tokens fit into 10"):
-        paired_lengths(FixedLength(5), FixedLength(6), 10, rng(), 1)
+        paired_lengths(parse_lengths("fixed:5"), parse_lengths("fixed:6"), 10, rng(), 1)

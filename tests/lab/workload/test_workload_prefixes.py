@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import UniformLengths
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import shared_prefix
 
@@ -18,8 +18,8 @@ def prefixed(**changes: Any) -> list[WorkloadRequest]:
         "seed": 1,
         "count": 400,
         "prefix_len": 20,
-        "suffix": UniformLengths(1, 9),
-        "output": UniformLengths(2, 5),
+        "suffix": parse_lengths("uniform:1..9"),
+        "output": parse_lengths("uniform:2..5"),
         "arrivals": ArrivalProcess(3.0),
         "vocab_size": 1000,
     }

@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import ExponentialLengths, FixedLength, UniformLengths
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 
@@ -17,8 +17,8 @@ def make(**changes: Any) -> list[WorkloadRequest]:
     arguments: dict[str, Any] = {
         "seed": 5,
         "count": 40,
-        "prompt": UniformLengths(4, 30),
-        "output": ExponentialLengths(20),
+        "prompt": parse_lengths("uniform:4..30"),
+        "output": parse_lengths("exp:20"),
         "arrivals": ArrivalProcess(8.0),
         "vocab_size": 100,
     }
@@ -43,8 +43,8 @@ def test_requests_depend_on_the_seed_only() -> None:
 
 
 def test_changing_one_distribution_keeps_the_other_draws() -> None:
-    assert prompts(make(output=FixedLength(3), arrivals=ArrivalProcess())) == prompts(make())
-    shorter = make(prompt=FixedLength(2))
+    assert prompts(make(output=parse_lengths("fixed:3"), arrivals=ArrivalProcess())) == prompts(make())
+    shorter = make(prompt=parse_lengths("fixed:2"))
     assert [(r.arrival, r.output_len) for r in shorter] == [(r.arrival, r.output_len) for r in make()]
 
 
@@ -64,7 +64,7 @@ def test_invalid_numbers_are_rejected(name: str, value: int) -> None:
 
 
 def test_max_tokens_is_at_least_the_output_length() -> None:
-    workload = make(max_tokens=UniformLengths(10, 40))
+    workload = make(max_tokens=parse_lengths("uniform:10..40"))
     assert [r.output_len for r in workload] == [r.output_len for r in make()]
     limits = [r.max_output_len for r in workload]
     assert all(max(10, r.output_len) <= r.max_output_len <= max(40, r.output_len) for r in workload)

@@ -12,7 +12,7 @@ from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
 from chairlift.lab.bench.workload_options import WorkloadOptions
 from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import FixedLength
+from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.options import check_options, option, split_names
@@ -60,7 +60,7 @@ class LatencyOptions:
 
     def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
         """Create the requests of one iteration."""
-        prompt, output = FixedLength(self.input_len), FixedLength(self.output_len)
+        prompt, output = parse_lengths(f"fixed:{self.input_len}"), parse_lengths(f"fixed:{self.output_len}")
         return make_workload(
             self.seed, self.batch_size, prompt, output, ArrivalProcess(), vocab_size, token_round=token_round
         )

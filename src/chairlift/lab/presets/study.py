@@ -23,7 +23,7 @@ from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.tables import make_text_table
 from chairlift.lab.workload.anyscale import anyscale_workload
 from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import HistogramLengths, paired_lengths, parse_lengths
+from chairlift.lab.workload.lengths import paired_lengths, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload, shared_prefix
 
@@ -335,7 +335,7 @@ def draw_histogram(dataset: str, max_model_len: int, seed: int, count: int) -> l
     Prompt and output lengths are drawn independently, because the vLLM paper does not publish which prompt belongs to
     which output. The tokens of the prompts are zeros, which no policy without a prefix cache reads.
     """
-    prompt, output = HistogramLengths.load(f"{dataset}-input"), HistogramLengths.load(f"{dataset}-output")
+    prompt, output = parse_lengths(f"hist:{dataset}-input"), parse_lengths(f"hist:{dataset}-output")
     pairs = paired_lengths(prompt, output, max_model_len, np.random.default_rng([seed, 0]), count)
     times = ArrivalProcess(1.0).times(np.random.default_rng([seed, 1]), count)
     return [

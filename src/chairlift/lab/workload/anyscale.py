@@ -7,9 +7,8 @@ Anyscale, 2023), scripts in anyscale/llm-continuous-batching-benchmarks on GitHu
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -61,33 +60,17 @@ def anyscale_workload(
     return [WorkloadRequest(f"anyscale-{i}", *column) for i, column in enumerate(columns)]
 
 
-@dataclass(frozen=True, slots=True)
-class AnyscaleLengths:
-    """A `LengthDistribution` that returns the output lengths of the throughput figure in their published order.
+def published_output_lens(cap: int, count: int) -> tuple[int, ...]:
+    """The first output lengths of the throughput figure.
 
-    Attributes:
-        cap: the maximum output length.
-        divisor: divides each length, rounded up, for machines and models that are smaller.
+    Raises:
+        ConfigError: `count` exceeds NUM_REQUESTS.
     """
-
-    syntax: ClassVar[str] = "anyscale:CAP[/DIVISOR]"
-    cap: int
-    divisor: int = 1
-
-    def __post_init__(self) -> None:
-        for name, value in (("CAP", self.cap), ("DIVISOR", self.divisor)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-
-    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        if count > NUM_REQUESTS:
-            raise ConfigError(f"{self}: count must be at most {NUM_REQUESTS}, the published number, got {count}")
-        return [-(-length // self.divisor) for length in _published_output_lens(self.cap)[:count]]
-
-    def __str__(self) -> str:
-        return f"anyscale:{self.cap}" + (f"/{self.divisor}" if self.divisor > 1 else "")
+    if count > NUM_REQUESTS:
+        raise ConfigError(f"anyscale:{cap}: count must be at most {NUM_REQUESTS}, the published number, got {count}")
+    return _output_lens(cap)[:count]
 
 
 @cache
-def _published_output_lens(cap: int) -> tuple[int, ...]:
+def _output_lens(cap: int) -> tuple[int, ...]:
     return tuple(item.output_len for item in anyscale_workload(cap))

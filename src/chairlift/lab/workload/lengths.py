@@ -15,16 +15,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import ClassVar, Final, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.anyscale import AnyscaleLengths
+from chairlift.lab.workload.anyscale import published_output_lens
 
 LONGEST: Final = 1 << 30
 """The default upper bound of a distribution."""
@@ -35,17 +35,8 @@ MAX_REDRAWS: Final = 100
 HISTOGRAMS: Final = ("alpaca-input", "alpaca-output", "sharegpt-input", "sharegpt-output")
 """Lengths of two data sets in the vLLM paper (Kwon et al., SOSP'23), Figure 11; `data/` has the source."""
 
-
-class LengthDistribution(Protocol):
-    """A distribution of lengths in tokens, each at least 1. `str()` returns its text, as `parse_lengths` reads it."""
-
-    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        """Return `count` independent lengths.
-
-        Raises:
-            ConfigError: lengths outside the range are drawn again, but almost all draws are outside.
-        """
-        ...
+Draw = Callable[[np.random.Generator, int], npt.NDArray[Any]]
+"""Returns a number of independent draws, which need not be integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,7 @@ class LengthRange:
         if not 1 <= self.low <= self.high <= LONGEST:
             raise ConfigError(f"a range of lengths must satisfy 1 <= low <= high, got {self.low}..{self.high}")
 
-    def apply(self, draw: Callable[[int], npt.NDArray[np.float64]], count: int) -> list[int]:
+    def apply(self, draw: Callable[[int], npt.NDArray[Any]], count: int) -> list[int]:
         """Return `count` lengths from `draw(n)`, which returns n independent draws."""
         if not self.reject:
             return _to_ints(np.clip(draw(count), self.low, self.high))
@@ -79,166 +70,119 @@ class LengthRange:
             f"needed: widen the range, or omit `reject`, so that draws outside of it become its bounds"
         )
 
-    def suffix(self) -> str:
-        """The range as the last part of a distribution's text, such as ",8..384"; empty for the default range."""
-        text = "" if (self.low, self.high) == (1, LONGEST) else f",{self.low}..{self.high}"
-        return text + (",reject" if self.reject else "")
-
 
 @dataclass(frozen=True, slots=True)
-class FixedLength:
-    """A constant length."""
-
-    syntax: ClassVar[str] = "fixed:LENGTH"
-    length: int
-
-    def __post_init__(self) -> None:
-        _check_range("fixed: length", self.length, 1, LONGEST)
-
-    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        return [self.length] * count
-
-    def __str__(self) -> str:
-        return f"fixed:{self.length}"
-
-
-@dataclass(frozen=True, slots=True)
-class UniformLengths:
-    """The uniform distribution over low..high, bounds included."""
-
-    syntax: ClassVar[str] = "uniform:LOW..HIGH"
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        LengthRange(self.low, self.high)
-
-    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        lengths: list[int] = rng.integers(self.low, self.high, size=count, endpoint=True).tolist()
-        return lengths
-
-    def __str__(self) -> str:
-        return f"uniform:{self.low}..{self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class LogNormalLengths:
-    """The log-normal distribution: the logarithm has mean ln(median) and standard deviation sigma."""
-
-    syntax: ClassVar[str] = "lognormal:MEDIAN,SIGMA[,LOW..HIGH][,reject]"
-    median: float
-    sigma: float
-    within: LengthRange = LengthRange()
-
-    def __post_init__(self) -> None:
-        _check_range("lognormal: median", self.median, 1, LONGEST)
-        _check_range("lognormal: sigma", self.sigma, 0, 10)
-
-    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        return self.within.apply(lambda n: rng.lognormal(np.log(self.median), self.sigma, n), count)
-
-    def __str__(self) -> str:
-        return f"lognormal:{self.median:.12g},{self.sigma:.12g}{self.within.suffix()}"
-
-
-@dataclass(frozen=True, slots=True)
-class ExponentialLengths:
-    """The exponential distribution; `mean` is the mean before the range is applied."""
-
-    syntax: ClassVar[str] = "exp:MEAN[,LOW..HIGH][,reject]"
-    mean: float
-    within: LengthRange = LengthRange()
-
-    def __post_init__(self) -> None:
-        _check_range("exp: mean", self.mean, 1, LONGEST)
-
-    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        return self.within.apply(lambda n: rng.exponential(self.mean, n), count)
-
-    def __str__(self) -> str:
-        return f"exp:{self.mean:.12g}{self.within.suffix()}"
-
-
-@dataclass(frozen=True, slots=True)
-class QuantileLengths:
-    """A distribution with known median, 90th percentile and maximum, which is uniform between them."""
-
-    syntax: ClassVar[str] = "quantiles:MEDIAN,P90,LONGEST"
-    median: int
-    p90: int
-    longest: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.median <= self.p90 <= self.longest <= LONGEST:
-            raise ConfigError("the quantiles must ascend from 1")
-
-    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        lengths = np.interp(rng.random(count), [0.0, 0.5, 0.9, 1.0], [1, self.median, self.p90, self.longest])
-        return [round(length) for length in lengths.tolist()]
-
-    def __str__(self) -> str:
-        return f"quantiles:{self.median},{self.p90},{self.longest}"
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramLengths:
-    """A bin is drawn with a probability proportional to its count, then a length uniformly within the bin.
+class LengthDistribution:
+    """A distribution of lengths in tokens, each at least 1.
 
     Attributes:
-        name: one of HISTOGRAMS.
-        start, end: the lower bound of the first bin and the upper bound of the last; all bins are equally wide.
+        text: as `parse_lengths` reads it, without spaces.
+        draw: what the range is applied to.
     """
 
-    syntax: ClassVar[str] = "hist:NAME[,LOW..HIGH][,reject]"
-    name: str
-    start: float
-    end: float
-    counts: tuple[int, ...]
-    within: LengthRange = LengthRange()
-
-    @classmethod
-    def load(cls, name: str, within: LengthRange = LengthRange()) -> HistogramLengths:
-        """Read a published histogram.
-
-        Raises:
-            ConfigError: the name is unknown.
-        """
-        if name not in HISTOGRAMS:
-            raise ConfigError(f"a histogram must be one of {', '.join(HISTOGRAMS)}, got {name!r}")
-        base, _, side = name.partition("-")
-        text = files("chairlift.lab.workload").joinpath("data", f"{base}.json").read_text(encoding="utf-8")
-        fields = json.loads(text)[side]
-        return cls(name, float(fields["lo"]), float(fields["hi"]), tuple(fields["counts"]), within)
+    text: str
+    draw: Draw = field(compare=False, repr=False)
+    within: LengthRange
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        chances = np.array(self.counts) / sum(self.counts)
-        width = (self.end - self.start) / len(self.counts)
-        return self.within.apply(
-            lambda n: self.start + width * (rng.choice(len(chances), size=n, p=chances) + rng.random(n)), count
-        )
+        """Return `count` lengths.
+
+        Raises:
+            ConfigError: lengths outside the range are drawn again, but almost all draws are outside.
+        """
+        return self.within.apply(lambda number: self.draw(rng, number), count)
 
     def __str__(self) -> str:
-        return f"hist:{self.name}{self.within.suffix()}"
+        return self.text
+
+
+def _fixed(length: int) -> Draw:
+    _check_range("fixed: length", length, 1, LONGEST)
+    return lambda rng, count: np.full(count, length)
+
+
+def _uniform(low: int, high: int) -> Draw:
+    """Uniform over low..high, bounds included."""
+    LengthRange(low, high)
+    return lambda rng, count: rng.integers(low, high, size=count, endpoint=True)
+
+
+def _lognormal(median: float, sigma: float) -> Draw:
+    """The logarithm has mean ln(median) and standard deviation sigma."""
+    _check_range("lognormal: median", median, 1, LONGEST)
+    _check_range("lognormal: sigma", sigma, 0, 10)
+    return lambda rng, count: rng.lognormal(np.log(median), sigma, count)
+
+
+def _exponential(mean: float) -> Draw:
+    """`mean` is the mean before the range is applied."""
+    _check_range("exp: mean", mean, 1, LONGEST)
+    return lambda rng, count: rng.exponential(mean, count)
+
+
+def _quantiles(median: int, p90: int, longest: int) -> Draw:
+    """Uniform between 1, the median, the 90th percentile and the maximum."""
+    if not 1 <= median <= p90 <= longest <= LONGEST:
+        raise ConfigError("the quantiles must ascend from 1")
+    return lambda rng, count: np.interp(rng.random(count), [0.0, 0.5, 0.9, 1.0], [1, median, p90, longest])
+
+
+def _published_histogram(name: str) -> Draw:
+    """The published histogram with this name, one of HISTOGRAMS."""
+    if name not in HISTOGRAMS:
+        raise ConfigError(f"a histogram must be one of {', '.join(HISTOGRAMS)}, got {name!r}")
+    base, _, side = name.partition("-")
+    text = files("chairlift.lab.workload").joinpath("data", f"{base}.json").read_text(encoding="utf-8")
+    fields = json.loads(text)[side]
+    return histogram_draw(float(fields["lo"]), float(fields["hi"]), fields["counts"])
+
+
+def histogram_draw(start: float, end: float, counts: list[int]) -> Draw:
+    """Draw a bin with a probability proportional to its count, then a length uniformly within the bin.
+
+    Args:
+        start, end: the lower bound of the first bin and the upper bound of the last; all bins are equally wide.
+    """
+    chances, width = np.array(counts) / sum(counts), (end - start) / len(counts)
+    return lambda rng, count: start + width * (rng.choice(len(chances), size=count, p=chances) + rng.random(count))
+
+
+def _anyscale(cap: int, divisor: int = 1) -> Draw:
+    """The output lengths of the throughput figure in their published order.
+
+    Args:
+        divisor: divides each length, rounded up, for machines and models that are smaller.
+    """
+    for name, value in (("CAP", cap), ("DIVISOR", divisor)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    return lambda rng, count: np.ceil(np.array(published_output_lens(cap, count)) / divisor)
+
+
+class _Kind(NamedTuple):
+    """How a distribution is written and made. `convert` is applied to each group of the pattern."""
+
+    syntax: str
+    pattern: str
+    convert: Callable[[str], Any]
+    make: Callable[..., Draw]
 
 
 _NUMBER: Final = r"(\d+(?:\.\d+)?)"
+_RANGE_SYNTAX: Final = "[,LOW..HIGH][,reject]"
 _RANGE: Final = r"(?:,(\d+)\.\.(\d+))?(,reject)?"
-_CLASSES: Final[dict[Callable[..., LengthDistribution], str]] = {
-    FixedLength: r"fixed:(\d+)",
-    UniformLengths: r"uniform:(\d+)\.\.(\d+)",
-    LogNormalLengths: rf"lognormal:{_NUMBER},{_NUMBER}{_RANGE}",
-    ExponentialLengths: rf"exp:{_NUMBER}{_RANGE}",
-    QuantileLengths: r"quantiles:(\d+),(\d+),(\d+)",
-    HistogramLengths: rf"hist:([^,]+){_RANGE}",
-    AnyscaleLengths: r"anyscale:(\d+)(?:/(\d+))?",
-}
-"""The class of each distribution, and the pattern of its text."""
+_NO_RANGE: Final = "()()()"
 
-SYNTAX: Final[dict[str, str]] = {
-    pattern.partition(":")[0]: each.syntax  # type: ignore[attr-defined]
-    for each, pattern in _CLASSES.items()
+_KINDS: Final = {
+    "fixed": _Kind("LENGTH", r"(\d+)", int, _fixed),
+    "uniform": _Kind("LOW..HIGH", r"(\d+)\.\.(\d+)", int, _uniform),
+    "lognormal": _Kind(f"MEDIAN,SIGMA{_RANGE_SYNTAX}", rf"{_NUMBER},{_NUMBER}", float, _lognormal),
+    "exp": _Kind(f"MEAN{_RANGE_SYNTAX}", _NUMBER, float, _exponential),
+    "quantiles": _Kind("MEDIAN,P90,LONGEST", r"(\d+),(\d+),(\d+)", int, _quantiles),
+    "hist": _Kind(f"NAME{_RANGE_SYNTAX}", "([^,]+)", str, _published_histogram),
+    "anyscale": _Kind("CAP[/DIVISOR]", r"(\d+)(?:/(\d+))?", int, _anyscale),
 }
-"""The name of each distribution, and its syntax."""
+_SYNTAX: Final = {name: f"{name}:{kind.syntax}" for name, kind in _KINDS.items()}
 
 
 @cache
@@ -248,30 +192,20 @@ def parse_lengths(text: str) -> LengthDistribution:
     Raises:
         ConfigError: the distribution is unknown, or its arguments are wrong.
     """
-    kind = text.strip().partition(":")[0]
-    if kind not in SYNTAX:
-        raise ConfigError(f"lengths {text!r}: unknown distribution {kind!r}; use one of {', '.join(SYNTAX.values())}")
-    distribution, pattern = next((each, rest) for each, rest in _CLASSES.items() if rest.startswith(f"{kind}:"))
-    found = re.fullmatch(pattern, re.sub(r"\s", "", text))
+    compact = re.sub(r"\s", "", text)
+    name, _, arguments = compact.partition(":")
+    if name not in _KINDS:
+        raise ConfigError(f"lengths {text!r}: unknown distribution {name!r}; use one of {', '.join(_SYNTAX.values())}")
+    kind = _KINDS[name]
+    found = re.fullmatch(kind.pattern + (_RANGE if kind.syntax.endswith(_RANGE_SYNTAX) else _NO_RANGE), arguments)
     if found is None:
-        raise ConfigError(f"lengths {text!r}: write {SYNTAX[kind]}")
+        raise ConfigError(f"lengths {text!r}: write {_SYNTAX[name]}")
+    *own, low, high, reject = found.groups()
     try:
-        return _build(distribution, pattern, found.groups())
+        within = LengthRange(int(low or 1), int(high or LONGEST), bool(reject))
+        return LengthDistribution(compact, kind.make(*(kind.convert(each) for each in own if each)), within)
     except ConfigError as error:
-        raise ConfigError(f"lengths {text!r}: {error}; write {SYNTAX[kind]}") from None
-
-
-def _build(
-    distribution: Callable[..., LengthDistribution], pattern: str, groups: tuple[str | None, ...]
-) -> LengthDistribution:
-    """Create a distribution from the groups of its pattern."""
-    if pattern.endswith(_RANGE):
-        *own, low, high, reject = groups
-        within = LengthRange(int(low or 1), int(high or LONGEST), reject is not None)
-        if distribution is HistogramLengths:
-            return HistogramLengths.load(str(own[0]), within)
-        return distribution(*(float(value or 0) for value in own), within)
-    return distribution(*(int(value) for value in groups if value is not None))
+        raise ConfigError(f"lengths {text!r}: {error}; write {_SYNTAX[name]}") from None
 
 
 def paired_lengths(
@@ -297,7 +231,7 @@ def paired_lengths(
     )
 
 
-def _to_ints(values: npt.NDArray[np.float64]) -> list[int]:
+def _to_ints(values: npt.NDArray[Any]) -> list[int]:
     return [round(value) for value in values.tolist()]
 
 
