@@ -59,11 +59,12 @@ def compare(
 ) -> None:
     """Compare batching and KV policies on one loaded model with equal memory and equal requests."""
     prepare_engine()
-    from chairlift.lab.bench.compare import print_compare, run_compare
+    from chairlift.lab.bench.benchmark_result import print_benchmark
+    from chairlift.lab.bench.compare import run_compare
 
-    result = run_compare(config, options)
-    print_compare(result, as_json=as_json)
-    if not result.is_sound:
+    result, tokens = run_compare(config, options)
+    print_benchmark(result, [tokens.describe()], as_json=as_json)
+    if not tokens.is_sound:
         raise SystemExit(1)
 
 
@@ -95,9 +96,10 @@ def perplexity(
 ) -> None:
     """Measure the perplexity of a text, and compare the predictions with a reference."""
     prepare_engine()
-    from chairlift.lab.bench.perplexity import print_perplexity, run_perplexity
+    from chairlift.lab.bench.benchmark_result import print_benchmark
+    from chairlift.lab.bench.perplexity import run_perplexity
 
-    print_perplexity(run_perplexity(config, options), as_json=as_json)
+    print_benchmark(run_perplexity(config, options), as_json=as_json)
 
 
 KERNEL_OPTIONS = ("model", "kv_cache_dtype", "block_size", "load_format", "num_threads")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +18,12 @@ from chairlift.engine.startup.factory import Engine
 from chairlift.errors import ConfigError
 from chairlift.events import RequestArrived, read_events
 from chairlift.lab.bench import driver
-from chairlift.lab.bench.benchmark_result import MeasuredRange
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, MeasuredRange, print_benchmark
 from chairlift.lab.bench.compare import (
     RATIOS,
     CompareOptions,
-    CompareResult,
     TokenCheck,
     TokenDifference,
-    print_compare,
     run_compare,
 )
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_policy
@@ -77,15 +76,16 @@ def served() -> list[list[WorkloadRequest]]:
     return []
 
 
+Compared = tuple[BenchmarkResult, TokenCheck]
+
+
 @pytest.fixture(scope="module")
 def num_allocations() -> list[int]:
     return []
 
 
 @pytest.fixture(scope="module")
-def result(
-    tiny_config: Path, served: list[list[WorkloadRequest]], num_allocations: list[int]
-) -> Iterator[CompareResult]:
+def result(tiny_config: Path, served: list[list[WorkloadRequest]], num_allocations: list[int]) -> Iterator[Compared]:
     """Two rounds of four policies in a pool that is too small for all requests."""
     drive, allocate = driver.drive, DecoderModel.allocate_kv_cache
 
@@ -160,12 +160,12 @@ def test_options_apply_to_the_policies_that_have_them() -> None:
 # -- the run -----------------------------------------------------------------------------------------------------
 
 
-def test_the_order_of_policies_rotates(result: CompareResult) -> None:
-    assert result.order == [NAMES, [*NAMES[1:], NAMES[0]]]
-    assert {name: len(runs) for name, runs in result.benchmark.runs.items()} == dict.fromkeys(NAMES, 2)
+def test_the_order_of_policies_rotates(result: Compared) -> None:
+    assert result[0].facts["order"] == [NAMES, [*NAMES[1:], NAMES[0]]]
+    assert {name: len(runs) for name, runs in result[0].runs.items()} == dict.fromkeys(NAMES, 2)
 
 
-def test_policies_serve_identical_requests(result: CompareResult, served: list[list[WorkloadRequest]]) -> None:
+def test_policies_serve_identical_requests(result: Compared, served: list[list[WorkloadRequest]]) -> None:
     assert len(served) == 3 * 4, "warm-up and two rounds of four policies"
     rounds = [served[start : start + 4] for start in range(4, len(served), 4)]
     for in_round in rounds:
@@ -174,42 +174,42 @@ def test_policies_serve_identical_requests(result: CompareResult, served: list[l
     assert [r.output_len for r in first] == [r.output_len for r in second]
     assert [r.prompt_token_ids for r in first] != [r.prompt_token_ids for r in second]
     assert {r.max_tokens for r in first} == {40}
-    assert result.benchmark.facts["max_tokens"] == {"min": 40, "max": 40}
+    assert result[0].facts["max_tokens"] == {"min": 40, "max": 40}
 
 
-def test_the_token_budget_is_equal_and_not_limited_by_time(result: CompareResult) -> None:
-    assert len({engine.max_num_batched_tokens for engine in result.benchmark.engines.values()}) == 1
-    assert all(engine.step_time is None for engine in result.benchmark.engines.values())
+def test_the_token_budget_is_equal_and_not_limited_by_time(result: Compared) -> None:
+    assert len({engine.max_num_batched_tokens for engine in result[0].engines.values()}) == 1
+    assert all(engine.step_time is None for engine in result[0].engines.values())
 
 
-def test_memory_is_equal_and_allocated_once(result: CompareResult, num_allocations: list[int]) -> None:
+def test_memory_is_equal_and_allocated_once(result: Compared, num_allocations: list[int]) -> None:
     assert num_allocations == [40]
-    assert {(e.num_blocks, e.block_size, e.max_model_len) for e in result.benchmark.engines.values()} == {(40, 4, 64)}
-    for runs in result.benchmark.runs.values():
+    assert {(e.num_blocks, e.block_size, e.max_model_len) for e in result[0].engines.values()} == {(40, 4, 64)}
+    for runs in result[0].runs.values():
         for run in runs:
             assert sum(run[kind] or 0.0 for kind in KINDS) == pytest.approx(1)
 
 
-def test_every_policy_has_its_characteristic_figures(result: CompareResult) -> None:
+def test_every_policy_has_its_characteristic_figures(result: Compared) -> None:
     def metrics(name: str) -> Any:
-        return result.metrics[name][0]
+        return SimpleNamespace(**result[0].runs[name][0])
 
-    assert result.benchmark.engines["static-global"].static_run_to == "global"
-    assert {result.benchmark.engines[name].static_batch_size for name in NAMES[:2]} == {2}
+    assert result[0].engines["static-global"].static_run_to == "global"
+    assert {result[0].engines[name].static_batch_size for name in NAMES[:2]} == {2}
     assert metrics("static-global").num_steps > metrics("static").num_steps > metrics("paged").num_steps
     assert metrics("static-global").padding_tokens > metrics("static").padding_tokens > 0
     assert metrics("exact").padding_tokens == metrics("paged").padding_tokens == metrics("exact").preemptions == 0
     assert metrics("paged").mean_batch_size > metrics("exact").mean_batch_size > 1
     assert len({metrics(name).output_tokens for name in NAMES}) == 1
-    internal = {name: result.benchmark.runs[name][0]["internal"] or 0.0 for name in NAMES}
+    internal = {name: result[0].runs[name][0]["internal"] or 0.0 for name in NAMES}
     assert internal["exact"] > internal["paged"]
 
 
-def test_ratios_are_medians_of_the_ratios_of_rounds(result: CompareResult) -> None:
-    record = result.benchmark.to_dict()["systems"]
-    first = [run.output_tokens_per_s for run in result.metrics[NAMES[0]]]
+def test_ratios_are_medians_of_the_ratios_of_rounds(result: Compared) -> None:
+    record = result[0].to_dict()["systems"]
+    first = [run["output_tokens_per_s"] or 0 for run in result[0].runs[NAMES[0]]]
     for name in NAMES:
-        mine = [run.output_tokens_per_s for run in result.metrics[name]]
+        mine = [run["output_tokens_per_s"] or 0 for run in result[0].runs[name]]
         ratios = [value / base for value, base in zip(mine, first, strict=True)]
         assert record[name]["results"]["output_tokens_per_s"]["median"] == pytest.approx(median(mine))
         expected = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
@@ -217,26 +217,26 @@ def test_ratios_are_medians_of_the_ratios_of_rounds(result: CompareResult) -> No
     assert set(record[NAMES[0]]["ratios"]) == set(RATIOS)
 
 
-def test_ratios_do_not_depend_on_the_speed_of_a_round(result: CompareResult) -> None:
+def test_ratios_do_not_depend_on_the_speed_of_a_round(result: Compared) -> None:
     """A machine that becomes slower between rounds changes no ratio."""
     key = "output_tokens_per_s"
 
     def ratio(runs: list[float], base: list[float]) -> MeasuredRange | None:
         values = {"base": [{key: value} for value in base], "own": [{key: value} for value in runs]}
-        return replace(result.benchmark, runs=values).ratio("own", key)
+        return replace(result[0], runs=values).ratio("own", key)
 
     assert ratio([300.0, 30.0, 9.0], [100.0, 10.0, 1.0]) == MeasuredRange(3.0, 3.0, 9.0)
     assert ratio([3.0], [0.0]) is None
 
 
-def test_same_tokens_under_every_policy_even_when_preempted(tiny_config: Path, result: CompareResult) -> None:
-    assert result.tokens == TokenCheck(num_requests=14, num_same=14)
-    squeezed = run_compare(
+def test_same_tokens_under_every_policy_even_when_preempted(tiny_config: Path, result: Compared) -> None:
+    assert result[1] == TokenCheck("float32", num_requests=14, num_same=14)
+    squeezed, tokens = run_compare(
         engine(tiny_config, num_kv_blocks=16, block_size=4), options(["oracle", "paged", "static/paged"], repeats=1)
     )
-    assert squeezed.metrics["paged"][0].preemptions > 0
-    assert squeezed.metrics["paged"][0].recomputed_tokens > 0
-    assert squeezed.tokens == TokenCheck(num_requests=7, num_same=7)
+    assert (squeezed.runs["paged"][0]["preemptions"] or 0) > 0
+    assert (squeezed.runs["paged"][0]["recomputed_tokens"] or 0) > 0
+    assert tokens == TokenCheck("float32", num_requests=7, num_same=7)
 
 
 def test_default_max_tokens_are_the_largest_that_fit(tiny_config: Path, tmp_path: Path) -> None:
@@ -248,20 +248,20 @@ def test_default_max_tokens_are_the_largest_that_fit(tiny_config: Path, tmp_path
         assert len(arrivals) == 7
         assert {event.num_prompt_tokens + event.max_tokens for event in arrivals} == {64}
         declared = [arrival.max_tokens for arrival in arrivals]
-        assert result.benchmark.facts["max_tokens"] == {"min": min(declared), "max": max(declared)}
+        assert result[0].facts["max_tokens"] == {"min": min(declared), "max": max(declared)}
 
 
 def test_max_model_len_is_the_smallest_of_the_policies(tiny_config: Path) -> None:
     """The largest power of two in 40 blocks is 32, which limits a request under a buddy allocator."""
     result = run_compare(engine(tiny_config, max_model_len=None), options(["paged", "max"], repeats=1, num_prompts=1))
-    assert {started.max_model_len for started in result.benchmark.engines.values()} == {128}
+    assert {started.max_model_len for started in result[0].engines.values()} == {128}
 
 
 # -- checks ------------------------------------------------------------------------------------------------------
 
 
 def test_the_token_check_finds_the_first_difference() -> None:
-    check = TokenCheck()
+    check = TokenCheck("bfloat16")
     check.add_round(1, {"a": {"x": [1, 2]}, "b": {"x": [1, 2]}, "c": {"x": [1, 2]}})
     check.add_round(
         2, {"a": {"x": [1, 2], "y": [3, 4]}, "b": {"x": [1, 2], "y": [3, 4]}, "c": {"x": [1, 2], "y": [3, 5]}}
@@ -312,16 +312,22 @@ def test_a_file_in_place_of_the_folder_is_rejected(tiny_config: Path, tmp_path: 
         run_compare(engine(tiny_config), options(save_events=tmp_path / "logs"))
 
 
-def test_the_report_has_tables_and_one_json_line(result: CompareResult) -> None:
+def test_the_report_has_tables_and_one_json_line(result: Compared) -> None:
     out = io.StringIO()
-    print_compare(result, out)
-    print_compare(result, out, as_json=True)
+    print_benchmark(result[0], [result[1].describe()], out)
+    print_benchmark(result[0], file=out, as_json=True)
     *lines, last = out.getvalue().splitlines()
     record = json.loads(last)
     assert record["benchmark"] == "compare"
-    assert record["machine"] == result.benchmark.machine.to_dict()
+    assert record["machine"] == result[0].machine.to_dict()
     assert record["workload"]["seed"] == 0
-    assert record["tokens"] == {"same": True, "num_requests": 14, "num_same": 14, "first_difference": None}
+    assert record["tokens"] == {
+        "same": True,
+        "dtype": "float32",
+        "num_requests": 14,
+        "num_same": 14,
+        "first_difference": None,
+    }
     assert list(record["systems"]) == NAMES
     assert len(record["systems"]["paged"]["runs"]) == 2
     text = " ".join(" ".join(lines).split())
@@ -383,5 +389,5 @@ def test_the_token_budget_of_native_kernels_is_equal(tiny_config: Path) -> None:
     """Chunks of continuous batching are limited by time unless the budget is given, and those of static batches not."""
     config = replace(engine(tiny_config), kernels="native")
     compared = run_compare(config, options(("static", "paged"), repeats=1, static_batch_size=2, max_tokens=40))
-    assert [started.step_time for started in compared.benchmark.engines.values()] == [None, None]
-    assert len({started.max_num_batched_tokens for started in compared.benchmark.engines.values()}) == 1
+    assert [started.step_time for started in compared[0].engines.values()] == [None, None]
+    assert len({started.max_num_batched_tokens for started in compared[0].engines.values()}) == 1

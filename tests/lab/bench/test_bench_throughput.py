@@ -13,8 +13,9 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import RequestArrived, read_events
-from chairlift.lab.bench.benchmark_result import RUN_METRICS, BenchmarkResult, RunValues, print_benchmark
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, print_benchmark
 from chairlift.lab.bench.throughput import ThroughputOptions, run_throughput
+from chairlift.lab.metrics.run import REPORTED_METRICS
 
 TinyModel = Callable[..., Path]
 OPTIONS = ThroughputOptions(num_prompts=6, input_len="uniform:5..40", output_len="uniform:2..9", repeats=2)
@@ -75,7 +76,7 @@ def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel, tmp
     (system,) = record["systems"].values()
     assert system["engine"]["num_blocks"] == 64
     assert record["machine"] == result.machine.to_dict()
-    assert set(system["results"]) == {metric.key for metric in RUN_METRICS}
+    assert set(system["results"]) == {metric.key for metric in REPORTED_METRICS}
     assert system["results"]["output_tokens_per_s"]["median"] > 0
     assert len(system["runs"]) == 2
     for label in ("output tokens/s", "TTFT p99, s", "ITL p50, ms", "preemptions"):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally, request_metrics
-from chairlift.lab.metrics.run import MemoryShares, RunTally, summarize
+from chairlift.lab.metrics.run import RunTally, summarize
 from chairlift.lab.metrics.summary import Summary
+from chairlift.observability.tracker import SLOT_KINDS
 from fakes import make_engine, make_request, run_to_end
 
 STATIC = EngineStarted(
@@ -68,7 +69,7 @@ def test_an_aborted_member_of_a_static_batch_has_no_tokens() -> None:
 
 
 def test_memory_is_a_mean_over_time() -> None:
-    assert summarize(BATCH).memory == MemoryShares(0.0, 0.0, (40 + 10 + 20) / 80, 0.0, 10 / 80)
+    assert summarize(BATCH).memory == dict(zip(SLOT_KINDS, (0, 0, (40 + 10 + 20) / 80, 0, 10 / 80), strict=True))
     assert summarize([STATIC, step(0, 0.0, 1.0, {"a": (1, 0, 0)})]).memory is None, "the log does not say"
 
 

@@ -14,35 +14,11 @@ from rich.table import Table
 
 from chairlift.events import EngineStarted
 from chairlift.lab.bench.machine import MachineFacts, machine_caption
-from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics
-from chairlift.lab.tables import make_table, number, print_report, row_label
+from chairlift.lab.metrics.run import ReportedMetric
+from chairlift.lab.tables import make_table, print_report
 
 RunValues = Mapping[str, float | None]
-"""The unscaled values of one run by metric; None if the run does not have it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BenchmarkMetric:
-    """A metric: its label, and the unit of the value after scaling."""
-
-    key: str
-    label: str
-    unit: str
-    scale: float = 1.0
-
-
-RUN_METRICS = tuple(BenchmarkMetric(metric.key, metric.label, metric.unit, metric.scale) for metric in REPORTED_METRICS)
-"""The metrics of a run of a workload."""
-
-
-TOTALS = ("duration", "num_steps", "prompt_tokens", "output_tokens", "peak_batch_size")
-"""Further values of a run, in the JSON line only."""
-
-
-def run_values(run: RunMetrics) -> dict[str, float | None]:
-    """The values of RUN_METRICS, and totals."""
-    totals = {name: getattr(run, name) for name in TOTALS}
-    return {metric.key: metric.value(run) for metric in REPORTED_METRICS} | totals
+"""The unscaled values of one run by metric; a metric that the run does not have is None or missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +59,7 @@ class BenchmarkResult:
     options: Any
     engines: Mapping[str, EngineStarted]
     runs: Mapping[str, Sequence[RunValues]]
-    metrics: Sequence[BenchmarkMetric]
+    metrics: Sequence[ReportedMetric]
     peak_rss_bytes: int | None
     ratios: Sequence[str] = ()
     notes: Sequence[str] = ()
@@ -96,14 +72,14 @@ class BenchmarkResult:
 
     def spread(self, system: str, key: str) -> MeasuredRange | None:
         """The unscaled metric over the runs of a system; None if a run does not have it."""
-        return MeasuredRange.from_values([run[key] for run in self.runs[system]])
+        return MeasuredRange.from_values([run.get(key) for run in self.runs[system]])
 
     def ratio(self, system: str, key: str) -> MeasuredRange | None:
         """The ratio of the metric to that of the baseline, computed in each round: a machine that becomes slower
         between rounds does not change it."""
         ratios: list[float | None] = []
         for run, base in zip(self.runs[system], self.runs[self.baseline], strict=True):
-            value, base_value = run[key], base[key]
+            value, base_value = run.get(key), base.get(key)
             ratios.append(None if value is None or not base_value else value / base_value)
         return MeasuredRange.from_values(ratios)
 
@@ -129,33 +105,27 @@ class BenchmarkResult:
         }
 
     def table(self) -> Table:
-        """A table with the median and the range of every metric: three columns for one system, else one for each."""
+        """A table of all metrics: a column for each of several systems, or the median and the range of a single one."""
         caption = "\n".join([machine_caption(self.machine, self.peak_rss_bytes), *self.notes])
         is_single = len(self.runs) == 1
-        columns = ["median", "min", "max"] if is_single else list(self.runs)
-        table = make_table(self.title, ["", *columns], caption)
+        statistics = ["median", "min", "max"] if len(self.runs[self.baseline]) > 1 else ["value"]
+        table = make_table(self.title, ["", *(statistics if is_single else self.runs)], caption)
         for metric in self.metrics:
-            if is_single:
-                self._add_single(table, metric)
-            else:
+            if not is_single:
                 self._add_compared(table, metric)
+            elif (spread := self.spread(self.baseline, metric.key)) is not None:
+                values = (spread.median, spread.min, spread.max)
+                table.add_row(metric.heading, *(metric.cell(value) for value in values[: len(statistics)]))
         return table
 
-    def _add_single(self, table: Table, metric: BenchmarkMetric) -> None:
-        spread = self.spread(self.baseline, metric.key)
-        if spread is not None:
-            values = (spread.median, spread.min, spread.max)
-            table.add_row(row_label(metric.label, metric.unit), *(number(value * metric.scale) for value in values))
-
-    def _add_compared(self, table: Table, metric: BenchmarkMetric) -> None:
+    def _add_compared(self, table: Table, metric: ReportedMetric) -> None:
         """Add the medians and, for a metric with ratios, the range and the median of the ratios of the rounds."""
         spreads = [self.spread(name, metric.key) for name in self.runs]
-        rows = {"median": row_label(metric.label, metric.unit)}
+        rows = {"median": metric.heading}
         if metric.key in self.ratios and len(self.runs[self.baseline]) > 1:
             rows |= {"min": "  minimum", "max": "  maximum"}
         for statistic, label in rows.items():
-            values = ("" if spread is None else number(getattr(spread, statistic) * metric.scale) for spread in spreads)
-            table.add_row(label, *values)
+            table.add_row(label, *(metric.cell(getattr(spread, statistic, None)) for spread in spreads))
         if metric.key in self.ratios:
             ratios = [self.ratio(name, metric.key) for name in self.runs]
             cells = ("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
@@ -16,25 +16,12 @@ from chairlift.engine.startup.memory_plan import kv_slot_bytes, plan_layout
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
 from chairlift.lab.bench.bench_options import CompareOptions
-from chairlift.lab.bench.benchmark_result import (
-    RUN_METRICS,
-    BenchmarkResult,
-    RunValues,
-    engine_limits,
-    engine_policies,
-    print_benchmark,
-    run_values,
-)
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
 from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
-from chairlift.lab.bench.workload_options import (
-    first_requests,
-    format_arrivals,
-    format_lengths,
-    text_tokenizer,
-)
-from chairlift.lab.metrics.run import RunMetrics
+from chairlift.lab.bench.workload_options import first_requests, format_arrivals, format_lengths, text_tokenizer
+from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.run_log import recorded_run
 from chairlift.lab.report.waste import waste_shares
@@ -61,7 +48,7 @@ RATIOS: Final = (
 
 _KEYS: Final = (*RATIOS, "mean_batch_size", "mean_batch_tokens", *KINDS, "padding_tokens", "recomputed_tokens",
                 "preemptions")  # fmt: skip
-COMPARED: Final = tuple(metric for key in _KEYS for metric in RUN_METRICS if metric.key == key)
+COMPARED: Final = tuple(metric for key in _KEYS for metric in REPORTED_METRICS if metric.key == key)
 """The metrics of a comparison, in the order of the table."""
 
 
@@ -83,11 +70,13 @@ class TokenCheck:
     are almost equally likely, or if the data type has few digits.
 
     Attributes:
+        dtype: the data type of the computation.
         num_requests: number of requests of all rounds.
         num_same: number of requests with the same tokens under every policy.
         first_difference: the first difference; None if there is none.
     """
 
+    dtype: str
     num_requests: int = 0
     num_same: int = 0
     first_difference: TokenDifference | None = None
@@ -95,6 +84,11 @@ class TokenCheck:
     @property
     def is_same(self) -> bool:
         return self.num_same == self.num_requests
+
+    @property
+    def is_sound(self) -> bool:
+        """False if tokens differ although the computation is in float32."""
+        return self.is_same or self.dtype != "float32"
 
     def add_round(self, number: int, tokens: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
         """Compare the output tokens of one round, by policy and request id."""
@@ -109,7 +103,7 @@ class TokenCheck:
                 position = next(i for i, (token, other) in enumerate(pairs) if token != other)
                 self.first_difference = TokenDifference(number, request_id, different, position)
 
-    def describe(self, dtype: str) -> str:
+    def describe(self) -> str:
         """State whether the policies generated the same tokens."""
         text = f"same tokens: {'yes' if self.is_same else 'NO'}, {self.num_same} of {self.num_requests} requests"
         first = self.first_difference
@@ -117,38 +111,13 @@ class TokenCheck:
             return text
         return (
             f"{text}; the first difference: round {first.round}, request {first.request_id}, {first.policy}, "
-            f"output token {first.position} (in {dtype})"
+            f"output token {first.position} (in {self.dtype})"
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CompareResult:
-    """The runs of all policies, and whether they generated the same tokens.
-
-    Attributes:
-        order: the order of the policies in each round.
-        metrics: the metrics of the runs of each policy.
-    """
-
-    benchmark: BenchmarkResult
-    order: list[list[str]]
-    metrics: dict[str, list[RunMetrics]]
-    tokens: TokenCheck
-    dtype: str
-
-    @property
-    def is_sound(self) -> bool:
-        """False if tokens differ although the computation is in float32."""
-        return self.tokens.is_same or self.dtype != "float32"
-
-
-def print_compare(result: CompareResult, file: TextIO | None = None, as_json: bool = False) -> None:
-    """Write the table and the check of tokens, or the JSON line, to `file` (standard output if None)."""
-    print_benchmark(result.benchmark, [result.tokens.describe(result.dtype)], file, as_json)
-
-
-def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
-    """Load the model once, warm up every policy, and run the rounds.
+def run_compare(config: EngineConfig, options: CompareOptions) -> tuple[BenchmarkResult, TokenCheck]:
+    """Load the model once, warm up every policy, and run the rounds; returns the runs of all policies, and whether they
+    generated the same tokens.
 
     Every run has an engine of its own over the same weights and the same KV memory, so no run finds blocks of another
     one in the prefix cache.
@@ -234,9 +203,8 @@ class _Rounds:
         self._order: list[list[str]] = []
         self._engines: dict[str, EngineStarted] = {}
         self._runs: dict[str, list[RunValues]] = {name: [] for name in configs}
-        self._metrics: dict[str, list[RunMetrics]] = {name: [] for name in configs}
         self._unsaturated: dict[str, None] = {}
-        self._tokens = TokenCheck()
+        self._tokens = TokenCheck(loaded.choice.dtype)
 
     def run(self, workload: Sequence[WorkloadRequest]) -> None:
         """Run one round."""
@@ -256,25 +224,24 @@ class _Rounds:
         waste = waste_shares(run)
         if not waste.is_saturated:
             self._unsaturated[name] = None
-        self._metrics[name].append(run.metrics)
-        self._runs[name].append(run_values(run.metrics) | waste.shares)
+        self._runs[name].append(run.metrics.values() | waste.shares)
         number, repeats, speed = len(self._order), self._options.repeats, run.metrics.output_tokens_per_s
         logger.info("round %d of %d, %s: %.1f output tokens/s", number, repeats, name, speed)
         if number == 1 and self._options.save_events is not None:
             _save_events(log, self._options.save_events / f"{name.replace('/', '-')}.jsonl")
         return tokens
 
-    def result(self, max_tokens: Sequence[int]) -> CompareResult:
+    def result(self, max_tokens: Sequence[int]) -> tuple[BenchmarkResult, TokenCheck]:
         """The result of all rounds, whose requests declare these `max_tokens`."""
         baseline, engines = next(iter(self._configs)), {name: self._engines[name] for name in self._configs}
-        run, low, high, dtype = self._metrics[baseline][0], min(max_tokens), max(max_tokens), self._loaded.choice.dtype
+        run, low, high, dtype = self._runs[baseline][0], min(max_tokens), max(max_tokens), self._loaded.choice.dtype
         slots = "KV slots: by the true lengths, mean over the steps in which requests waited"
         if self._unsaturated:
             slots += f" ({', '.join(self._unsaturated)}: over all steps, because no request waited)"
         benchmark = BenchmarkResult(
             benchmark="compare",
-            title=f"{engines[baseline].model}: {run.num_requests} requests {format_arrivals(self._options)}, "
-            f"{run.prompt_tokens:,} prompt and {run.output_tokens:,} output tokens; {len(self._order)} "
+            title=f"{engines[baseline].model}: {run['num_requests']} requests {format_arrivals(self._options)}, "
+            f"{run['prompt_tokens']:,} prompt and {run['output_tokens']:,} output tokens; {len(self._order)} "
             f"{'round' if len(self._order) == 1 else 'rounds'} with one run of each policy",
             machine=machine_facts(),
             options=self._options,
@@ -297,7 +264,7 @@ class _Rounds:
                 "tokens": {"same": self._tokens.is_same, **asdict(self._tokens)},
             },
         )
-        return CompareResult(benchmark, self._order, self._metrics, self._tokens, dtype)
+        return benchmark, self._tokens
 
 
 def _create_folder(folder: Path | None) -> None:

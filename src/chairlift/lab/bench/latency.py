@@ -13,9 +13,10 @@ from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ConfigError
 from chairlift.events import Event, EventList, RequestArrived, RequestWaiting, Step
 from chairlift.lab.bench.bench_options import LatencyOptions
-from chairlift.lab.bench.benchmark_result import BenchmarkMetric, BenchmarkResult, engine_limits, engine_policies
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, engine_limits, engine_policies
 from chairlift.lab.bench.driver import forced_requests, run_forced
 from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
+from chairlift.lab.metrics.run import ReportedMetric
 from chairlift.request import WaitReason
 
 CAPACITY_WAIT_REASONS: Final = {
@@ -28,9 +29,9 @@ CAPACITY_WAIT_REASONS: Final = {
 long prefill takes several steps."""
 
 METRICS: Final = (
-    BenchmarkMetric("latency", "latency", "s"),
-    BenchmarkMetric("prefill", "prefill", "ms", 1e3),
-    BenchmarkMetric("decode_per_token", "decode by token", "ms", 1e3),
+    ReportedMetric("latency", "latency", "s"),
+    ReportedMetric("prefill", "prefill", "ms", 1e3),
+    ReportedMetric("decode_per_token", "decode by token", "ms", 1e3),
 )
 
 

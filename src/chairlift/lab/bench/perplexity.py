@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final
 
 import torch
 
@@ -20,10 +20,10 @@ from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_decoder
 from chairlift.errors import ConfigError, RequestError
-from chairlift.events import EngineStarted
 from chairlift.lab.bench.bench_options import PerplexityOptions
-from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
-from chairlift.lab.tables import make_table, print_report
+from chairlift.lab.bench.benchmark_result import BenchmarkResult
+from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
+from chairlift.lab.metrics.run import ReportedMetric
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel
 from chairlift.sampling_params import SamplingParams
@@ -32,63 +32,14 @@ FLOAT32: Final = "float32"
 """Value of `against` that selects the same model in float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceComparison:
-    """Differences between a model and its reference over the same predicted tokens.
-
-    Attributes:
-        reference: name of the reference.
-        perplexity: perplexity of the reference.
-        log_ratio: mean difference of the negative log-likelihoods in nats, which is the logarithm of the ratio of the
-            perplexities, model to reference.
-        log_ratio_stderr: standard error of that mean if tokens are independent; None for a single token.
-        greedy_agreement: share of the positions at which both have the same most likely token.
-        mean_kl: mean of KL(reference || model) in nats.
-    """
-
-    reference: str
-    perplexity: float
-    log_ratio: float
-    log_ratio_stderr: float | None
-    greedy_agreement: float
-    mean_kl: float
-
-
-@dataclass(frozen=True, slots=True)
-class PerplexityResult:
-    """The perplexity of a text, with the machine and the engine that it was measured on.
-
-    Attributes:
-        num_windows: number of windows that were scored.
-        num_tokens: number of predicted tokens.
-        perplexity: exponential of their mean negative log-likelihood.
-        against: the comparison with the reference; None without one.
-    """
-
-    machine: MachineFacts
-    engine: EngineStarted
-    options: PerplexityOptions
-    num_windows: int
-    num_tokens: int
-    perplexity: float
-    against: ReferenceComparison | None
-    peak_rss_bytes: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result for JSON."""
-        return {
-            "benchmark": "perplexity",
-            "machine": self.machine.to_dict(),
-            "engine": asdict(self.engine),
-            "workload": asdict(self.options),
-            "results": {
-                "num_windows": self.num_windows,
-                "num_tokens": self.num_tokens,
-                "perplexity": self.perplexity,
-                "against": self.against and asdict(self.against),
-            },
-            "peak_rss_bytes": self.peak_rss_bytes,
-        }
+METRICS: Final = (
+    ReportedMetric("perplexity", "perplexity", "", decimals=4),
+    ReportedMetric("reference_perplexity", "perplexity of the reference", "", decimals=4),
+    ReportedMetric("change", "change", "%", 100, decimals=2),
+    ReportedMetric("change_stderr", "standard error of the change", "%", 100, decimals=2),
+    ReportedMetric("greedy_agreement", "same most likely token", "%", 100, decimals=2),
+    ReportedMetric("mean_kl", "mean KL divergence", "nats", decimals=6),
+)
 
 
 class Scorer:
@@ -193,27 +144,28 @@ class PerplexityTally:
     def perplexity(self) -> float:
         return math.exp(float(torch.cat(self.nll).mean()))
 
-    def comparison(self, reference: str) -> ReferenceComparison:
-        """Compute the differences from the reference with this name."""
-        ours, theirs = torch.cat(self.nll), torch.cat(self.reference_nll)
-        differences = ours - theirs
-        num_tokens = len(differences)
-        stderr = float(differences.std()) / math.sqrt(num_tokens) if num_tokens > 1 else None
-        return ReferenceComparison(
-            reference=reference,
-            perplexity=math.exp(float(theirs.mean())),
-            log_ratio=float(differences.mean()),
-            log_ratio_stderr=stderr,
-            greedy_agreement=self.num_agreed / num_tokens,
-            mean_kl=self.kl / num_tokens,
-        )
+    def values(self) -> dict[str, float | None]:
+        """The values of METRICS; those of a comparison are missing without a reference."""
+        values: dict[str, float | None] = {"perplexity": self.perplexity, "num_tokens": self.num_tokens}
+        if not self.reference_nll:
+            return values
+        theirs = torch.cat(self.reference_nll)
+        differences = torch.cat(self.nll) - theirs
+        has_error = self.num_tokens > 1  # of the mean, if tokens are independent
+        return values | {
+            "reference_perplexity": math.exp(float(theirs.mean())),
+            "change": math.expm1(float(differences.mean())),
+            "change_stderr": float(differences.std()) / math.sqrt(self.num_tokens) if has_error else None,
+            "greedy_agreement": self.num_agreed / self.num_tokens,
+            "mean_kl": self.kl / self.num_tokens,
+        }
 
 
 def _nll(logprobs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return -logprobs.gather(1, targets[:, None])[:, 0].double().cpu()
 
 
-def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> PerplexityResult:
+def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> BenchmarkResult:
     """Score the text with the engine of `config`, and with the reference if `options` has one.
 
     Raises:
@@ -229,15 +181,18 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Perplexi
         if options.against is not None:
             reference = engines.enter_context(closing(_reference(config, options, scorer.vocab_size)))
         tally = score(scorer, reference, windows)
-    return PerplexityResult(
+    started = scorer.engine.facts.started
+    return BenchmarkResult(
+        benchmark="perplexity",
+        title=f"{started.model}: {options.text.name}, {tally.num_tokens:,} tokens predicted in {len(windows)} windows "
+        f"of {options.window}",
         machine=machine_facts(),
-        engine=scorer.engine.facts.started,
         options=options,
-        num_windows=len(windows),
-        num_tokens=tally.num_tokens,
-        perplexity=tally.perplexity,
-        against=None if options.against is None else tally.comparison(options.against),
+        engines={started.model: started},
+        runs={started.model: [tally.values()]},
+        metrics=METRICS,
         peak_rss_bytes=peak_rss_bytes(),
+        notes=[] if options.against is None else [f"reference: {options.against}"],
     )
 
 
@@ -301,23 +256,3 @@ def split_windows(tokenizer: Tokenizer | NoTokenizer, text: str, options: Perple
     if not windows:
         raise ConfigError(f"text={options.text}: has {len(token_ids)} tokens, which is too short to predict any")
     return windows
-
-
-def print_perplexity(result: PerplexityResult, file: TextIO | None = None, as_json: bool = False) -> None:
-    """Write a table with the perplexity and the comparison, or the JSON line, to `file`."""
-    options, against = result.options, result.against
-    title = (
-        f"{result.engine.model}: {options.text.name}, {result.num_tokens:,} tokens predicted in {result.num_windows} "
-        f"windows of {options.window}"
-    )
-    caption = machine_caption(result.machine, result.peak_rss_bytes)
-    table = make_table(title, ["", "value"], caption, min_width=72)
-    table.add_row("perplexity", f"{result.perplexity:.4f}")
-    if against is not None:
-        table.add_row(f"perplexity of {against.reference}", f"{against.perplexity:.4f}")
-        table.add_row("change, %", f"{100 * math.expm1(against.log_ratio):+.2f}")
-        if against.log_ratio_stderr is not None:
-            table.add_row("standard error of the change, %", f"{100 * against.log_ratio_stderr:.2f}")
-        table.add_row("same most likely token, %", f"{100 * against.greedy_agreement:.2f}")
-        table.add_row("mean KL divergence, nats", f"{against.mean_kl:.6f}")
-    print_report([table], result.to_dict(), file, as_json)

@@ -23,7 +23,7 @@ from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
-from chairlift.lab.tables import constants_table, make_table, number, print_report, row_label
+from chairlift.lab.tables import constants_table, make_table, number, print_report
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
 from chairlift.options import check_options, option
@@ -233,9 +233,10 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None, as_js
         f"{format_lengths(result.load)}\n{sim.num_steps:,} steps, {number(sim.seconds)} s, simulated in "
         f"{number(sim.wall_seconds)} s ({sim.steps_per_wall_second:,.0f} steps/s)",
     )
+    values = run.values()
     for metric in REPORTED_METRICS:
-        if (value := metric.value(run)) is not None:
-            table.add_row(row_label(metric.label, metric.unit), number(value * metric.scale))
+        if metric.key in values:
+            table.add_row(metric.heading, metric.cell(values[metric.key]))
     parts: list[RenderableType] = [constants_table([*result.constants, *_engine_rows(result.engine)]), table]
     if sim.rejected:
         parts.append(f"{len(sim.rejected)} requests can never fit and were rejected; the first: {sim.rejected[0][1]}")

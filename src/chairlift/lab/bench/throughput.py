@@ -9,23 +9,11 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList
 from chairlift.lab.bench.bench_options import ThroughputOptions
-from chairlift.lab.bench.benchmark_result import (
-    RUN_METRICS,
-    BenchmarkResult,
-    RunValues,
-    engine_limits,
-    engine_policies,
-    run_values,
-)
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
 from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
-from chairlift.lab.bench.workload_options import (
-    first_requests,
-    format_arrivals,
-    format_lengths,
-    text_tokenizer,
-)
-from chairlift.lab.metrics.run import summarize
+from chairlift.lab.bench.workload_options import first_requests, format_arrivals, format_lengths, text_tokenizer
+from chairlift.lab.metrics.run import REPORTED_METRICS, summarize
 
 logger = logging.getLogger("chairlift")
 
@@ -52,7 +40,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Benchmar
             workload = options.workload(vocab_size, WARM_UP_ROUND + run_number, tokenize)
             run_forced(engine, log, workload, options.max_concurrency)
             run = summarize(log.events)
-            runs.append(run_values(run))
+            runs.append(run.values())
             speed = run.output_tokens_per_s
             logger.info("run %d of %d: %.1f output tokens/s", run_number, options.repeats, speed)
     finally:
@@ -66,7 +54,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Benchmar
         options=options,
         engines={started.model: started},
         runs={started.model: runs},
-        metrics=RUN_METRICS,
+        metrics=REPORTED_METRICS,
         peak_rss_bytes=peak_rss_bytes(),
         notes=[engine_policies(started), engine_limits(started), format_lengths(options)],
     )

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from chairlift.events import EngineStarted, Event, RequestArrived, RequestRejected, Step
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.summary import Summary
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryShares:
-    """The mean share of the pool of each kind of slot (see `core.measuring.accounting`), by the duration of steps.
-
-    As in the events, `max_tokens` separates `reserved` from `internal` slots. The sum of the shares is 1.
-    """
-
-    token_states: float
-    reserved: float
-    internal: float
-    external: float
-    free: float
+from chairlift.lab.tables import number, row_label
+from chairlift.observability.tracker import SLOT_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +35,9 @@ class RunMetrics:
         padding_tokens: padding tokens computed for static batches.
         recomputed_tokens: tokens that were computed again after a preemption.
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
-        memory: None if the events have no kinds of slots.
+        memory: the mean share of the pool of each kind of slot (see `core.measuring.accounting`), by the duration of
+            steps; None if the events have no kinds of slots. As in the events, `max_tokens` separates `reserved` from
+            `internal` slots.
     """
 
     duration: float
@@ -78,11 +68,25 @@ class RunMetrics:
     recomputed_tokens: int
     draft_tokens: int
     accepted_draft_tokens: int
-    memory: MemoryShares | None
+    memory: dict[str, float] | None
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics as nested dictionaries for JSON."""
         return asdict(self)
+
+    def values(self) -> dict[str, float | None]:
+        """The metrics that are not None by name. Those of summaries are named as `ttft_p50`, and shares of memory by
+        their kind of slot."""
+        values: dict[str, float | None] = {}
+        for name, value in asdict(self).items():
+            if isinstance(value, dict):
+                prefix = "" if name == "memory" else f"{name}_"
+                values |= {f"{prefix}{part}": number for part, number in value.items()}
+            elif value is not None:
+                values[name] = value
+        if self.draft_tokens:
+            values["draft_acceptance"] = self.accepted_draft_tokens / self.draft_tokens
+        return values
 
 
 def summarize(events: Iterable[Event]) -> RunMetrics:
@@ -124,39 +128,25 @@ class RunTally:
         requests = deepcopy(self._requests)
         for _, metrics in self._open.incomplete():
             requests.add(metrics)
-        steps = self._steps
+        steps, counts = self._steps, requests.counts
         duration = 0.0 if steps.last_time is None else steps.last_time - self._first_time
-        summaries = {name: Summary.from_values(values) for name, values in requests.values.items()}
         per_second = 1 / duration if duration > 0 else 0.0
+        summaries: dict[str, Any] = {name: Summary.from_values(values) for name, values in requests.values.items()}
         return RunMetrics(
+            **counts,
+            **steps.counts,
+            **summaries,
             duration=duration,
-            num_requests=requests.num_requests,
-            num_answered=requests.num_answered,
-            num_unfinished=requests.num_unfinished,
             num_rejected=self._num_rejected,
-            num_steps=steps.num_steps,
-            prompt_tokens=requests.prompt_tokens,
-            cached_tokens=requests.cached_tokens,
-            output_tokens=requests.output_tokens,
-            output_tokens_per_s=requests.output_tokens * per_second,
-            total_tokens_per_s=(requests.prompt_tokens + requests.output_tokens) * per_second,
-            requests_per_s=requests.num_answered * per_second,
-            ttft=summaries["ttft"],
-            tpot=summaries["tpot"],
+            output_tokens_per_s=counts["output_tokens"] * per_second,
+            total_tokens_per_s=(counts["prompt_tokens"] + counts["output_tokens"]) * per_second,
+            requests_per_s=counts["num_answered"] * per_second,
             itl=Summary.from_counts(requests.itls),
-            e2e_latency=summaries["e2e_latency"],
-            normalized_latency=summaries["normalized_latency"],
-            queue_time=summaries["queue_time"],
             mean_batch_size=steps.per_step(steps.num_rows),
             peak_batch_size=steps.peak_batch_size,
             mean_batch_tokens=steps.per_step(steps.num_tokens),
             kv_use_mean=steps.per_step(steps.kv_use_sum) if steps.has_kv_use else None,
             kv_use_peak=steps.kv_use_peak if steps.has_kv_use else None,
-            preemptions=steps.num_preemptions,
-            padding_tokens=steps.num_padding,
-            recomputed_tokens=steps.num_recomputed,
-            draft_tokens=steps.num_draft,
-            accepted_draft_tokens=steps.num_accepted,
             memory=steps.memory(),
         )
 
@@ -165,139 +155,128 @@ SUMMARIZED: Final = ("ttft", "tpot", "e2e_latency", "normalized_latency", "queue
 """The properties of RequestMetrics whose values are summarized."""
 
 
-@dataclass(slots=True)
-class _RequestTotals:
-    """Sums and values over requests. ITLs are counted by value, because the requests of a step share them."""
+def _zeros(*names: str) -> dict[str, Any]:
+    return dict.fromkeys(names, 0)
 
-    num_requests: int = 0
-    num_answered: int = 0
-    num_unfinished: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SUMMARIZED})
-    itls: Counter[float] = field(default_factory=Counter)
+
+class _RequestTotals:
+    """Sums and values over requests: `counts` are fields of RunMetrics. ITLs are counted by value, because the requests
+    of a step share them."""
+
+    def __init__(self) -> None:
+        self.counts = _zeros(
+            "num_requests", "num_answered", "num_unfinished", "prompt_tokens", "cached_tokens", "output_tokens"
+        )
+        self.values: dict[str, list[float]] = {name: [] for name in SUMMARIZED}
+        self.itls: Counter[float] = Counter()
 
     def add(self, request: RequestMetrics) -> None:
-        self.num_requests += 1
-        self.num_answered += request.is_answered
-        self.num_unfinished += request.finish_reason is None
-        self.prompt_tokens += request.num_prompt_tokens if request.token_times else 0
-        self.cached_tokens += request.num_cached_tokens
-        self.output_tokens += request.num_output_tokens
+        counts = self.counts
+        counts["num_requests"] += 1
+        counts["num_answered"] += request.is_answered
+        counts["num_unfinished"] += request.finish_reason is None
+        counts["prompt_tokens"] += request.num_prompt_tokens if request.token_times else 0
+        counts["cached_tokens"] += request.num_cached_tokens
+        counts["output_tokens"] += request.num_output_tokens
         self.itls.update(request.itls)
         for name, values in self.values.items():
             if (value := getattr(request, name)) is not None:
                 values.append(value)
 
 
-@dataclass(slots=True)
 class _StepTotals:
-    """Sums over steps. `kinds` are slot-seconds by kind, in the order of MemoryShares."""
+    """Sums over steps: `counts` are fields of RunMetrics, and `kinds` slot-seconds by kind."""
 
-    num_blocks: int = 0
-    num_steps: int = 0
-    last_time: float | None = None
-    num_rows: int = 0
-    peak_batch_size: int = 0
-    num_tokens: int = 0
-    num_preemptions: int = 0
-    num_padding: int = 0
-    num_recomputed: int = 0
-    num_draft: int = 0
-    num_accepted: int = 0
-    has_kv_use: bool = False
-    kv_use_sum: float = 0.0
-    kv_use_peak: float = 0.0
-    kinds: list[float] = field(default_factory=lambda: [0.0] * 5)
+    def __init__(self) -> None:
+        self.counts = _zeros(
+            "num_steps", "preemptions", "padding_tokens", "recomputed_tokens", "draft_tokens", "accepted_draft_tokens"
+        )
+        self.kinds = dict.fromkeys(SLOT_KINDS, 0.0)
+        self.last_time: float | None = None
+        self.num_blocks = self.num_rows = self.peak_batch_size = self.num_tokens = 0
+        self.kv_use_sum = self.kv_use_peak = 0.0
 
     def add(self, step: Step) -> None:
-        num_rows = len(step.request_ids)
-        self.num_steps += 1
+        num_rows, counts = len(step.request_ids), self.counts
+        counts["num_steps"] += 1
+        counts["preemptions"] += len(step.preempted)
+        counts["padding_tokens"] += sum(step.num_padding)
+        counts["recomputed_tokens"] += step.num_recomputed
+        if step.num_draft:
+            counts["draft_tokens"] += sum(step.num_draft)
+            counts["accepted_draft_tokens"] += step.num_accepted
         self.last_time = step.time
         self.num_rows += num_rows
         self.peak_batch_size = max(self.peak_batch_size, num_rows)
         self.num_tokens += sum(step.num_scheduled)
-        self.num_preemptions += len(step.preempted)
-        self.num_padding += sum(step.num_padding)
-        self.num_recomputed += step.num_recomputed
-        if step.num_draft:
-            self.num_draft += sum(step.num_draft)
-            self.num_accepted += step.num_accepted
         if self.num_blocks:
             use = 1 - step.free_blocks / self.num_blocks
-            self.has_kv_use = True
             self.kv_use_sum += use
             self.kv_use_peak = max(self.kv_use_peak, use)
-        seconds, kinds = step.time - step.scheduled_time, self.kinds
-        kinds[0] += seconds * step.token_states
-        kinds[1] += seconds * step.reserved
-        kinds[2] += seconds * step.internal
-        kinds[3] += seconds * step.external
-        kinds[4] += seconds * step.free
+        seconds = step.time - step.scheduled_time
+        for kind in SLOT_KINDS:
+            self.kinds[kind] += seconds * getattr(step, kind)
+
+    @property
+    def has_kv_use(self) -> bool:
+        return self.num_blocks > 0 and self.last_time is not None
 
     def per_step(self, total: float) -> float:
-        return total / self.num_steps if self.num_steps else 0.0
+        return total / self.counts["num_steps"] if self.counts["num_steps"] else 0.0
 
-    def memory(self) -> MemoryShares | None:
-        total = sum(self.kinds)
-        return MemoryShares(*(kind / total for kind in self.kinds)) if total else None
+    def memory(self) -> dict[str, float] | None:
+        total = sum(self.kinds.values())
+        return {kind: slots / total for kind, slots in self.kinds.items()} if total else None
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedMetric:
-    """A metric of a run: its label, the unit of the value after scaling, and the function that returns the value."""
+    """A metric of a table: its key among the values of a run, its label, the unit of the scaled value, and the number
+    of decimals; None for three or more significant digits."""
 
     key: str
     label: str
     unit: str
-    value: Callable[[RunMetrics], float | None]
     scale: float = 1.0
+    decimals: int | None = None
 
+    @property
+    def heading(self) -> str:
+        return row_label(self.label, self.unit)
 
-def _p(percent: int, summary: Callable[[RunMetrics], Summary | None]) -> Callable[[RunMetrics], float | None]:
-    return lambda run: None if (s := summary(run)) is None else float(getattr(s, f"p{percent}"))
-
-
-def _normalized_latency(run: RunMetrics) -> float | None:
-    return None if run.normalized_latency is None else run.normalized_latency.mean
-
-
-def _accepted_share(run: RunMetrics) -> float | None:
-    return run.accepted_draft_tokens / run.draft_tokens if run.draft_tokens else None
-
-
-def _share(kind: str) -> Callable[[RunMetrics], float | None]:
-    return lambda run: None if run.memory is None else float(getattr(run.memory, kind))
+    def cell(self, value: float | None) -> str:
+        """The scaled value as text; empty if there is none."""
+        if value is None:
+            return ""
+        scaled = value * self.scale
+        return number(scaled) if self.decimals is None else f"{scaled:.{self.decimals}f}"
 
 
 REPORTED_METRICS: Final = (
-    ReportedMetric("output_tokens_per_s", "output tokens", "/s", lambda run: run.output_tokens_per_s),
-    ReportedMetric("total_tokens_per_s", "prompt and output tokens", "/s", lambda run: run.total_tokens_per_s),
-    ReportedMetric("requests_per_s", "requests", "/s", lambda run: run.requests_per_s),
-    ReportedMetric("e2e_latency_p50", "E2E latency p50", "s", _p(50, lambda run: run.e2e_latency)),
-    ReportedMetric("e2e_latency_p99", "E2E latency p99", "s", _p(99, lambda run: run.e2e_latency)),
-    ReportedMetric("normalized_latency_mean", "E2E latency by output token, mean", "s", _normalized_latency),
-    ReportedMetric("ttft_p50", "TTFT p50", "s", _p(50, lambda run: run.ttft)),
-    ReportedMetric("ttft_p99", "TTFT p99", "s", _p(99, lambda run: run.ttft)),
-    ReportedMetric("itl_p50", "ITL p50", "ms", _p(50, lambda run: run.itl), 1e3),
-    ReportedMetric("itl_p99", "ITL p99", "ms", _p(99, lambda run: run.itl), 1e3),
-    ReportedMetric("mean_batch_size", "batch, mean", "requests", lambda run: run.mean_batch_size),
-    ReportedMetric("mean_batch_tokens", "step, mean", "tokens", lambda run: run.mean_batch_tokens),
-    ReportedMetric("kv_use_mean", "KV blocks held, mean over steps", "%", lambda run: run.kv_use_mean, 100),
-    ReportedMetric("kv_use_peak", "KV blocks held, peak", "%", lambda run: run.kv_use_peak, 100),
-    ReportedMetric("token_states", "KV slots with token states", "%", _share("token_states"), 100),
-    ReportedMetric("reserved", "KV slots reserved", "%", _share("reserved"), 100),
-    ReportedMetric("internal", "KV slots, internal fragmentation", "%", _share("internal"), 100),
-    ReportedMetric("external", "KV slots, external fragmentation", "%", _share("external"), 100),
-    ReportedMetric("free", "KV slots free", "%", _share("free"), 100),
-    ReportedMetric("preemptions", "preemptions", "", lambda run: run.preemptions),
-    ReportedMetric(
-        "recomputed_tokens", "tokens computed again after preemption", "", lambda run: run.recomputed_tokens
-    ),
-    ReportedMetric("padding_tokens", "padding tokens computed", "", lambda run: run.padding_tokens),
-    ReportedMetric("draft_tokens", "draft tokens verified", "", lambda run: run.draft_tokens or None),
-    ReportedMetric("accepted_draft_tokens", "draft tokens accepted", "%", _accepted_share, 100),
-    ReportedMetric("cached_tokens", "prompt tokens from the prefix cache", "", lambda run: run.cached_tokens),
+    ReportedMetric("output_tokens_per_s", "output tokens", "/s"),
+    ReportedMetric("total_tokens_per_s", "prompt and output tokens", "/s"),
+    ReportedMetric("requests_per_s", "requests", "/s"),
+    ReportedMetric("e2e_latency_p50", "E2E latency p50", "s"),
+    ReportedMetric("e2e_latency_p99", "E2E latency p99", "s"),
+    ReportedMetric("normalized_latency_mean", "E2E latency by output token, mean", "s"),
+    ReportedMetric("ttft_p50", "TTFT p50", "s"),
+    ReportedMetric("ttft_p99", "TTFT p99", "s"),
+    ReportedMetric("itl_p50", "ITL p50", "ms", 1e3),
+    ReportedMetric("itl_p99", "ITL p99", "ms", 1e3),
+    ReportedMetric("mean_batch_size", "batch, mean", "requests"),
+    ReportedMetric("mean_batch_tokens", "step, mean", "tokens"),
+    ReportedMetric("kv_use_mean", "KV blocks held, mean over steps", "%", 100),
+    ReportedMetric("kv_use_peak", "KV blocks held, peak", "%", 100),
+    ReportedMetric("token_states", "KV slots with token states", "%", 100),
+    ReportedMetric("reserved", "KV slots reserved", "%", 100),
+    ReportedMetric("internal", "KV slots, internal fragmentation", "%", 100),
+    ReportedMetric("external", "KV slots, external fragmentation", "%", 100),
+    ReportedMetric("free", "KV slots free", "%", 100),
+    ReportedMetric("preemptions", "preemptions", ""),
+    ReportedMetric("recomputed_tokens", "tokens computed again after preemption", ""),
+    ReportedMetric("padding_tokens", "padding tokens computed", ""),
+    ReportedMetric("draft_tokens", "draft tokens verified", ""),
+    ReportedMetric("draft_acceptance", "draft tokens accepted", "%", 100),
+    ReportedMetric("cached_tokens", "prompt tokens from the prefix cache", ""),
 )
 """The metrics that benchmarks and simulations print, one line each."""

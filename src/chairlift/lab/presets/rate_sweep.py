@@ -20,7 +20,6 @@ from typing import Any, Final
 from chairlift.events import EventBroadcaster
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.run import RunTally
-from chairlift.lab.metrics.summary import Summary
 from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
@@ -92,30 +91,10 @@ def measure_run(system: StudySystem, requests: Sequence[WorkloadRequest], rate: 
     sinks = EventBroadcaster(tally, requests_tally)
     result = simulate(at_rate(requests, rate), system.config, system.cost_model, sinks)
     assert not result.rejected, result.rejected[0]
-    run = tally.result()
-
-    def summary(name: str) -> Summary:
-        found: Summary | None = getattr(run, name)
-        assert found is not None, "every request has finished"
-        return found
-
-    e2e, normalized = summary("e2e_latency"), summary("normalized_latency")
-    return {
-        "total_tokens_per_s": run.total_tokens_per_s,
-        "requests_per_s": run.requests_per_s,
-        "num_steps": run.num_steps,
-        "peak_batch_size": run.peak_batch_size,
-        "mean_batch_size": run.mean_batch_size,
-        "preemptions": run.preemptions,
-        "ttft_p50": summary("ttft").p50,
-        "itl_p99": 0.0 if run.itl is None else run.itl.p99,
-        "queue_time_p50": summary("queue_time").p50,
+    values = {"itl_p99": 0.0} | {name: value for name, value in tally.result().values().items() if value is not None}
+    return values | {
         "completion_ratio": completion_ratio(finished),
-        "e2e_latency_p50": e2e.p50,
-        "e2e_latency_p90": e2e.p90,
-        "e2e_latency_p99": e2e.p99,
-        "normalized_latency": normalized.mean,
-        "normalized_latency_p50": normalized.p50,
+        "normalized_latency": values["normalized_latency_mean"],
     }
 
 
