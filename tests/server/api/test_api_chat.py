@@ -140,7 +140,6 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "use the fields of the request"),
     ({"continue_final_message": True}, "continue_final_message", "last message of the assistant"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "cannot both be true"),
-    ({"messages": [{"role": "assistant"}]}, "messages", "must have content or tool_calls"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
     ({"modalities": ["audio"]}, "modalities", "'text'"),

@@ -5,23 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from chat_planner import planner
 
-from chairlift.config import EngineConfig
-from chairlift.engine.input_processor import RequestLimits
-from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted
-from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.registry import read_hf_config
-from chairlift.sampling_params import SamplingDefaults
 from chairlift.server.api.chat import parse_answer
-from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.conversation import ChatPlan, ConversationPlanner
+from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
-from chairlift.worker.kv_cache_plan import KVCachePlan
-from chat_templates import TEMPLATES
-from chat_tokenizers import BACKENDS
-from tiny_engine import CONFIG
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA}}
@@ -33,24 +22,6 @@ CONVERSATION = [
 ]
 CALL = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
 DECLARED = "{'name': 'get_weather', 'description': 'Weather', 'parameters': "
-
-
-def planner(template: str, **options: Any) -> ConversationPlanner:
-    """A planner with the template of a family, and an engine without weights."""
-    special = {"bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer = Tokenizer(BACKENDS["byte_level"](), special_tokens=special, chat_template=TEMPLATES[template])
-    started = EngineStarted(0.0, "tiny", 16, 60, 8, 512, 512, "fcfs", "paged", True)
-    facts = EngineFacts(
-        "tiny",
-        read_hf_config({**CONFIG, "vocab_size": 10_000}, source="config.json"),
-        EngineConfig().scheduler_config(2048),
-        KVCachePlan(200, 16, 1024, "memory"),
-        RequestLimits(2048, 3200),
-        started,
-        "torch",
-        SamplingDefaults(),
-    )
-    return ConversationPlanner(ServedEngine(facts, lambda: tokenizer), ApiOptions(**options))
 
 
 def plan(template: str, **fields: Any) -> ChatPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from chairlift.server.protocol.messages import (
     MessagesUsage,
     TokenCount,
 )
+from chairlift.server.protocol.tools import parse_arguments
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -92,17 +92,8 @@ def _block(item: AnswerItem) -> dict[str, Any]:
     if item.kind == "reasoning":
         return {"type": "thinking", "thinking": item.text, "signature": ""}
     if item.kind == "message":
-        return {"type": "text", "text": item.text, "citations": None}
-    return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": _parse_arguments(item.text)}
-
-
-def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """The arguments as an object. Text that is not a JSON object is returned as `INVALID_JSON`, as at Anthropic."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+        return {"type": "text", "text": item.text}
+    return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": parse_arguments(item.text)}
 
 
 DELTAS: Final = {

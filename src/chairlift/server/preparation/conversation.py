@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,12 @@ from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.tools import FunctionTool, select_tools
+from chairlift.server.protocol.turns import (
+    BLANK_LINE,
+    adapted_turns,
+    leading_system,
+    merge_leading_system,
+)
 from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format, tool_call_format
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
@@ -106,6 +113,10 @@ class Conversation(Protocol):
         """The corresponding chat request; raises RequestError."""
         ...
 
+    def ignored_content(self) -> list[str]:
+        """The parts of the content that have no effect."""
+        ...
+
 
 class ConversationPlanner:
     """Plans requests with a conversation, for all endpoints that accept messages."""
@@ -154,8 +165,12 @@ class ConversationPlanner:
             new_parser=self._new_parser(tools, reasoning, is_structured),
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
-            ignored=("reasoning_effort",) if _is_effort_ignored(body, self._template_for(body)) else (),
+            ignored=self._ignored(conversation, body),
         )
+
+    def _ignored(self, conversation: Conversation, body: ChatCompletionRequest) -> tuple[str, ...]:
+        effort = ["reasoning_effort"] * _is_effort_ignored(body, self._template_for(body))
+        return *conversation.ignored_content(), *effort
 
     def prompt_token_ids(self, conversation: Conversation) -> list[int]:
         """The token ids of the rendered conversation."""
@@ -226,9 +241,6 @@ class ConversationPlanner:
 
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
         template = self._template_for(body)
-        messages = [message.for_template() for message in body.messages]
-        if self._calls.is_harmony:
-            messages = [{REASONING_NAMES.get(name, name): value for name, value in m.items()} for m in messages]
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
         variables = body.template_variables(template.variables)
         if _is_effort_ignored(body, template):
@@ -240,9 +252,36 @@ class ConversationPlanner:
                 "leave it out",
                 field,
             )
-        messages = self._with_tools(template, messages, declared, variables)
-        text = _render_template(template, messages, variables, body)
+        text = self._render_turns(template, body, declared, variables)
         return template_text(text) if self._options.allow_special_tokens_in_content else text
+
+    def _render_turns(
+        self,
+        template: ChatTemplate,
+        body: ChatCompletionRequest,
+        declared: list[dict[str, Any]],
+        variables: dict[str, Any],
+    ) -> MarkedText:
+        """Render the messages. If the template rejects them, or omits one of several system messages, render them in
+        the forms of `adapted_turns`."""
+        messages = self._with_tools(template, body.template_messages(), declared, variables)
+
+        def render(messages: list[dict[str, Any]]) -> MarkedText:
+            if self._calls.is_harmony:
+                messages = [{REASONING_NAMES.get(name, name): value for name, value in m.items()} for m in messages]
+            return _render_template(template, messages, variables, body)
+
+        try:
+            text = render(messages)
+        except RequestError:
+            for form in adapted_turns(messages, template_text(BLANK_LINE)):
+                with contextlib.suppress(RequestError):
+                    return render(form)
+            raise
+        systems = [message["content"] for message in leading_system(messages)]
+        if len(systems) > 1 and not _has_all(text, systems):
+            return render(merge_leading_system(messages, template_text(BLANK_LINE)))
+        return text
 
     def _with_tools(
         self,
@@ -275,6 +314,12 @@ class ConversationPlanner:
             self._engine.tokenizer.render_chat([])  # Raises the error for the missing template.
             raise AssertionError("unreachable")
         return self._template
+
+
+def _has_all(text: str, parts: list[str]) -> bool:
+    """Whether the text contains the parts in this order, without the white space around them."""
+    at = 0
+    return all((at := text.find(part.strip(), at)) >= 0 for part in parts)
 
 
 def _is_effort_ignored(body: ChatCompletionRequest, template: ChatTemplate) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_LOGPROBS
 from chairlift.server.protocol.base import RequestBody, Timings, UsageInfo, omitted_if_null
-from chairlift.server.protocol.compatibility_fields import ChatCompatibilityFields
+from chairlift.server.protocol.compatibility_fields import CacheControl, ChatCompatibilityFields
 from chairlift.server.protocol.item_limits import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
@@ -20,16 +20,28 @@ from chairlift.server.protocol.item_limits import (
     MAX_TOOLS,
 )
 from chairlift.server.protocol.sampling import SamplingFields, StructuredOutputsField
-from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
+from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice, parse_arguments
+from chairlift.server.protocol.turns import merge_leading_system
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 RESERVED_VARIABLES = ("messages", "self", "add_generation_prompt", "tools", "documents", "reasoning_effort")
 """Variables of a chat template that `chat_template_kwargs` must not set."""
 
 
+BILLING_LINE: Final = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
+"""The line at the beginning of Claude Code's system prompt that differs in each request, so that no prefix of a prompt
+would be found in the cache. Only Anthropic reads it."""
+
+NAMED_KEY: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
+"""Additional fields of messages that `ignored_content` can name in a header."""
+
+MAX_NAMED_KEYS: Final = 16
+
+
 class TextPart(RequestBody):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 class RefusalPart(RequestBody):
@@ -41,10 +53,24 @@ class RefusalPart(RequestBody):
         return self.refusal
 
 
+class ThinkingPart(RequestBody):
+    """Reasoning in the content of an earlier answer."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str | list[TextPart] = ""
+
+    @property
+    def text(self) -> str:
+        return ""
+
+
+AnswerPart = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]
+
 Text = str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS)]
 
 
-def plain_text(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
+def plain_text(content: str | list[TextPart] | list[AnswerPart]) -> str:
     """The content of a message as one string, as chat templates expect it."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -55,12 +81,25 @@ class PromptMessage(RequestBody):
     role: Literal["system", "developer", "user"]
     content: Text
     name: str | None = None
+    cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it, with its content as one string."""
-        role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": plain_text(self.content)}
+        if self.role == "user":
+            message = {"role": "user", "content": plain_text(self.content)}
+        else:
+            message = {"role": "system", "content": "".join(map(without_billing_line, self.texts()))}
         return message if self.name is None else {**message, "name": self.name}
+
+    def texts(self) -> list[str]:
+        """The texts of the parts of the content."""
+        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+
+
+def without_billing_line(text: str) -> str:
+    """The text of a system prompt without the line of `BILLING_LINE` at its beginning."""
+    found = BILLING_LINE.match(text)
+    return text if found is None else text[found.end() :]
 
 
 class ToolMessage(RequestBody):
@@ -70,6 +109,7 @@ class ToolMessage(RequestBody):
     content: Text
     tool_call_id: str
     name: str | None = None
+    cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
         message = {"role": "tool", "content": plain_text(self.content), "tool_call_id": self.tool_call_id}
@@ -77,39 +117,55 @@ class ToolMessage(RequestBody):
 
 
 class AssistantMessage(RequestBody):
-    """An earlier answer, which may be sent back as it was received."""
+    """An earlier answer, which may be sent back as it was received, cut or empty.
 
+    Fields that a server or a client has added are ignored. `reasoning` is vLLM's name of `reasoning_content`.
+    """
+
+    model_config = ConfigDict(extra="allow")
     role: Literal["assistant"]
-    content: str | Annotated[list[TextPart | RefusalPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
+    content: str | Annotated[list[AnswerPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallParam], Field(max_length=MAX_TOOL_CALLS)] | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None
     refusal: str | None = None
-    # -- These fields of a received answer are null or empty. --
+    cache_control: CacheControl | None = None
+    # -- These fields of a received answer are null, because a call or speech would be lost without them. --
     function_call: None = None
     audio: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it, with the arguments of tool calls as objects."""
         content = self.refusal if self.content is None else plain_text(self.content)
-        if content is None and not self.tool_calls:
-            raise RequestError("messages: a message of the assistant must have content or tool_calls", "messages")
         calls = [_call_for_template(call) for call in self.tool_calls or []] or None
-        others = {"name": self.name, "reasoning_content": self.reasoning_content, "tool_calls": calls}
+        others = {"name": self.name, "reasoning_content": self._reasoning_text(), "tool_calls": calls}
         given = {name: value for name, value in others.items() if value is not None}
         return {"role": "assistant", "content": content or "", **given}
 
+    def _reasoning_text(self) -> str | None:
+        if self.reasoning_content is not None:
+            return self.reasoning_content
+        if isinstance(self.reasoning, str):
+            return self.reasoning
+        parts = [] if isinstance(self.content, str) else self.content or []
+        thoughts = [plain_text(part.thinking) for part in parts if isinstance(part, ThinkingPart)]
+        return "".join(thoughts) or None
+
+    def ignored_keys(self) -> Iterator[str]:
+        """The additional fields of the message and its calls that have a value."""
+        yield from _keys_with_values(self.model_extra)
+        for call in self.tool_calls or []:
+            for extra in (call.model_extra, call.function.model_extra):
+                yield from (f"tool_calls.{key}" for key in _keys_with_values(extra))
+
+
+def _keys_with_values(extra: Mapping[str, Any] | None) -> Iterator[str]:
+    return (key for key, value in (extra or {}).items() if value not in (None, "", [], {}) and NAMED_KEY.fullmatch(key))
+
 
 def _call_for_template(call: ToolCallParam) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"messages: the arguments of tool call {call.id!r} are not valid JSON: {error}", "messages"
-        ) from None
-    if not isinstance(arguments, dict):
-        raise RequestError(f"messages: the arguments of tool call {call.id!r} must be a JSON object", "messages")
+    arguments = parse_arguments(call.function.arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -145,6 +201,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     _optional_variables: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _is_converted: bool = PrivateAttr(False)
 
     @classmethod
     def from_fields(
@@ -165,11 +222,24 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
             raise RequestError(f"converted to a chat: {message}", field) from None
         chat.structured_outputs = structured_outputs
         chat._optional_variables = optional_variables or {}
+        chat._is_converted = True
         return chat
 
     def to_chat(self) -> ChatCompletionRequest:
         """The request itself, because other conversations are converted to this form."""
         return self
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The messages as chat templates expect them. One that was converted has one leading system message."""
+        messages = [message.for_template() for message in self.messages]
+        return merge_leading_system(messages) if self._is_converted else messages
+
+    def ignored_content(self) -> list[str]:
+        answers = (message for message in self.messages if isinstance(message, AssistantMessage))
+        keys = {f"messages.{key}" for answer in answers for key in answer.ignored_keys()}
+        prompts = (message for message in self.messages if isinstance(message, PromptMessage))
+        has_line = any(message.role != "user" and any(map(BILLING_LINE.match, message.texts())) for message in prompts)
+        return sorted(keys)[:MAX_NAMED_KEYS] + ["x-anthropic-billing-header"] * has_line
 
     def output_limit(self) -> int | None:
         """The maximum number of output tokens; None if only the context limits it."""

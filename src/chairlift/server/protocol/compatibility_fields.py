@@ -27,6 +27,7 @@ class CacheControl(RequestBody):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
 
 
 class CompatibilityFields(RequestBody):
@@ -50,6 +51,10 @@ class CompatibilityFields(RequestBody):
         """The advisory fields of the request that have no effect."""
         given = self.model_fields_set & self.advisory_fields.keys()
         return sorted(name for name in given if getattr(self, name) not in (None, *self.advisory_fields[name]))
+
+    def ignored_content(self) -> list[str]:
+        """The parts of `content_fields` that have no effect, such as fields of messages and tools."""
+        return []
 
     user: str | None = Field(None, description="Identifies the end user; has no effect.")
     safety_identifier: str | None = Field(None, description="Identifies the end user; has no effect.")

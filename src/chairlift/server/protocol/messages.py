@@ -8,11 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from chairlift.server.protocol.base import RequestBody, Timings, omitted_if_null
-from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.chat import ChatCompletionRequest, without_billing_line
 from chairlift.server.protocol.compatibility_fields import CacheControl, MessagesCompatibilityFields
 from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.tools import ToolName
+from chairlift.server.protocol.turns import combine_turns
 
 MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
 """Name of a field of chats -> its name at this endpoint."""
@@ -56,7 +57,7 @@ Blocks = list[Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlo
 
 class MessageParam(RequestBody):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[Blocks, Field(min_length=1, max_length=MAX_CONTENT_PARTS)]
+    content: str | Annotated[Blocks, Field(max_length=MAX_CONTENT_PARTS)]
 
 
 class MessagesTool(RequestBody):
@@ -115,12 +116,13 @@ class ConversationFields(RequestBody):
 
     def chat_fields(self) -> dict[str, Any]:
         """The corresponding fields of a chat request."""
-        messages = [{"role": "system", "content": _text(self.system)}] if self.system is not None else []
-        for message in self.messages:
-            messages += _messages(message)
+        messages = self._chat_messages()
+        last = messages[-1] if messages else {}
+        continues = (
+            last.get("role") == "assistant" and bool(last.get("content", "").strip()) and "tool_calls" not in last
+        )
         config = self.output_config or OutputConfig()
         schema = None if config.format is None else {"name": "output", "schema": config.format.schema_}
-        continues = bool(messages) and messages[-1]["role"] == "assistant"
         return {
             "messages": messages,
             "continue_final_message": continues,
@@ -131,6 +133,16 @@ class ConversationFields(RequestBody):
             "reasoning_effort": config.effort,
             "response_format": None if schema is None else {"type": "json_schema", "json_schema": schema},
         }
+
+    def _chat_messages(self) -> list[dict[str, Any]]:
+        messages = combine_turns([part for message in self.messages for part in _messages(message)])
+        if len(messages) > 1 and messages[-1] == {"role": "assistant", "content": ""}:
+            messages.pop()  # An empty beginning of the answer.
+        given = None if self.system is None else _text(self.system)
+        system = without_billing_line(given or "")
+        return (
+            messages if given is None or (given and not system) else [{"role": "system", "content": system}, *messages]
+        )
 
 
 class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
@@ -181,7 +193,7 @@ def _messages(message: MessageParam) -> list[dict[str, Any]]:
                 ("content", block.text) if isinstance(block, TextBlock) else ("reasoning_content", block.thinking)
             )
             other[name] = other.get(name, "") + text
-    return [*results, other] if len(other) > 1 else results
+    return results if results and len(other) == 1 else [*results, {"content": "", **other}]
 
 
 def _function(tool: MessagesTool) -> dict[str, Any]:

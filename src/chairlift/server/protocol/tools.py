@@ -6,10 +6,12 @@ import json
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
 
 from chairlift.errors import RequestError
 from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.compatibility_fields import CacheControl
 from chairlift.server.protocol.item_limits import MAX_TOOLS, MAX_TOOLS_BYTES
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
@@ -20,15 +22,17 @@ class FunctionDefinition(RequestBody):
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema of the arguments. Default: any object.")
     strict: bool | None = Field(None, description="true: the arguments follow the schema also with tool_choice `auto`.")
+    cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The definition as chat templates expect it."""
-        return self.model_dump(exclude={"strict"}, exclude_none=True)
+        return self.model_dump(exclude={"strict", "cache_control"}, exclude_none=True)
 
 
 class FunctionTool(RequestBody):
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: CacheControl | None = None
 
 
 class FunctionName(RequestBody):
@@ -58,17 +62,32 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoic
 
 
 class FunctionCallParam(RequestBody):
+    model_config = ConfigDict(extra="allow")
     name: str
     arguments: str
 
 
 class ToolCallParam(RequestBody):
-    """A tool call of an earlier answer."""
+    """A tool call of an earlier answer. Fields that a client has added are ignored."""
 
+    model_config = ConfigDict(extra="allow")
     id: str
     type: Literal["function"] = "function"
     function: FunctionCallParam
     index: int | None = Field(None, description="Index of a streamed call; has no effect.")
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a tool call as an object.
+
+    Text that is not a JSON object, such as that of a call that the token limit has cut, becomes the value of
+    `INVALID_JSON`, as at Anthropic.
+    """
+    try:
+        value = from_json(text.strip() or "{}", allow_inf_nan=False)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": text}
 
 
 class FunctionCall(BaseModel):

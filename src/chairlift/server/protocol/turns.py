@@ -1,0 +1,69 @@
+"""Turns of conversations as dictionaries: one system message at the beginning, and one message for each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Any
+
+Message = dict[str, Any]
+
+BLANK_LINE = "\n\n"
+
+
+def leading_system(messages: Sequence[Message]) -> list[Message]:
+    """The system messages at the beginning of a conversation."""
+    return list(takewhile(lambda message: message["role"] == "system", messages))
+
+
+def merge_leading_system(messages: list[Message], separator: str = BLANK_LINE) -> list[Message]:
+    """The messages with one system message for all of those at the beginning."""
+    first = leading_system(messages)
+    return [_joined(first, separator), *messages[len(first) :]] if len(first) > 1 else messages
+
+
+def adapted_turns(messages: list[Message], separator: str) -> Iterator[list[Message]]:
+    """The messages in the forms that strict chat templates accept, in the order in which to try them.
+
+    Consecutive turns of one role are combined. System messages are turns of the user: in the first form only those
+    after the beginning, in the second form all.
+
+    Args:
+        separator: the text between combined texts.
+    """
+    merged = merge_leading_system(messages, separator)
+    for keeps_first in (True, False):
+        turns = [
+            message if message["role"] != "system" or (keeps_first and not index) else {**message, "role": "user"}
+            for index, message in enumerate(merged)
+        ]
+        yield combine_turns(turns, separator)
+
+
+def combine_turns(messages: list[Message], separator: str = BLANK_LINE) -> list[Message]:
+    """The messages with one message for consecutive ones of the user, or of the assistant.
+
+    Text after a tool call stays in a message of its own, because in one message the call would follow it.
+    """
+    turns: list[list[Message]] = []
+    for message in messages:
+        if turns and _continues(turns[-1][-1], message):
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    return [turn[0] if len(turn) == 1 else _joined(turn, separator) for turn in turns]
+
+
+def _continues(last: Message, message: Message) -> bool:
+    has_text = bool(message.get("content") or message.get("reasoning_content"))
+    return last["role"] == message["role"] in ("user", "assistant") and not (last.get("tool_calls") and has_text)
+
+
+def _joined(messages: Sequence[Message], separator: str) -> Message:
+    joined: Message = {**messages[0]}
+    for name in ("content", "reasoning_content"):
+        if texts := [text for message in messages if (text := message.get(name))]:
+            joined[name] = separator.join(texts)
+    if calls := [call for message in messages for call in message.get("tool_calls") or []]:
+        joined["tool_calls"] = calls
+    return joined
