@@ -178,9 +178,9 @@ def create_models_app(
     app.add_exception_handler(ClientDisconnect, _end_call)
     caller = EndpointCaller(calls, admission, limits.max_json_depth)
     routers = [make_router(ENDPOINTS, caller)]
-    routers += [models.router(manager), engine.router(manager), requests.router(observers, calls, admission)]
+    routers += [models.router(manager), engine.router(manager, keys), requests.router(observers, calls, admission)]
     routers += [health.router(manager, admission), file_router()]
-    routers.append(data_router(manager, admission, pages or PageOptions()))
+    routers.append(data_router(manager, admission, keys, pages or PageOptions()))
     for router in routers:
         app.include_router(router)
     app.state.paths = sorted({route.path for router in routers for route in router.routes if isinstance(route, Route)})

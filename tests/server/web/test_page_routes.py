@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from chairlift import AsyncLLM
+from chairlift.errors import OverloadedError
 from chairlift.lab.bench.static_comparison import simulate_static_batching
-from chairlift.server.access.keys import KeyRing, key_record, parse_key
+from chairlift.sampling_params import SamplingParams
+from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing, key_record, parse_key
+from chairlift.server.web.burst import BurstSender
+from chairlift.server.web.page_bodies import BurstBody
 from chairlift.server.web.page_options import PageOptions
+from chairlift.server.web.page_routes import MAX_READERS
 from running_server import RunningServer, completion_body, run_server, wait_for
 
 ADMIN, OWN, OTHER = "sk-admin-admin-admin", "sk-own-own-own-own-own", "sk-other-other-other-other"
-KEYS = KeyRing(
-    [
-        parse_key(key_record(secret, name=name, admin=name == "admin"), name)
-        for name, secret in (("admin", ADMIN), ("own", OWN), ("other", OTHER))
-    ]
-)
+
+
+def make_keys(admin: str = ADMIN) -> KeyRing:
+    secrets = {"admin": admin, "own": OWN, "other": OTHER}
+    return KeyRing(
+        [parse_key(key_record(secret, name=name, admin=name == "admin"), name) for name, secret in secrets.items()]
+    )
 
 
 def tiny_llm(tiny_model_dir: Callable[..., Path]) -> AsyncLLM:
@@ -36,7 +46,7 @@ def tiny_llm(tiny_model_dir: Callable[..., Path]) -> AsyncLLM:
 @pytest.fixture(scope="module")
 def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """A server with keys, and without bursts or a simulator."""
-    with run_server(tiny_llm(tiny_model_dir), "tiny", keys=KEYS) as running:
+    with run_server(tiny_llm(tiny_model_dir), "tiny", keys=make_keys()) as running:
         yield running
 
 
@@ -53,11 +63,14 @@ def get(server: RunningServer, path: str, key: str | None = None) -> httpx.Respo
     return httpx.get(f"{server.url}{path}", headers=headers, timeout=20)
 
 
+def stream(server: RunningServer, path: str, key: str) -> AbstractContextManager[httpx.Response]:
+    return httpx.stream("GET", f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=20)
+
+
 def read_stream(server: RunningServer, key: str, until: Callable[[list[Any]], bool]) -> list[Any]:
     """The messages of the live page's stream as (type, data), until the condition holds."""
     messages: list[Any] = []
-    headers = {"Authorization": f"Bearer {key}"}
-    with httpx.stream("GET", f"{server.url}/v1/page/events", headers=headers, timeout=20) as response:
+    with stream(server, "/v1/page/events", key) as response:
         assert response.status_code == 200
         kind = ""
         for line in response.iter_lines():
@@ -139,24 +152,33 @@ def test_an_admin_gets_the_history_first_and_another_key_a_snapshot(guarded: Run
     assert [event["type"] for event in first_frame["events"]] == ["engine_started", "snapshot"]
 
 
-def test_the_number_of_readers_is_limited_and_a_closed_page_is_not_counted(
-    guarded: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("chairlift.server.web.page_routes.MAX_READERS", 1)
-    headers = {"Authorization": f"Bearer {OWN}"}
-
-    def can_open() -> bool:
-        with httpx.stream("GET", f"{guarded.url}/v1/page/events", headers=headers) as response:
+@pytest.mark.parametrize("path", ["/v1/page/events", "/v1/events"])
+def test_the_readers_of_a_key_are_limited_and_a_closed_stream_is_not_counted(guarded: RunningServer, path: str) -> None:
+    def can_open(key: str = ADMIN) -> bool:
+        with stream(guarded, path, key) as response:
             return response.status_code == 200
 
+    with ExitStack() as opened:
+        for _ in range(MAX_READERS):
+            assert opened.enter_context(stream(guarded, path, ADMIN)).status_code == 200
+        refused = get(guarded, path, ADMIN)
+        assert refused.status_code == 429
+        assert "this key reads 16 event streams, the maximum: close one" in refused.json()["error"]["message"]
+        assert can_open(OWN) == (path == "/v1/page/events"), "streams of one key do not count for another"
     wait_for(can_open)
-    with httpx.stream("GET", f"{guarded.url}/v1/page/events", headers=headers) as first:
-        lines = first.iter_lines()
+
+
+@pytest.mark.parametrize("path", ["/v1/page/events", "/v1/events"])
+def test_the_stream_of_a_revoked_or_changed_key_ends(tiny_model_dir: Callable[..., Path], path: str) -> None:
+    keys = make_keys()
+    with run_server(tiny_llm(tiny_model_dir), "tiny", keys=keys) as server, stream(server, path, ADMIN) as response:
+        lines = response.iter_lines()
+        assert server.post("/v1/completions", completion_body(3), OWN).status_code == 200
         assert next(lines)
-        refused = get(guarded, "/v1/page/events", OWN)
-        assert refused.status_code == 503
-        assert "close one" in refused.json()["error"]["message"]
-    wait_for(can_open)
+        keys.replace(make_keys(admin="sk-another-admin-admin"))
+        assert server.post("/v1/completions", completion_body(3, request_id="later"), OWN).status_code == 200
+        assert "later" not in "".join(lines)
+        assert get(server, path, ADMIN).status_code == 401
 
 
 def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_model_dir: Callable[..., Path]) -> None:
@@ -174,8 +196,9 @@ def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_model_dir: Calla
             assert any('"request_finished"' in line for line in lines), "the page shows the last request to its end"
 
 
-def test_a_burst_needs_page_control(guarded: RunningServer) -> None:
-    answer = guarded.post("/v1/page/burst", {}, ADMIN)
+@pytest.mark.parametrize("path", ["/v1/page/burst", "/v1/page/simulation"])
+def test_bursts_and_simulations_need_page_control(guarded: RunningServer, path: str) -> None:
+    answer = guarded.post(path, {}, ADMIN)
     assert answer.status_code == 403
     assert "--page-control" in answer.json()["error"]["message"]
 
@@ -232,7 +255,7 @@ SIMULATED = {"request_id": "a", "arrival_time": 1.0, "num_prompt_tokens": 5, "nu
         ("burst", [], "body must be an object"),
         ("simulation", {"requests": []}, "requests must have at least 1 entry"),
         ("simulation", {"requests": [SIMULATED, SIMULATED]}, "two requests have the same request_id"),
-        ("simulation", {"requests": [{**SIMULATED, "num_output_tokens": 1 << 20}]}, "at most 1000000 can be simulated"),
+        ("simulation", {"requests": [{**SIMULATED, "num_output_tokens": 1 << 20}]}, "at most 32768 can be simulated"),
         ("simulation", {"requests": [{**SIMULATED, "arrival_time": "x"}]}, "requests[0].arrival_time must be a number"),
     ],
 )
@@ -252,8 +275,21 @@ def test_only_json_is_accepted_because_other_sites_can_send_other_types(open_ser
 
 
 def test_a_simulation_needs_the_cost_of_steps(tiny_model_dir: Callable[..., Path]) -> None:
-    pages = PageOptions(simulate_static=simulate_static_batching)
+    pages = PageOptions(page_control=True, simulate_static=simulate_static_batching)
     with run_server(tiny_llm(tiny_model_dir), "tiny", pages=pages) as server:
         answer = server.post("/v1/page/simulation", {"requests": [SIMULATED]})
     assert answer.status_code == 409
     assert "send requests first" in answer.json()["error"]["message"]
+
+
+def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def admit(self, _key: KeyInfo, prompts: list[range], _params: SamplingParams) -> Permit:
+            assert len(prompts) == 32
+            raise OverloadedError("the queue is full", 1.0, "queue_full")
+
+    facts = SimpleNamespace(scheduler_config=SimpleNamespace(max_model_len=4096))
+    llm = cast(AsyncLLM, SimpleNamespace(engine=SimpleNamespace(facts=facts)))
+    monkeypatch.setattr("chairlift.server.web.burst._make_prompts", lambda *_: pytest.fail("prompts were drawn"))
+    with pytest.raises(OverloadedError):
+        asyncio.run(BurstSender(cast(AdmissionController, Full())).send(llm, BurstBody(), ANONYMOUS))

@@ -143,6 +143,11 @@ class KeyRing:
         key = self.by_tenant.get(tenant)
         return KeyLimits() if key is None else key.limits
 
+    def identity(self, key: KeyInfo) -> tuple[KeyInfo, bytes] | None:
+        """What changes when a key is revoked, replaced by another one of its name, or gets other rights."""
+        current = self.by_tenant.get(key.tenant)
+        return None if current is None else (current.info, current.digest)
+
     def find(self, secret: str) -> KeyInfo | None:
         """The key with this secret, or None. The time does not depend on the position of the key, nor on a match."""
         wanted, found = digest(secret), None

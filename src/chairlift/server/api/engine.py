@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final, Literal
@@ -20,8 +20,9 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import to_json
 from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.call import call_of
+from chairlift.server.access.event_readers import EventReaders
+from chairlift.server.access.keys import KeyRing
 from chairlift.server.api.stream_chunks import to_named_event
-from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.protocol.base import ErrorBody
@@ -92,10 +93,10 @@ class EngineView(BaseModel):
     replicas: list[str] = Field(description="The ids of all replicas of the model.")
 
 
-def router(manager: ModelManager) -> APIRouter:
+def router(manager: ModelManager, keys: KeyRing) -> APIRouter:
     """The endpoints of the engines: their states and events for admin keys, and their metrics for all keys."""
     routes = APIRouter()
-    readers: set[Subscription] = set()
+    readers = EventReaders(keys, MAX_READERS)
     registry = CollectorRegistry()
     registry.register(MergedMetrics(partial(_collectors, manager)))
 
@@ -107,22 +108,16 @@ def router(manager: ModelManager) -> APIRouter:
         engine = served.engine(replica)
         return _engine_view(engine, list(served.replicas))
 
-    @routes.get("/v1/events", responses={**ADMIN_ERRORS, 503: {"model": ErrorBody}})
+    @routes.get("/v1/events", responses={**ADMIN_ERRORS, 429: {"model": ErrorBody}})
     async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the engine of a model, or of one of its replicas, from now on, the configuration first.
         A slow reader loses the oldest events and receives their number."""
         _require_admin(request)
-        served = manager.find(model, call_of(request).key).engine(replica)
-        if len(readers) >= MAX_READERS:
-            raise HTTPException(503, f"/v1/events has {MAX_READERS} readers, which is the maximum: disconnect one")
+        key = call_of(request).key
+        served = manager.find(model, key).engine(replica)
+        readers.check(key)
         subscription = served.events.subscribe(MAX_BUFFERED_EVENTS)
-        readers.add(subscription)
-
-        def close() -> None:
-            readers.discard(subscription)
-            subscription.close()
-
-        return EventStream(event_stream(served, subscription), on_close=close)
+        return readers.open(key, event_stream(served, subscription), subscription.close)
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def get_metrics() -> Response:
@@ -145,7 +140,7 @@ def _collectors(manager: ModelManager) -> Iterator[Collector]:
             yield model.metrics
 
 
-async def event_stream(model: VisibleEngine, subscription: Subscription) -> AsyncIterator[bytes]:
+async def event_stream(model: VisibleEngine, subscription: Subscription) -> AsyncGenerator[bytes, None]:
     """Yield the events of a subscription as server-sent events, with a `dropped` event after each loss."""
     if (started := model.observer.tracker.started) is not None:
         yield to_named_event(started.type, to_json(started).encode())

@@ -41,11 +41,11 @@ class BurstSender:
                 "max_prompt_tokens",
             )
         lengths = _draw_lengths(body)
-        prompts = await asyncio.to_thread(_make_prompts, lengths, body.seed, facts.model_config.vocab_size)
-        permit = self._admission.admit(key, prompts, SamplingParams(max_tokens=1))
+        permit = self._admission.admit(key, [range(length) for length, _ in lengths], SamplingParams(max_tokens=1))
         burst_id = f"burst-{uuid.uuid4().hex[:12]}"
         requests, generations = [], []
         try:
+            prompts = await asyncio.to_thread(_make_prompts, lengths, body.seed, facts.model_config.vocab_size)
             for index, (prompt, (_, num_output_tokens)) in enumerate(zip(prompts, lengths, strict=True)):
                 request = BurstRequest(
                     id=f"{burst_id}-{index}", num_prompt_tokens=len(prompt), num_output_tokens=num_output_tokens

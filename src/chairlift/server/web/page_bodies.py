@@ -10,7 +10,8 @@ from chairlift.server.protocol.base import RequestBody
 
 MAX_BURST_REQUESTS: Final = 1000
 MAX_SIMULATED_REQUESTS: Final = 1000
-MAX_SIMULATED_TOKENS: Final = 1_000_000
+MAX_SIMULATED_TOKENS: Final = 32_768
+"""Bounds a simulation to less than a second, in which other calls wait for the interpreter lock at times."""
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 

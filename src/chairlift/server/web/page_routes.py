@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,9 +16,10 @@ from starlette.staticfiles import StaticFiles
 
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
+from chairlift.server.access.event_readers import EventReaders
+from chairlift.server.access.keys import KeyRing
 from chairlift.server.api.routes import read_body
 from chairlift.server.api.stream_chunks import to_named_event
-from chairlift.server.http.streaming import EventStream
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.protocol.base import RequestBody
@@ -34,7 +35,7 @@ Body = TypeVar("Body", bound=RequestBody)
 STATIC: Final = Path(__file__).parent / "static"
 FRAME_SECONDS: Final = 0.2
 IDLE_FRAME_SECONDS: Final = 1.0
-MAX_READERS: Final = 32
+MAX_READERS: Final = 16
 
 PAGES: Final = {"/": "index.html", "/chat": "chat.html"}
 
@@ -87,7 +88,9 @@ def _page_endpoint(name: str) -> Any:
     return get_page
 
 
-def data_router(manager: ModelManager, admission: AdmissionController, options: PageOptions) -> APIRouter:
+def data_router(
+    manager: ModelManager, admission: AdmissionController, keys: KeyRing, options: PageOptions
+) -> APIRouter:
     """The routes of the live page's data. Requests of other keys have opaque ids, unless the key is an admin's.
 
     The query parameter `model` selects the model that a page shows.
@@ -95,7 +98,7 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
     routes = APIRouter(include_in_schema=False)
     sender = BurstSender(admission)
     simulating = asyncio.Lock()
-    num_readers = 0
+    readers = EventReaders(keys, MAX_READERS)
 
     @routes.get("/v1/page")
     async def get_page(request: Request, model: str | None = None) -> PageView:
@@ -117,24 +120,20 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
     @routes.get("/v1/page/events")
     async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the last ten minutes, and then frames of new events."""
-        nonlocal num_readers
-        served = manager.find(model, call_of(request).key).engine(replica)
-        if num_readers >= MAX_READERS:
-            raise HTTPException(503, f"the live page is open {MAX_READERS} times, which is the maximum: close one")
-        num_readers += 1
+        key = call_of(request).key
+        served = manager.find(model, key).engine(replica)
+        readers.check(key)
+        redactor = Redactor(served.observer.viewer(key), served.observer.tracker)
+        return readers.open(key, page_stream(served, redactor, admission))
 
-        def close() -> None:
-            nonlocal num_readers
-            num_readers -= 1
-
-        redactor = Redactor(served.observer.viewer(call_of(request).key), served.observer.tracker)
-        return EventStream(page_stream(served, redactor, admission), on_close=close)
+    def require_control() -> None:
+        if not options.page_control:
+            raise HTTPException(403, "this server accepts no bursts or simulations: start it with --page-control")
 
     @routes.post("/v1/page/burst", status_code=202)
     async def send_burst(request: Request, model: str | None = None) -> BurstView:
         """Send a burst of synthetic requests."""
-        if not options.page_control:
-            raise HTTPException(403, "this server does not accept bursts: start it with --page-control")
+        require_control()
         body = await _read_page_body(request, BurstBody)
         lease = await manager.acquire(manager.find(model, call_of(request).key))
         try:
@@ -145,13 +144,13 @@ def data_router(manager: ModelManager, admission: AdmissionController, options: 
     @routes.post("/v1/page/simulation")
     async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate static batching of requests. This counts towards the requests per minute of the key."""
-        if not (key := call_of(request).key).is_admin:
-            admission.count_request(key)
+        require_control()
+        if options.simulate_static is None:
+            raise HTTPException(403, NO_SIMULATION)
+        admission.count_request(call_of(request).key)
         body = await _read_page_body(request, SimulationBody)
         tracker = manager.find(model, call_of(request).key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
-        if options.simulate_static is None:
-            raise HTTPException(403, NO_SIMULATION)
         if engine is None or cost is None:
             raise HTTPException(409, "too few steps to know their cost: send requests first, then try again")
         async with simulating:
@@ -170,7 +169,9 @@ async def _read_page_body(request: Request, body_type: type[Body]) -> Body:
     return await read_body(request, body_type)
 
 
-async def page_stream(model: VisibleEngine, redactor: Redactor, admission: AdmissionController) -> AsyncIterator[bytes]:
+async def page_stream(
+    model: VisibleEngine, redactor: Redactor, admission: AdmissionController
+) -> AsyncGenerator[bytes, None]:
     """Yield the history for an admin, and then frames of new events (ADR 41), until the server has drained."""
     observer, feed = model.observer, model.feed
     index: int | None = None

@@ -1,0 +1,51 @@
+"""Readers of event streams: their number for each key, and the end of those whose key was revoked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+from starlette.exceptions import HTTPException
+
+from chairlift.server.access.keys import KeyInfo, KeyRing
+from chairlift.server.http.streaming import EventStream
+
+
+class EventReaders:
+    """Opens streams of events, which end when their key is revoked or changed.
+
+    Args:
+        keys: the keys of the server, which can change while it runs.
+        max_per_key: the maximum number of open streams of one key.
+    """
+
+    def __init__(self, keys: KeyRing, max_per_key: int) -> None:
+        self._keys = keys
+        self._max_per_key = max_per_key
+        self._num_open: Counter[str] = Counter()
+
+    def check(self, key: KeyInfo) -> None:
+        """Check that a key can open another stream. Raises HTTPException if it has the maximum number."""
+        if self._num_open[key.tenant] >= self._max_per_key:
+            raise HTTPException(429, f"this key reads {self._max_per_key} event streams, the maximum: close one")
+
+    def open(
+        self, key: KeyInfo, source: AsyncGenerator[bytes, None], on_close: Callable[[], None] = lambda: None
+    ) -> EventStream:
+        """Create the response for a key, after `check`."""
+        self._num_open[key.tenant] += 1
+
+        def close() -> None:
+            self._num_open -= Counter({key.tenant: 1})
+            on_close()
+
+        return EventStream(self._while_valid(key, source), on_close=close)
+
+    async def _while_valid(self, key: KeyInfo, source: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+        identity = self._keys.identity(key)
+        async with aclosing(source):
+            async for event in source:
+                if self._keys.identity(key) != identity:
+                    return
+                yield event
