@@ -11,8 +11,8 @@ from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv.block_store import BlockStore
 from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
+from chairlift.core.kv.stored_kv_cache import BlockStore
 from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput

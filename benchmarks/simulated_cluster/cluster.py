@@ -43,7 +43,7 @@ class ClusterResult:
         num_prompt_tokens, num_cached_tokens: of finished requests.
         num_rejected: requests that exceed a limit of the engine.
         num_resent: requests that were sent again after a failure. num_lost: requests that ended with an error.
-        service: the service of each tenant so far, in the unit of `FairPolicy`, after each second; only under fair
+        service: the service of each tenant so far, in the unit of `FairQueue`, after each second; only under fair
             sharing.
         replica_seconds: the sum of the times that replicas ran or started. most_replicas: the largest number.
     """

@@ -33,18 +33,6 @@ DEFAULT_DISK_BYTES = 10 << 30
 DEFAULT_MAX_LORA_RANK = 16
 
 
-def _at_least(name: str, value: int, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
-    if value < low:
-        raise ConfigError(f"{name} must be at least {low}, got {value}")
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-
-
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The limits and policies of a scheduler: the fields of `EngineConfig` with these names, without open choices.
@@ -83,13 +71,7 @@ class SchedulerConfig:
         return min(max(self.max_num_seqs, rows), self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:
-        _at_least("max_model_len", self.max_model_len, 2)
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
-        _one_of("batching", self.batching, BATCHINGS)
-        _one_of("static_run_to", self.static_run_to, STATIC_RUN_TO)
-        _at_least("static_batch_size", self.static_batch_size, 1)
+        check_options(self, EngineConfig)
         if self.tenant_weights and self.scheduling_policy != "fair":
             raise ConfigError(
                 f"tenant_weights need scheduling_policy=fair, got scheduling_policy={self.scheduling_policy}: "

@@ -75,14 +75,17 @@ def declared_options(record: type[Any]) -> dict[str, Option]:
     return {each.name: each.metadata[_KEY] for each in fields(record) if _KEY in each.metadata}
 
 
-def check_options(record: Any) -> None:
+def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
     """Parse the values of options that are text, and check the values. `__post_init__` of a record calls it.
+
+    Args:
+        declared_by: the dataclass that declares the options, if the record has some of its fields; None is its own.
 
     Raises:
         ConfigError: a value has another form, or is outside of the declared ones.
     """
-    for name, declared in declared_options(type(record)).items():
-        value = getattr(record, name)
+    for name, declared in declared_options(declared_by or type(record)).items():
+        value = getattr(record, name, None)
         if declared.parse is not None and isinstance(value, str | list):
             value = declared.parse(value, declared.name or name)
             object.__setattr__(record, name, value)

@@ -5,7 +5,7 @@ import pytest
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.scheduler import Scheduler
-from chairlift.core.scheduling_policies import FCFSPolicy, RequestQueue
+from chairlift.core.scheduling_policies import RequestQueue
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestRejected, RequestWaiting, Step
 from chairlift.outputs import ModelRunnerOutput
@@ -277,7 +277,7 @@ def test_without_an_event_sink_no_event_is_built(monkeypatch: pytest.MonkeyPatch
 
 
 def test_requests_are_discarded_from_any_place_of_the_queue() -> None:
-    queue = RequestQueue(FCFSPolicy().key)
+    queue = RequestQueue()
     requests = [make_request(str(i), [1]) for i in range(100)]
     for index, request in enumerate(requests):
         request.arrival_index = index

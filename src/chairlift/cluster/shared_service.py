@@ -13,7 +13,7 @@ PERIOD_SECONDS: Final = 0.25
 
 
 class ServiceMeter:
-    """Measures the service that one engine gives to tenants, in the unit of `FairPolicy`.
+    """Measures the service that one engine gives to tenants, in the unit of `FairQueue`.
 
     Prompt tokens count when the first output arrives, because an output has their number.
     """

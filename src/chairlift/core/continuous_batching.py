@@ -20,7 +20,7 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
-from chairlift.core.scheduling_policies import make_scheduling_policy
+from chairlift.core.scheduling_policies import make_queue
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request, RequestStatus, WaitReason
 
@@ -51,15 +51,14 @@ class RunningBatch(ABC):
 
     Attributes:
         running: in the order that the scheduling policy gave when the step began.
-        waiting: the queue, in the order of the scheduling policy. Only its head can be admitted.
+        waiting: the queue, which also has the scheduling policy. Only its head can be admitted.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
         self._config = config
         self._kv = kv_cache_manager
         self._meter = meter
-        self._policy = make_scheduling_policy(config)
-        self.waiting = self._policy.make_queue()
+        self.waiting = make_queue(config)
         self.running: list[Request] = []
         self._has_finished = False
         self._removed: list[str] = []
@@ -75,7 +74,7 @@ class RunningBatch(ABC):
 
     def charge_remote_service(self, service: Mapping[str, float]) -> None:
         """See `Scheduler.charge_remote_service`."""
-        self._policy.record_remote_service(service)
+        self.waiting.record_remote_service(service)
 
     # -- the frame of a step -------------------------------------------------------------------------------------
 
@@ -83,14 +82,14 @@ class RunningBatch(ABC):
         """Remove finished requests, and sort the others in the order of the scheduling policy."""
         self.drop_finished()
         self._meter.begin_step(self._kv.begin_step(), now)
-        if not self._policy.has_constant_keys:
-            self.running.sort(key=self._policy.key)
+        if not self.waiting.has_constant_keys:
+            self.running.sort(key=self.waiting.key)
 
     def end_step(self, plan: StepPlan) -> None:
         """Tell the executor which requests were removed or preempted since the last planned step."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
-        self._policy.record_sampling(plan.sampling)
+        self.waiting.record_sampling(plan.sampling)
 
     def drop_finished(self) -> None:
         """Remove finished requests from `running`."""
@@ -125,11 +124,11 @@ class RunningBatch(ABC):
         self.waiting.pop()
         request.status = RequestStatus.RUNNING
         self._meter.record_admission(request, plan.time)
-        if self._policy.has_constant_keys:
-            insort(self.running, request, key=self._policy.key)
+        if self.waiting.has_constant_keys:
+            insort(self.running, request, key=self.waiting.key)
         else:
             self.running.append(request)
-        self._policy.record_admission(request)
+        self.waiting.record_admission(request)
         tables = [list(block_ids) for block_ids in self._kv.block_tables(request)]
         plan.output.new_requests.append(request.new_request(tables))
 
@@ -162,7 +161,7 @@ class RunningBatch(ABC):
         """Record that `count` draft tokens of the step were accepted, so their K and V are those of output tokens."""
         request.num_computed_tokens += count
         self._meter.record_accepted_drafts(request, count, plan.time)
-        self._policy.record_sampling([request] * count)
+        self.waiting.record_sampling([request] * count)
 
     def preempt_last(self, plan: StepPlan) -> Request:
         """Preempt the running request with the largest key.

@@ -20,7 +20,7 @@ the smallest counter of the tenants that wait here or were served elsewhere.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from chairlift.config import SchedulerConfig
 from chairlift.request import Request
@@ -33,8 +33,8 @@ Key = tuple[float, int, int]
 """Position of a request in an order: smaller keys go first, and keys are unique."""
 
 
-class FCFSPolicy:
-    """First come, first served; the base class of scheduling policies.
+class RequestQueue:
+    """The waiting requests, first come, first served; a subclass has another order.
 
     Requests with smaller keys go first. The running request with the largest key is preempted first.
 
@@ -45,43 +45,18 @@ class FCFSPolicy:
 
     has_constant_keys = True
 
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
     def key(self, request: Request) -> Key:
         return (0.0, 0, request.arrival_index)
-
-    def make_queue(self) -> RequestQueue | FairQueue:
-        """Create an empty queue in the order of this policy."""
-        return RequestQueue(self.key)
-
-    def record_admission(self, request: Request) -> None:
-        """Called when a request has been admitted to the batch."""
-
-    def record_sampling(self, requests: Sequence[Request]) -> None:
-        """Called when a step is planned that samples a token for each of these requests."""
-
-    def record_remote_service(self, service: Mapping[str, float]) -> None:
-        """Called between steps with the service that other engines gave to tenants since the last call."""
-
-
-class PriorityPolicy(FCFSPolicy):
-    """The smaller `priority` first; first come, first served among equals."""
-
-    def key(self, request: Request) -> Key:
-        return (0.0, request.priority, request.arrival_index)
-
-
-class RequestQueue:
-    """Waiting requests in the order of keys that do not change while they wait."""
-
-    def __init__(self, key: Callable[[Request], Key]) -> None:
-        self._key = key
-        self._requests: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def push(self, request: Request) -> None:
         """Add a request; it may have run before."""
-        insort(self._requests, request, key=self._key)
+        insort(self._requests, request, key=self.key)
 
     def peek(self) -> Request | None:
         """The head of the queue; None if the queue is empty."""
@@ -93,25 +68,42 @@ class RequestQueue:
 
     def discard(self, request: Request) -> None:
         """Remove a request, which is in the queue."""
-        del self._requests[bisect_left(self._requests, self._key(request), key=self._key)]
+        del self._requests[bisect_left(self._requests, self.key(request), key=self.key)]
+
+    def record_admission(self, request: Request) -> None:
+        """Called when a request has been admitted to the batch."""
+
+    def record_sampling(self, requests: Sequence[Request]) -> None:
+        """Called when a step is planned that samples a token for each of these requests."""
+
+    def record_remote_service(self, service: Mapping[str, float]) -> None:
+        """Called between steps with the service that other engines gave to tenants since the last call."""
 
 
-class FairPolicy(FCFSPolicy):
-    """The tenant with the smallest counter goes first; the one with the largest counter is preempted first.
+class PriorityQueue(RequestQueue):
+    """The smaller `priority` first; first come, first served among equals."""
+
+    def key(self, request: Request) -> Key:
+        return (0.0, request.priority, request.arrival_index)
+
+
+class FairQueue(RequestQueue):
+    """The tenant with the smallest counter goes first, with a queue by priority of its own; the one with the largest
+    counter is preempted first. `peek` is linear in the number of waiting tenants.
 
     Args:
         weights: tenant -> its share relative to other tenants, > 0; 1 if the tenant is not in the mapping.
-
-    Attributes:
-        served_elsewhere: the tenants of the last `record_remote_service`.
     """
 
     has_constant_keys = False
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        self._weights = dict(weights or {})
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        super().__init__()
+        self._weights = weights
         self._counters: dict[str, float] = {}
-        self.served_elsewhere: frozenset[str] = frozenset()
+        self._queues: dict[str, PriorityQueue] = {}
+        self._last_tenant: str | None = None
+        self._served_elsewhere: frozenset[str] = frozenset()
 
     def counter(self, tenant: str) -> float:
         """Service that the tenant received, divided by its weight, including counter lifts."""
@@ -120,12 +112,41 @@ class FairPolicy(FCFSPolicy):
     def key(self, request: Request) -> Key:
         return (self.counter(request.tenant), request.priority, request.arrival_index)
 
-    def make_queue(self) -> FairQueue:
-        return FairQueue(self)
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
 
-    def lift_counter(self, tenant: str, floor: float) -> None:
-        """Raise the tenant's counter to `floor` if it is lower."""
-        self._counters[tenant] = max(self.counter(tenant), floor)
+    def push(self, request: Request) -> None:
+        tenant = request.tenant
+        if tenant not in self._queues:
+            self._counters[tenant] = max(self.counter(tenant), self._smallest_counter())
+            self._queues[tenant] = PriorityQueue()
+        self._queues[tenant].push(request)
+
+    def _smallest_counter(self) -> float:
+        """Of the tenants that wait or are served elsewhere; of the one that was removed last, if there are none."""
+        last = () if self._last_tenant is None else (self._last_tenant,)
+        return min(map(self.counter, self._queues.keys() | self._served_elsewhere or last), default=0.0)
+
+    def peek(self) -> Request | None:
+        heads = (queue.peek() for queue in self._queues.values())
+        return min((head for head in heads if head is not None), key=self._turn, default=None)
+
+    def _turn(self, head: Request) -> Key:
+        """The key without the priority, which is compared within a tenant only."""
+        return (self.counter(head.tenant), 0, head.arrival_index)
+
+    def pop(self) -> Request:
+        head = self.peek()
+        assert head is not None
+        self.discard(head)
+        return head
+
+    def discard(self, request: Request) -> None:
+        queue = self._queues[request.tenant]
+        queue.discard(request)
+        if not queue:
+            del self._queues[request.tenant]
+            self._last_tenant = request.tenant
 
     def record_admission(self, request: Request) -> None:
         if request.num_preemptions == 0:
@@ -139,66 +160,14 @@ class FairPolicy(FCFSPolicy):
     def record_remote_service(self, service: Mapping[str, float]) -> None:
         for tenant, cost in service.items():
             self._charge(tenant, cost)
-        self.served_elsewhere = frozenset(service)
+        self._served_elsewhere = frozenset(service)
 
     def _charge(self, tenant: str, cost: float) -> None:
         self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
 
 
-class FairQueue:
-    """One queue by priority for each waiting tenant; its methods are those of `RequestQueue`. `peek` is linear in the
-    number of waiting tenants."""
-
-    def __init__(self, policy: FairPolicy) -> None:
-        self._policy = policy
-        self._queues: dict[str, RequestQueue] = {}
-        self._last_tenant: str | None = None
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def push(self, request: Request) -> None:
-        tenant = request.tenant
-        if tenant not in self._queues:
-            self._policy.lift_counter(tenant, self._smallest_counter())
-            self._queues[tenant] = RequestQueue(PriorityPolicy().key)
-        self._queues[tenant].push(request)
-        self._size += 1
-
-    def _smallest_counter(self) -> float:
-        """Of the tenants that wait or are served elsewhere; of the one that was removed last, if there are none."""
-        last = () if self._last_tenant is None else (self._last_tenant,)
-        tenants = self._queues.keys() | self._policy.served_elsewhere or last
-        return min(map(self._policy.counter, tenants), default=0.0)
-
-    def peek(self) -> Request | None:
-        heads = (queue.peek() for queue in self._queues.values())
-        return min((head for head in heads if head is not None), key=self._key, default=None)
-
-    def _key(self, head: Request) -> Key:
-        return (self._policy.counter(head.tenant), 0, head.arrival_index)
-
-    def pop(self) -> Request:
-        head = self.peek()
-        assert head is not None
-        self._queues[head.tenant].pop()
-        self._count_removal(head.tenant)
-        return head
-
-    def discard(self, request: Request) -> None:
-        self._queues[request.tenant].discard(request)
-        self._count_removal(request.tenant)
-
-    def _count_removal(self, tenant: str) -> None:
-        self._size -= 1
-        if not self._queues[tenant]:
-            del self._queues[tenant]
-            self._last_tenant = tenant
-
-
-def make_scheduling_policy(config: SchedulerConfig) -> FCFSPolicy:
-    """Create the policy that `config.scheduling_policy` names."""
+def make_queue(config: SchedulerConfig) -> RequestQueue:
+    """Create an empty queue with the policy that `config.scheduling_policy` names."""
     if config.scheduling_policy == "fair":
-        return FairPolicy(config.tenant_weights)
-    return PriorityPolicy() if config.scheduling_policy == "priority" else FCFSPolicy()
+        return FairQueue(config.tenant_weights)
+    return PriorityQueue() if config.scheduling_policy == "priority" else RequestQueue()

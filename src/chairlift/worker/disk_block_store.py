@@ -52,7 +52,7 @@ ComputeSeconds = Callable[[int, int], float]
 
 
 class DiskBlockStore:
-    """A `core.kv.block_store.BlockStore` in a folder with a file for each block.
+    """A `core.kv.stored_kv_cache.BlockStore` in a folder with a file for each block.
 
     A file has a header with a digest of its contents, and gets its name when it is complete, so files that were cut
     off, changed or not finished are recognized, and removed. The folder belongs to one model in one format with one

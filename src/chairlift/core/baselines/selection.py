@@ -8,11 +8,10 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
 from chairlift.core.baselines.static_batching import StaticScheduler
-from chairlift.core.kv.block_store import BlockStore
 from chairlift.core.kv.index_changes import IndexChangeLog
 from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
-from chairlift.core.kv.stored_kv_cache import StoredKVCacheManager
+from chairlift.core.kv.stored_kv_cache import BlockStore, StoredKVCacheManager
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
 from chairlift.core.pooling import PoolingScheduler

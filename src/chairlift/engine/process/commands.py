@@ -62,7 +62,7 @@ class ChargeTenants(msgspec.Struct, frozen=True, array_like=True, tag="charge_te
     """Charges tenants under fair sharing.
 
     Attributes:
-        service: by tenant, what other engines gave since the last command, in the unit of `FairPolicy`.
+        service: by tenant, what other engines gave since the last command, in the unit of `FairQueue`.
     """
 
     service: dict[str, float]
