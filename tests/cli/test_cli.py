@@ -77,7 +77,7 @@ def test_every_field_of_a_workload_is_an_option() -> None:
 
 NO_LABORATORY = """
 import sys
-sys.modules.update(dict.fromkeys(["chairlift.lab", "matplotlib", "textual", "transformers"]))
+sys.modules.update(dict.fromkeys(["chairlift.lab", "matplotlib", "transformers"]))
 """
 
 

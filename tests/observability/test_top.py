@@ -1,11 +1,12 @@
-"""Tests of the terminal application with textual's pilot."""
+"""Tests of what `chairlift top` shows."""
 
 from __future__ import annotations
 
-import asyncio
+import io
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from textual.widgets import DataTable, Static
+from rich.console import Console
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
@@ -23,7 +24,7 @@ from chairlift.observability.top import (
     HttpSource,
     Snapshot,
     SourceError,
-    TopApp,
+    TopView,
     count_of,
     explained_lines,
     memory_bar,
@@ -59,68 +60,45 @@ class FakeSource:
 
     def __init__(self, *answers: Snapshot | SourceError) -> None:
         self._answers = list(answers)
-        self.is_closed = False
 
-    async def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, SourceError):
             raise answer
         return answer
 
-    async def explain(self, request_id: str) -> list[str]:
+    def explain(self, request_id: str) -> list[str]:
         return [f"why {request_id} waits"]
-
-    async def close(self) -> None:
-        self.is_closed = True
 
 
 BUSY = Snapshot(engine(), [sequence("a~1", "running"), sequence("b~2", "waiting", "seats")])
 
 
-def shown(app: TopApp, name: str) -> str:
-    return str(app.query_one(f"#{name}", Static).render())
+def shown(view: TopView, width: int = 120) -> str:
+    out = io.StringIO()
+    Console(width=width, file=out).print(view.read(width))
+    return out.getvalue()
 
 
 def test_engine_memory_and_requests_are_shown() -> None:
-    async def look() -> None:
-        app = TopApp(source, 60)
-        async with app.run_test(size=(120, 30)) as pilot:
-            await pilot.pause()
-            assert "tiny: running   continuous/paged   1 running, 1 waiting" in shown(app, "status")
-            assert "b~2 waits for seats" in shown(app, "status")
-            assert "token_states 60 (60%)" in shown(app, "memory")
-            table = app.query_one(DataTable)
-            assert [table.get_row_at(i)[:3] for i in range(2)] == [["a~1", "running", ""], ["b~2", "waiting", "seats"]]
-            await pilot.press("q")
-
-    source = FakeSource(BUSY)
-    asyncio.run(look())
-    assert source.is_closed
+    lines = shown(TopView(FakeSource(BUSY))).splitlines()
+    assert lines[0].startswith("tiny: running   continuous/paged   1 running, 1 waiting")
+    assert "b~2 waits for seats" in lines[0]
+    assert "token_states 60 (60%)" in lines[2]
+    assert [line.split()[:2] for line in lines[-2:]] == [["a~1", "running"], ["b~2", "waiting"]]
 
 
-def test_enter_explains_a_request_and_escape_closes_it() -> None:
-    async def look() -> None:
-        app = TopApp(FakeSource(BUSY), 60)
-        async with app.run_test() as pilot:
-            await pilot.press("down", "enter")
-            await pilot.pause()
-            assert "why b~2 waits" in shown(app, "why")
-            await pilot.press("escape")
-            assert "why b~2 waits" not in shown(app, "why")
-
-    asyncio.run(look())
+def test_the_head_of_a_blocked_queue_or_a_chosen_request_is_explained() -> None:
+    assert "why b~2 waits" in shown(TopView(FakeSource(BUSY)))
+    assert "why a~1 waits" in shown(TopView(FakeSource(BUSY), "a~1"))
+    batch = {**engine()["batch"], "wait_reason": None, "head": None}
+    assert "why" not in shown(TopView(FakeSource(Snapshot(engine(batch=batch), []))))
 
 
 def test_a_disconnected_server_is_shown_and_reconnected() -> None:
-    async def look() -> None:
-        app = TopApp(FakeSource(SourceError("connection refused"), BUSY), 60)
-        async with app.run_test() as pilot:
-            await pilot.pause()
-            assert shown(app, "status") == "connection refused"
-            await app.refresh_view()
-            assert "tiny: running" in shown(app, "status")
-
-    asyncio.run(look())
+    view = TopView(FakeSource(SourceError("connection refused"), BUSY))
+    assert shown(view).strip() == "connection refused"
+    assert "tiny: running" in shown(view)
 
 
 def test_rates_are_those_between_two_snapshots_of_one_server() -> None:
@@ -167,22 +145,20 @@ def test_top_shows_a_real_server(busy_server: RunningServer) -> None:
         for name in ("first", "second")
     ]
 
-    async def look() -> None:
-        app = TopApp(HttpSource(f"{busy_server.url}/v1"), 0.1)
-        async with app.run_test(size=(160, 30)) as pilot:
-            for caller in callers:
-                caller.start()
-            while app.query_one(DataTable).row_count < 2:
-                await pilot.pause(0.05)
-            await pilot.press("down", "enter")
-            while "seats: the only seat is taken" not in shown(app, "why"):
-                await pilot.pause(0.05)
-            assert "max_num_seqs=2 would have admitted it" in shown(app, "why")
-            assert "output tokens/s" in shown(app, "status")
-
-    asyncio.run(asyncio.wait_for(look(), 20))
+    view = TopView(HttpSource(f"{busy_server.url}/v1"))
+    for caller in callers:
+        caller.start()
+    end, text = time.monotonic() + 20, ""
+    while not all(part in text for part in ("seats: the only seat is taken", "output tokens/s")):
+        assert time.monotonic() < end, text
+        text = shown(view, 160)
+    assert "max_num_seqs=2 would have admitted it" in text
     for caller in callers:
         caller.join()
+
+
+def test_a_request_that_the_server_does_not_have(busy_server: RunningServer) -> None:
+    assert "The server no longer has this request." in shown(TopView(HttpSource(busy_server.url), "gone"))
 
 
 def test_without_a_terminal_there_is_an_error() -> None:

@@ -6,20 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import httpx
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
 from rich.text import Text
-from textual.app import App, ComposeResult
-from textual.binding import BindingType
-from textual.widgets import DataTable, Footer, Static
 
 from chairlift.clock import format_duration
 from chairlift.errors import ConfigError
 
 TIMEOUT_SECONDS: Final = 5.0
 OUTPUT_TOKENS: Final = "vllm:generation_tokens_total"
-HINT: Final = "Press Enter on a request to explain its wait."
 
 KINDS: Final = {
     "token_states": ("█", "green"),
@@ -73,30 +72,31 @@ class HttpSource:
         base = url.rstrip("/").removesuffix("/v1")
         if not base.startswith(("http://", "https://")):
             raise ConfigError(f"url must begin with http:// or https://, got {url!r}")
-        self._client = httpx.AsyncClient(base_url=base, headers=headers, timeout=TIMEOUT_SECONDS)
+        self._client = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT_SECONDS)
 
-    async def snapshot(self) -> Snapshot:
-        engine = (await self._get("/v1/engine")).json()
-        requests = (await self._get("/v1/requests")).json()["data"]
-        return Snapshot(engine, requests, count_of(OUTPUT_TOKENS, (await self._get("/metrics")).text))
+    def snapshot(self) -> Snapshot:
+        engine = self._get("/v1/engine").json()
+        requests = self._get("/v1/requests").json()["data"]
+        return Snapshot(engine, requests, count_of(OUTPUT_TOKENS, self._get("/metrics").text))
 
-    async def explain(self, request_id: str) -> list[str]:
+    def explain(self, request_id: str) -> list[str]:
         """The explanation of a sequence, with one line for each span of its waits."""
         call_id = request_id.rpartition("~")[0] or request_id
-        body = (await self._get(f"/v1/requests/{call_id}/explain")).json()
-        return explained_lines(next((s for s in body["sequences"] if s["id"] == request_id), None))
+        response = self._get(f"/v1/requests/{call_id}/explain", accepted=(200, 404))
+        sequences = response.json().get("sequences", ())
+        return explained_lines(next((s for s in sequences if s["id"] == request_id), None))
 
-    async def close(self) -> None:
-        await self._client.aclose()
+    def close(self) -> None:
+        self._client.close()
 
-    async def _get(self, path: str) -> httpx.Response:
+    def _get(self, path: str, accepted: tuple[int, ...] = (200,)) -> httpx.Response:
         try:
-            response = await self._client.get(path)
+            response = self._client.get(path)
         except httpx.HTTPError as error:
             raise SourceError(f"{self._client.base_url}: {type(error).__name__} {error}".strip()) from None
         if response.status_code == 403:
             raise SourceError(f"{path} needs an admin key: set --api-key")
-        if response.status_code != 200:
+        if response.status_code not in accepted:
             raise SourceError(f"{path}: status {response.status_code}")
         return response
 
@@ -138,84 +138,57 @@ def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
     return lines + [change["text"] for change in sequence["would_admit"]]
 
 
-class TopApp(App[None]):
-    """A terminal application that reads and shows snapshots of a server.
+class TopView:
+    """Reads snapshots of a server, and draws each of them.
 
     Args:
-        interval: seconds between two snapshots.
+        request_id: the request whose wait is explained; None is the head of the queue while it is blocked.
     """
 
-    CSS = """
-    #status { height: auto; padding: 0 1; text-style: bold; }
-    #memory { height: 2; margin: 1 1; }
-    #requests { height: 1fr; }
-    #why { height: auto; max-height: 12; padding: 0 1; border-top: solid $accent; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [("q", "quit", "Quit"), ("escape", "deselect", "Close explanation")]
-
-    def __init__(self, source: HttpSource, interval: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, source: HttpSource, request_id: str | None = None) -> None:
         self._source = source
-        self._interval = interval
+        self._request_id = request_id
         self._step_rate, self._token_rate = CounterRate(), CounterRate()
-        self._selected: str | None = None
 
-    def compose(self) -> ComposeResult:
-        yield Static("connecting ...", id="status", markup=False)
-        yield Static("", id="memory", markup=False)
-        yield DataTable(id="requests", cursor_type="row", zebra_stripes=True)
-        yield Static(HINT, id="why", markup=False)
-        yield Footer()
-
-    async def on_mount(self) -> None:
-        self.table.add_columns(*COLUMNS)
-        self.table.focus()
-        self.set_interval(self._interval, self.refresh_view)
-        await self.refresh_view()
-
-    async def on_unmount(self) -> None:
-        await self._source.close()
-
-    @property
-    def table(self) -> DataTable[str]:
-        return self.query_one("#requests", DataTable)
-
-    async def refresh_view(self) -> None:
-        """Read one snapshot and show it."""
+    def read(self, width: int) -> RenderableType:
+        """Read one snapshot, and draw it `width` characters wide. An error of the server is drawn in its place."""
         try:
-            snapshot = await self._source.snapshot()
-            lines = None if self._selected is None else await self._source.explain(self._selected)
+            snapshot = self._source.snapshot()
+            explained = self._request_id or _blocked_head(snapshot.engine)
+            lines = [] if explained is None else ["", explained, *self._source.explain(explained)]
         except SourceError as error:
-            self.query_one("#status", Static).update(str(error))
-            return
-        self._show(snapshot)
-        if lines is not None:
-            self.query_one("#why", Static).update("\n".join([str(self._selected), *lines]))
-
-    def _show(self, snapshot: Snapshot) -> None:
-        engine = snapshot.engine
-        now = time.monotonic()
+            return Text(str(error), "bold")
+        engine, now = snapshot.engine, time.monotonic()
         tokens_per_s = self._token_rate.update(now, snapshot.num_output_tokens)
         steps_per_s = None if engine["batch"] is None else self._step_rate.update(now, engine["batch"]["step"])
-        self.query_one("#status", Static).update(status_line(engine, steps_per_s, tokens_per_s))
-        self.query_one("#memory", Static).update(memory_bar(engine, max(10, self.size.width - 4)))
-        table = self.table
-        row, top = table.cursor_row, table.scroll_y
-        table.clear()
-        for request in snapshot.requests:
-            table.add_row(*(cell(request) for cell in COLUMNS.values()), key=request["id"])
-        if table.row_count:
-            table.move_cursor(row=min(row, table.row_count - 1))
-            table.scroll_to(y=top, animate=False)
+        return Group(
+            Text(status_line(engine, steps_per_s, tokens_per_s), "bold"),
+            memory_bar(engine, width),
+            *map(Text, lines),
+            requests_table(snapshot.requests),
+        )
 
-    async def on_data_table_row_selected(self, selected: DataTable.RowSelected) -> None:
-        self._selected = selected.row_key.value
-        await self.refresh_view()
 
-    def action_deselect(self) -> None:
-        """Close the explanation."""
-        self._selected = None
-        self.query_one("#why", Static).update(HINT)
+def run_top(view: TopView, interval: float) -> None:
+    """Show a snapshot every `interval` seconds, on the whole terminal, until Ctrl-C."""
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(view.read(live.console.width), refresh=True)
+            time.sleep(interval)
+
+
+def requests_table(requests: list[dict[str, Any]]) -> Table:
+    """A table with a row for each request; the terminal cuts off those that have no place."""
+    table = Table(*COLUMNS, box=None)
+    for request in requests:
+        table.add_row(*(Text(cell(request)) for cell in COLUMNS.values()))
+    return table
+
+
+def _blocked_head(engine: dict[str, Any]) -> str | None:
+    batch = engine["batch"]
+    is_blocked = batch is not None and batch["wait_reason"] is not None and not _is_idle(engine)
+    return batch["head"] if is_blocked else None
 
 
 def status_line(engine: dict[str, Any], steps_per_s: float | None, tokens_per_s: float | None) -> str:
