@@ -12,11 +12,17 @@ class ConfigError(ChairliftError, ValueError):
 
 
 class RequestError(ChairliftError, ValueError):
-    """A request is invalid or not supported. `param` is the name of the field that caused it, or None."""
+    """A request is invalid or not supported.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    Args:
+        param: the name of the field that caused it.
+        code: the reason, as an identifier for programs.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class ModelLoadError(ChairliftError):

@@ -6,11 +6,13 @@ import json
 from typing import Any, get_args
 
 import anthropic
+import httpx
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from api_matrix import CALL_REGEX, OK_SCHEMA, TOOLS, Row
 from api_model import check_type, raw
 
+from chairlift.server.http.body_limits import LARGE_BODY
 from plain_http import NO_TLS
 from running_server import RunningServer
 
@@ -81,6 +83,9 @@ def test_messages(api_server: RunningServer, row: Row) -> None:
     assert total["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
     blocks = [{k: v for k, v in block.items() if k != "parsed_output"} for block in total["content"]]
     assert without_ids(blocks) == without_ids(whole["content"])
+    texts = [block for block in whole["content"] if block["type"] == "text"]
+    starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert not any("citations" in block for block in [*texts, *starts])
 
 
 def test_a_tool_is_called(api_server: RunningServer) -> None:
@@ -115,9 +120,116 @@ def test_errors_have_the_form_of_anthropic(api_server: RunningServer) -> None:
     }
     with pytest.raises(anthropic.NotFoundError, match="not served here"):
         client(api_server).messages.create(**{**request, "model": "other"})
-    with pytest.raises(anthropic.BadRequestError, match="thinking"):
-        client(api_server).messages.create(**request, thinking={"type": "enabled", "budget_tokens": 1024})
+    with pytest.raises(anthropic.BadRequestError, match="thread is not supported") as caught:
+        client(api_server).messages.create(**request, extra_body={"thread": {"type": "create"}})
+    assert caught.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}  # type: ignore[index]
     with pytest.raises(anthropic.BadRequestError, match="unknown or not supported"):
         client(api_server).messages.create(**request, extra_body={"frobnicate": 1})
     with pytest.raises(anthropic.BadRequestError, match="stop_sequences must not contain an empty string"):
         client(api_server).messages.create(**request, stop_sequences=[""])
+
+
+WEATHER: Row = {"name": "add", "input_schema": {"type": "object"}}
+SEARCH: Row = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+CLEAR: Row = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "clear_tool_uses_20250919"}]}
+
+
+def after(*blocks: Row) -> Row:
+    answer = {"role": "assistant", "content": [*blocks, {"type": "text", "text": "y", "citations": [{}]}]}
+    return {"messages": [{"role": "user", "content": "x"}, answer, {"role": "user", "content": "z"}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"context_management": CLEAR}, "context_management"),
+        ({"context_management": {"edits": []}, "mcp_servers": [], "container": None}, None),
+        ({"container": "c"}, "container"),
+        ({"container": {"id": None, "skills": []}, "speed": "fast"}, "container, speed"),
+        ({"diagnostics": {"previous_message_id": None}, "fallbacks": "default"}, "diagnostics, fallbacks"),
+        ({"thinking": {"type": "adaptive", "display": "summarized"}}, "thinking.display"),
+        ({"system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral", "scope": "global"}}]}, None),
+        ({"tools": [SEARCH]}, "tools.web_search_20250305"),
+        ({"tools": [WEATHER, {"type": "code_execution_20250825", "name": "c"}]}, "tools.code_execution_20250825"),
+        (
+            {"tools": [{"type": "mcp_toolset", "mcp_server_name": "m"}, {"type": "bash_20250124", "name": "bash"}]},
+            "tools.bash_20250124, tools.mcp_toolset",
+        ),
+        (
+            {
+                "tools": [
+                    {**WEATHER, "defer_loading": True, "input_examples": [{"n": 1}], "allowed_callers": ["direct"]}
+                ]
+            },
+            "tools.defer_loading, tools.input_examples",
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        **WEATHER,
+                        "type": "custom",
+                        "defer_loading": False,
+                        "allowed_callers": ["code_execution_20250825"],
+                    }
+                ]
+            },
+            "tools.allowed_callers",
+        ),
+        (after({"type": "redacted_thinking", "data": "abc"}), "messages.redacted_thinking"),
+        (
+            after(
+                {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            ),
+            "messages.server_tool_use, messages.web_search_tool_result",
+        ),
+        (after({"type": "tool_use", "id": "t", "name": "add", "input": '{"n": ', "caller": {"type": "direct"}}), None),
+        ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
+        ({"system": "x-anthropic-billing-header: cch=1;"}, "x-anthropic-billing-header"),
+    ],
+)
+def test_fields_of_agents_are_accepted_and_named(api_server: RunningServer, fields: Row, ignored: str | None) -> None:
+    body: Row = {"max_tokens": 3, "messages": [{"role": "user", "content": "Hello"}], **fields}
+    for path, row in (("/v1/messages", body), ("/v1/messages", {**body, "stream": True})):
+        answer = api_server.post(path, row)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers.get("x-chairlift-ignored") == ignored
+    large = json.dumps(body).encode() + b" " * LARGE_BODY
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{api_server.url}/v1/messages", content=large, headers=headers, timeout=60, verify=NO_TLS)
+    assert answer.headers.get("x-chairlift-ignored") == ignored
+    del body["max_tokens"]
+    assert api_server.post("/v1/messages/count_tokens", body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"context_managment": {"edits": []}},
+        {"context_management": {"edits": [{"type": "clear_everything"}]}},
+        {"context_management": {"edit": []}},
+        {"thinking": {"type": "enabled", "budget": 3}},
+        {"tools": [{"type": "function", "function": {"name": "add"}}]},
+        {"tools": [{**WEATHER, "defer_load": True}]},
+        {"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
+        {"mcp_servers": [{"type": "url", "url": "http://m", "name": "m"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cachecontrol": {}}]}]},
+    ],
+)
+def test_misspelled_and_meaningful_fields_are_errors(api_server: RunningServer, fields: Row) -> None:
+    body: Row = {"max_tokens": 3, "messages": [{"role": "user", "content": "Hello"}], **fields}
+    assert api_server.post("/v1/messages", body).status_code == 400
+
+
+def test_a_found_tool_is_named_in_the_result(api_server: RunningServer) -> None:
+    def count(content: Any) -> int:
+        use = {"type": "tool_use", "id": "t", "name": "find", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "t", "content": content}
+        turns = [("user", "x"), ("assistant", [use]), ("user", [result])]
+        body = {"messages": [{"role": role, "content": turn} for role, turn in turns]}
+        answer = api_server.post("/v1/messages/count_tokens", body).json()
+        return int(answer["input_tokens"])
+
+    assert count([{"type": "tool_reference", "tool_name": "add"}]) == count("add")

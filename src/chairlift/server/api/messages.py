@@ -145,7 +145,9 @@ def _error_info(status: int, message: str) -> MessagesErrorInfo:
 
 
 def _error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None) -> JSONResponse:
-    body = MessagesError(error=_error_info(status, info.message))
+    error = _error_info(status, info.message)
+    error.details = None if info.code is None else {"error_code": info.code}
+    body = MessagesError(error=error)
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
 
 

@@ -31,7 +31,7 @@ def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | No
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
     """The HTTP status and the body for an exception."""
     if isinstance(error, RequestError):
-        info = ErrorInfo(message=str(error), type="invalid_request_error", param=error.param)
+        info = ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
         return 400, ErrorBody(error=info)
     if isinstance(error, EngineDeadError):
         code = getattr(error, "code", None)

@@ -81,4 +81,4 @@ def rename_fields_in_errors(names: Mapping[str, str]) -> Iterator[None]:
         if renamed not in names:
             raise
         message = re.sub(rf"\b{renamed}\b", names[renamed], str(error))
-        raise RequestError(message, names.get(field, field)) from None
+        raise RequestError(message, names.get(field, field), error.code) from None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.item_limits import MAX_METADATA, Metadata, MetadataKey, MetadataValue, limit_entries
@@ -132,9 +132,28 @@ class ResponsesCompatibilityFields(CompatibilityFields):
     )
 
 
+class ContextEdit(RequestBody):
+    """A way of Anthropic to shorten a conversation, with its settings."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Annotated[str, Field(pattern=r"^(clear_thinking|clear_tool_uses|compact)_[0-9]{8}$")]
+
+
+class ContextManagement(RequestBody):
+    edits: Annotated[list[ContextEdit], Field(max_length=16)] | None = None
+
+
 class MessagesCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/messages."""
 
+    advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
+        **CompatibilityFields.advisory_fields,
+        "container": (),
+        "context_management": ([], ContextManagement(), ContextManagement(edits=[])),
+        "diagnostics": ({},),
+        "fallbacks": ([],),
+        "speed": ("standard",),
+    }
     metadata: Annotated[dict[MetadataKey, MetadataValue | None], limit_entries(MAX_METADATA)] | None = Field(
         None, description="Identifies the end user; has no effect."
     )
@@ -143,7 +162,13 @@ class MessagesCompatibilityFields(CompatibilityFields):
     )
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
     cache_control: CacheControl | None = Field(None, description="Has no effect: every prefix is cached.")
-    container: None = Field(None, description="Code execution is not supported.")
-    context_management: EmptyValue = Field(None, description="The client sends the whole conversation.")
+    container: str | dict[str, Any] | None = Field(None, description="Has no effect: no code is executed.")
+    context_management: ContextManagement | Annotated[list[Any], Field(max_length=0)] | None = Field(
+        None, description="Has no effect: the conversation is not shortened."
+    )
+    diagnostics: dict[str, Any] | None = Field(
+        None, description="Has no effect: there are no diagnostics of the cache."
+    )
+    fallbacks: str | list[Any] | None = Field(None, description="Has no effect: the model does not decline requests.")
     mcp_servers: EmptyValue = Field(None, description="MCP servers are not supported.")
-    speed: Literal["standard"] | None = Field(None, description="Has no effect: there is only one speed.")
+    speed: Literal["standard", "fast"] | None = Field(None, description="Has no effect: there is only one speed.")

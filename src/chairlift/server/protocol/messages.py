@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from chairlift.errors import RequestError
 from chairlift.server.protocol.base import RequestBody, Timings, omitted_if_null
-from chairlift.server.protocol.chat import ChatCompletionRequest, without_billing_line
+from chairlift.server.protocol.chat import BILLING_LINE, MAX_NAMED_KEYS, ChatCompletionRequest, without_billing_line
 from chairlift.server.protocol.compatibility_fields import CacheControl, MessagesCompatibilityFields
 from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.protocol.sampling import EngineFields, StopStrings
@@ -18,12 +21,16 @@ from chairlift.server.protocol.turns import combine_turns
 MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
 """Name of a field of chats -> its name at this endpoint."""
 
+HOSTED_TOOL: Final = re.compile(r"mcp_toolset|tool_search_tool_(bm25|regex)|[a-z][a-z0-9_]{0,55}_[0-9]{8}")
+"""The types of tools that are defined or executed by Anthropic, such as `web_search_20250305`."""
+
 
 class TextBlock(RequestBody):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: list[Any] | None = Field(None, description="Part of a received block; has no effect.")
+    parsed_output: Any = Field(None, description="Added by Anthropic's client; has no effect.")
 
 
 TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_CONTENT_PARTS)]
@@ -33,15 +40,33 @@ class ToolUseBlock(RequestBody):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Any = Field(description="An object, or a string with the arguments of a call that was cut.")
     cache_control: CacheControl | None = None
     caller: dict[str, Any] | None = Field(None, description="Part of a received block; has no effect.")
+    toolset_name: str | None = Field(None, description="Part of a received block; has no effect.")
+
+
+class ToolReferenceBlock(RequestBody):
+    """A tool that a search has found. All tools are part of the prompt."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+    cache_control: CacheControl | None = None
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
+ResultBlocks = Annotated[
+    list[Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]], Field(max_length=MAX_CONTENT_PARTS)
+]
 
 
 class ToolResultBlock(RequestBody):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | TextBlocks | None = None
+    content: str | ResultBlocks | None = None
     is_error: bool = False
     cache_control: CacheControl | None = None
 
@@ -49,15 +74,35 @@ class ToolResultBlock(RequestBody):
 class ThinkingBlock(RequestBody):
     type: Literal["thinking"]
     thinking: str
-    signature: str = Field("", description="Not checked.")
+    signature: str | None = Field("", description="Not checked.")
 
 
-Blocks = list[Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]]
+class HostedBlock(RequestBody):
+    """A block of an answer of Anthropic's service that only this service can read. It is skipped."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal[
+        "redacted_thinking",
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "advisor_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "fallback",
+    ]
+
+
+Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | HostedBlock, Field(discriminator="type")]
 
 
 class MessageParam(RequestBody):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[Blocks, Field(max_length=MAX_CONTENT_PARTS)]
+    content: str | Annotated[list[Block], Field(max_length=MAX_CONTENT_PARTS)]
 
 
 class MessagesTool(RequestBody):
@@ -67,8 +112,27 @@ class MessagesTool(RequestBody):
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    defer_loading: Literal[False] | None = Field(None, description="All tools are part of the prompt.")
+    defer_loading: bool | None = Field(None, description="Has no effect: all tools are part of the prompt.")
+    input_examples: list[Any] | None = Field(None, description="Has no effect: write them into the description.")
+    allowed_callers: list[str] | None = Field(None, description="Has no effect: only the model calls tools.")
     eager_input_streaming: bool | None = Field(None, description="Has no effect: arguments are always streamed.")
+
+
+class HostedTool(RequestBody):
+    """A tool that is defined or executed by Anthropic's service. It is skipped."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str
+
+
+def _tool_form(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "hosted" if isinstance(kind, str) and HOSTED_TOOL.fullmatch(kind) else "custom"
+
+
+Tool = Annotated[
+    Annotated[MessagesTool, Tag("custom")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_tool_form)
+]
 
 
 class MessagesToolChoice(RequestBody):
@@ -78,9 +142,14 @@ class MessagesToolChoice(RequestBody):
 
 
 class Thinking(RequestBody):
-    """Whether the model reasons. `enabled` is rejected, because a token budget for reasoning is not supported."""
+    """Whether the model reasons, and with how many tokens at most."""
 
-    type: Literal["adaptive", "disabled"]
+    type: Literal["adaptive", "enabled", "between_tools", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = Field(
+        None, description="Has no effect: reasoning is returned in full."
+    )
+    block_binding: dict[str, Any] | None = Field(None, description="Has no effect: thinking blocks are not checked.")
 
 
 class JsonOutput(RequestBody):
@@ -91,6 +160,7 @@ class JsonOutput(RequestBody):
 class OutputConfig(RequestBody):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonOutput | None = None
+    task_budget: dict[str, Any] | None = None
 
 
 class ConversationFields(RequestBody):
@@ -100,10 +170,12 @@ class ConversationFields(RequestBody):
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | TextBlocks | None = None
-    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonOutput | None = Field(None, description="An earlier name of `output_config.format`.")
+    thread: dict[str, Any] | None = Field(None, description="Rejected: conversations are not stored.")
 
     @property
     def chat_field_names(self) -> dict[str, str]:
@@ -112,37 +184,65 @@ class ConversationFields(RequestBody):
     @property
     def optional_variables(self) -> dict[str, Any]:
         """The variables of the chat template that `thinking` sets, if the template reads them."""
-        return {} if self.thinking is None else {"enable_thinking": self.thinking.type == "adaptive"}
+        return {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
 
     def chat_fields(self) -> dict[str, Any]:
-        """The corresponding fields of a chat request."""
+        """The corresponding fields of a chat request; raises RequestError."""
+        if self.thread is not None:
+            message = "thread is not supported, because conversations are not stored: send the whole one without it"
+            raise RequestError(message, "thread", "thread_unsupported_request")
         messages = self._chat_messages()
         last = messages[-1] if messages else {}
         continues = (
             last.get("role") == "assistant" and bool(last.get("content", "").strip()) and "tool_calls" not in last
         )
         config = self.output_config or OutputConfig()
-        schema = None if config.format is None else {"name": "output", "schema": config.format.schema_}
+        form = config.format or self.output_format
+        schema = None if form is None else {"name": "output", "schema": form.schema_}
         return {
             "messages": messages,
             "continue_final_message": continues,
             "add_generation_prompt": not continues,
-            "tools": None if self.tools is None else [_function(tool) for tool in self.tools],
+            "tools": None if self.tools is None else [_function(tool) for tool in self._custom_tools()],
             "tool_choice": None if self.tool_choice is None else _choice(self.tool_choice),
             "parallel_tool_calls": not (self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use),
             "reasoning_effort": config.effort,
             "response_format": None if schema is None else {"type": "json_schema", "json_schema": schema},
         }
 
+    def ignored_content(self) -> list[str]:
+        blocks = (
+            block for message in self.messages if not isinstance(message.content, str) for block in message.content
+        )
+        found = {f"messages.{block.type}" for block in blocks if isinstance(block, HostedBlock)}
+        found |= {f"tools.{tool.type}" for tool in self.tools or [] if isinstance(tool, HostedTool)}
+        for field in ("defer_loading", "input_examples"):
+            found |= {f"tools.{field}" for tool in self._custom_tools() if getattr(tool, field)}
+        found |= {
+            "tools.allowed_callers"
+            for tool in self._custom_tools()
+            if "direct" not in (tool.allowed_callers or ["direct"])
+        }
+        for name, value, fields in (
+            ("thinking", self.thinking, ("display", "block_binding")),
+            ("output_config", self.output_config, ("task_budget",)),
+        ):
+            found |= {f"{name}.{field}" for field in fields if getattr(value, field, None)}
+        has_line = self.system is not None and BILLING_LINE.match(_text(self.system))
+        return sorted(found)[:MAX_NAMED_KEYS] + ["x-anthropic-billing-header"] * bool(has_line)
+
+    def _custom_tools(self) -> list[MessagesTool]:
+        return [tool for tool in self.tools or [] if isinstance(tool, MessagesTool)]
+
     def _chat_messages(self) -> list[dict[str, Any]]:
         messages = combine_turns([part for message in self.messages for part in _messages(message)])
         if len(messages) > 1 and messages[-1] == {"role": "assistant", "content": ""}:
             messages.pop()  # An empty beginning of the answer.
-        given = None if self.system is None else _text(self.system)
-        system = without_billing_line(given or "")
-        return (
-            messages if given is None or (given and not system) else [{"role": "system", "content": system}, *messages]
-        )
+        if self.system is None:
+            return messages
+        system = without_billing_line(given := _text(self.system))
+        is_line = bool(given) and not system
+        return messages if is_line else [{"role": "system", "content": system}, *messages]
 
 
 class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
@@ -172,7 +272,7 @@ class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFie
         return ChatCompletionRequest.from_fields(fields, self.structured_outputs, self.optional_variables)
 
 
-def _text(content: str | list[TextBlock] | None) -> str:
+def _text(content: str | Sequence[TextBlock | ToolReferenceBlock] | None) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content or [])
 
 
@@ -186,9 +286,10 @@ def _messages(message: MessageParam) -> list[dict[str, Any]]:
         if isinstance(block, ToolResultBlock):
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)})
         elif isinstance(block, ToolUseBlock):
-            function = {"name": block.name, "arguments": json.dumps(block.input)}
+            arguments = block.input if isinstance(block.input, str) else json.dumps(block.input)
+            function = {"name": block.name, "arguments": arguments}
             other.setdefault("tool_calls", []).append({"id": block.id, "function": function})
-        else:
+        elif not isinstance(block, HostedBlock):
             name, text = (
                 ("content", block.text) if isinstance(block, TextBlock) else ("reasoning_content", block.thinking)
             )
@@ -237,6 +338,7 @@ class TokenCount(BaseModel):
 class MessagesErrorInfo(BaseModel):
     type: str
     message: str
+    details: dict[str, str] | None = omitted_if_null()
 
 
 class MessagesError(BaseModel):
