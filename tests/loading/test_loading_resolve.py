@@ -154,6 +154,7 @@ RESPONSE: Any = httpx.Response(404, request=httpx.Request("GET", "https://exampl
             "download from the Hugging Face hub failed: 500 server error",
         ),
         (OSError(28, "No space left on device"), "No space left on device"),
+        (ValueError("Invalid filename '../c.gguf'"), r"failed: Invalid filename '\.\./c\.gguf'"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.lora import LoRARequest
@@ -11,6 +11,9 @@ from chairlift.models.declaration import ModelConfig
 
 if TYPE_CHECKING:
     from chairlift.kernels.lora import LoraAdapters
+
+
+MAX_NAME_CHARACTERS: Final = 256
 
 
 class AdapterNames:
@@ -54,6 +57,11 @@ class AdapterNames:
         for field, value in (("lora_name", name), ("lora_path", path)):
             if not isinstance(value, str) or not value:
                 raise RequestError(f"{field} must be a string that is not empty, got {value!r:.100}", field)
+        if not name.isprintable() or len(name) > MAX_NAME_CHARACTERS:
+            raise RequestError(
+                f"lora_name must have at most {MAX_NAME_CHARACTERS} printable characters, got {name!r:.100}",
+                "lora_name",
+            )
         if name in self._by_name:
             raise RequestError(
                 f"lora_name={name!r:.100} is loaded from {self._by_name[name].lora_path}: unload it first, or use "

@@ -159,7 +159,7 @@ def _hub_errors(name: str, file: str | None = None) -> Iterator[None]:
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *_connection_errors()) as error:  # type: ignore[misc]
         hint = "check the network connection, set HF_ENDPOINT to a mirror, or name a local folder or .gguf file"
         raise ModelLoadError(f"{prefix} cannot be reached; {hint}") from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
         raise ModelLoadError(
             f"{missing}, and the download from the Hugging Face hub failed: {error}; {MODEL_KINDS}"
         ) from error

@@ -122,7 +122,8 @@ def test_adapters_are_loaded_and_unloaded_with_an_admin_key(
     missing = server.post(load, {**body, "lora_path": adapters["b"] + "-x"}, ADMIN)
     assert missing.status_code == 400
     assert missing.json()["error"]["param"] == "lora_path"
-    assert server.post(load, {"lora_name": "", "lora_path": "x"}, ADMIN).status_code == 400
+    for name in ("", "a\nb", "x" * 300):
+        assert server.post(load, {"lora_name": name, "lora_path": "x"}, ADMIN).status_code == 400
     with pytest.raises(openai.NotFoundError):
         complete(server, "b")
     assert complete(server, "a") == expected["a"]

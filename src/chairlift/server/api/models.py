@@ -47,14 +47,15 @@ def router(manager: ModelManager) -> APIRouter:
     @routes.get("/v1/models")
     async def list_models(request: Request) -> ModelList:
         """List the models that the key may use, with their states (OpenAI)."""
-        models = manager.visible(call_of(request).key)
-        return ModelList(data=[model_card(model, name) for model in models for name in (None, *model.adapters)])
+        key = call_of(request).key
+        models = manager.visible(key)
+        return ModelList(data=[model_card(model, key, name) for model in models for name in (None, *model.adapters)])
 
     @routes.get("/v1/models/{model:path}", responses=ERRORS)
     async def get_model(model: str, request: Request) -> ModelCard:
         """Describe a model (OpenAI)."""
         found = manager.find(model, call_of(request).key)
-        return model_card(found, found.adapter_of(model))
+        return model_card(found, call_of(request).key, found.adapter_of(model))
 
     @routes.get("/models/changes", responses=ERRORS)
     async def list_changes(request: Request) -> ModelSwitchList:
@@ -65,15 +66,16 @@ def router(manager: ModelManager) -> APIRouter:
 
     async def load_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
         """Load a model, and wait until it is ready."""
-        return model_card(await manager.load(body.model, key))
+        return model_card(await manager.load(body.model, key), key)
 
     async def unload_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
         """Unload a model that no call uses."""
-        return model_card(await manager.unload(body.model, key))
+        return model_card(await manager.unload(body.model, key), key)
 
     async def load_lora_adapter(body: AdapterLoad, key: KeyInfo) -> ModelCard:
         """Load a LoRA adapter, which calls select by its name as `model` (vLLM)."""
-        return model_card(await manager.load_adapter(body.lora_name, body.lora_path, body.model, key), body.lora_name)
+        model = await manager.load_adapter(body.lora_name, body.lora_path, body.model, key)
+        return model_card(model, key, body.lora_name)
 
     async def unload_lora_adapter(body: AdapterUnload, key: KeyInfo) -> AdapterDeleted:
         """Unload a LoRA adapter, and wait until its last request has ended (vLLM)."""
@@ -105,7 +107,7 @@ def _add_admin_route(
     add_body_route(routes, path, handle, body, response, name=name, description=description, responses=SWITCH_ERRORS)
 
 
-def model_card(model: ServedModel, adapter: str | None = None) -> ModelCard:
+def model_card(model: ServedModel, key: KeyInfo, adapter: str | None = None) -> ModelCard:
     """The description of a model, or of one of its LoRA adapters, in /v1/models."""
     facts = model.facts
     return ModelCard(
@@ -117,7 +119,7 @@ def model_card(model: ServedModel, adapter: str | None = None) -> ModelCard:
         aliases=list(model.aliases) if adapter is None else [],
         status=ModelStatus(
             value=model.state,
-            reason=model.failure,
+            reason=model.failure_text(key),
             memory_bytes=model.memory_bytes,
             num_unfinished=model.num_unfinished,
             num_waiting=model.num_waiting,

@@ -124,7 +124,7 @@ class ModelCalls:
         timeout = selection.timeout if isinstance(selection.timeout, int | float) and selection.timeout > 0 else None
         try:
             async with asyncio.timeout(timeout):
-                return await self._manager.acquire(model)
+                return await self._manager.acquire(model, call.key)
         except TimeoutError:
             wait.error = f"the timeout of {timeout:g} s has passed while model {model.name!r} was not loaded"
             raise DeadlineError(wait.error) from None

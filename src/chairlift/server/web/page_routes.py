@@ -135,7 +135,7 @@ def data_router(
         """Send a burst of synthetic requests."""
         require_control()
         body = await _read_page_body(request, BurstBody)
-        lease = await manager.acquire(manager.find(model, call_of(request).key))
+        lease = await manager.acquire(manager.find(model, call_of(request).key), call_of(request).key)
         try:
             return await sender.send(lease.service.llm, body, call_of(request).key)
         finally:
