@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.clock import VirtualClock
-from chairlift.cluster.autoscaling import BatchUseMeter, predict_ttft
+from chairlift.cluster.autoscaling import batch_use, predict_ttft
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 from chairlift.cluster.shared_service import ServiceMeter
 from chairlift.events import Event, PrefixCacheChanged, Step
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.simulator import SimConfig, make_engine_core
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.observability.step_cost import StepCost, StepTimer
+from chairlift.observability.tracker import RequestTracker
 from chairlift.request import Request
 
 
@@ -67,22 +67,20 @@ class SimulatedReplica:
         self._free_blocks = config.num_blocks
         self._changes: list[PrefixCacheChanged] = []
         self._cached: set[int] = set()
-        self._is_measured = is_measured
-        self._cost, self._timer, self._batch_use = StepCost(), StepTimer(), BatchUseMeter()
-        self._batch_use.emit(config.engine_started())
+        self._tracker = RequestTracker(max_finished=0) if is_measured else None
+        if self._tracker is not None:
+            self._tracker.emit(config.engine_started())
 
     def emit(self, event: Event) -> None:
         """Receive an event of the engine."""
         if isinstance(event, Step):
             self._free_blocks = event.free_blocks
-            if self._is_measured:
-                self._cost.add(sum(event.num_scheduled), self._timer.seconds(event))
         elif isinstance(event, PrefixCacheChanged):
             self._changes.append(event)
             self._cached.difference_update(event.removed)
             self._cached.update(event.stored)
-        if self._is_measured:
-            self._batch_use.emit(event)
+        if self._tracker is not None:
+            self._tracker.emit(event)
 
     def receive(self, sent: RoutedRequest) -> None:
         """Queue a request until the next step."""
@@ -109,9 +107,10 @@ class SimulatedReplica:
 
     def scaling_values(self) -> dict[str, float]:
         """The values that `QueueScaling` decides by."""
+        assert self._tracker is not None, "the replica is measured"
         queued, budget = self.load().queued_tokens, self._config.scheduler.max_num_batched_tokens
         return {
             "queued_tokens": float(queued),
-            "predicted_ttft": predict_ttft(queued, budget, self._cost.seconds),
-            "batch_use": self._batch_use.value,
+            "predicted_ttft": predict_ttft(queued, budget, self._tracker.cost.seconds),
+            "batch_use": batch_use(self._tracker),
         }

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from tests.fakes import make_engine, make_request
 
-from chairlift.cluster.autoscaling import TARGET_BATCH_USE, BatchUseMeter, QueueScaling, predict_ttft
+from chairlift.cluster.autoscaling import TARGET_BATCH_USE, QueueScaling, batch_use, predict_ttft
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replica_state import ReplicaLoad
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted
+from chairlift.events import EngineStarted, RequestArrived
 from chairlift.lab.sim.simulator import SimConfig
+from chairlift.observability.tracker import RequestTracker
 
 
 @dataclass
@@ -69,14 +70,14 @@ def start_event(max_num_seqs: int = 4, num_blocks: int = 8) -> EngineStarted:
 def test_the_batch_use_counts_siblings_and_blocks_of_an_engine() -> None:
     """Three siblings take three of four seats; a long request holds all but one of eight blocks."""
     core, _, _, events = make_engine(num_blocks=8, max_num_seqs=4)
-    meter = BatchUseMeter()
-    meter.emit(start_event(max_num_seqs=4, num_blocks=8))
+    tracker = RequestTracker()
+    tracker.emit(start_event(max_num_seqs=4, num_blocks=8))
 
     def use() -> float:
         for event in events.events:
-            meter.emit(event)
+            tracker.emit(event)
         events.events.clear()
-        return meter.value
+        return batch_use(tracker)
 
     assert use() == 0.0
     for index in range(3):
@@ -92,7 +93,7 @@ def test_the_batch_use_counts_siblings_and_blocks_of_an_engine() -> None:
     assert use() == 0.0
     core.add(make_request("lost", [1]))
     assert use() == 0.25
-    meter.emit(start_event())
+    tracker.emit(start_event())
     assert use() == 0.0, "a new engine process has no requests"
 
 
@@ -106,8 +107,11 @@ def test_a_replica_reports_every_value_of_the_policy() -> None:
     pytest.importorskip("ray")
     from chairlift.cluster.ray_deployments import EngineDeployment
 
-    replica = SimpleNamespace(load=lambda: ReplicaLoad(7, 1, 0), predicted_ttft=lambda: 0.5)
-    deployment: Any = SimpleNamespace(_replica=replica, _batch_use=SimpleNamespace(value=0.25))
+    tracker = RequestTracker()
+    tracker.emit(start_event(max_num_seqs=4))
+    tracker.emit(RequestArrived(0.0, "a", 1, 1))
+    replica = SimpleNamespace(load=lambda: ReplicaLoad(7, 1, 0), predicted_ttft=lambda: 0.5, tracker=tracker)
+    deployment: Any = SimpleNamespace(_replica=replica)
     values = asyncio.run(EngineDeployment.record_autoscaling_stats(deployment))
     assert values == {"queued_tokens": 7.0, "predicted_ttft": 0.5, "batch_use": 0.25}
     assert QueueScaling(7, 0.5)._targets == {"queued_tokens": 7, "predicted_ttft": 0.5, "batch_use": TARGET_BATCH_USE}

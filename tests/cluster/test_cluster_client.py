@@ -220,7 +220,7 @@ def test_tenants_are_charged_on_all_replicas(make_engine: Make) -> None:
 
     async def main() -> None:
         engines = [make_engine(scheduling_policy="fair") for _ in range(2)]
-        policies: list[Any] = [engine.engine.core.scheduler._batch._policy for engine in engines]  # type: ignore[attr-defined]
+        policies: list[Any] = [engine.engine.core.scheduler._batch.waiting for engine in engines]  # type: ignore[attr-defined]
         llm, transport = make_cluster(*engines)
         await ready(llm, transport)
         requests = [(tenant, length) for tenant in "ab" for length in (8, 20, 20, 33)]
@@ -616,7 +616,9 @@ def test_the_load_of_a_replica_counts_neither_cached_tokens_nor_blocks_of_finish
         await ready(llm, transport)
         replica = transport.replicas["replica-0"]
         await llm.start(None, PROMPT, forced(2)).collect()
-        assert replica._free_blocks < 16  # after the schedule of the last step
+        step = replica.tracker.last_step
+        assert step is not None
+        assert step.free_blocks < 16  # after the schedule of the last step
         assert replica.load() == ReplicaLoad(0, 0, 16)
         call = llm.start(None, [*PROMPT, 1, 2], forced(2))
         await until(lambda: replica.load().num_unfinished == 1)

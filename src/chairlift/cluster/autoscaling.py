@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, Step
+from chairlift.observability.tracker import RequestTracker
 
 TARGET_BATCH_USE: Final = 0.8
-"""The target of `BatchUseMeter.value`: the rest of the seats and blocks is for requests that arrive meanwhile."""
+"""The target of `batch_use`: the rest of the seats and blocks is for requests that arrive meanwhile."""
 
 
 class ScalingContext(Protocol):
@@ -32,7 +32,7 @@ class QueueScaling:
     """An autoscaling policy of Ray Serve. Ray applies the delays of the configuration to its results.
 
     Each replica reports its queued prompt tokens, its predicted time to first token, which grows with these tokens, and
-    its batch use, which grows with its unfinished requests (see `BatchUseMeter`). The sum of a value over the replicas
+    its batch use, which grows with its unfinished requests (see `batch_use`). The sum of a value over the replicas
     is the load of the cluster. Divided by the target of one replica, it is the number of replicas that have the target
     on average; the largest of the three numbers is used. Without queued prompts the first two values are 0, and the
     batch use keeps as many replicas as the running requests need. Requests do not move to a new replica: it receives
@@ -63,38 +63,17 @@ class QueueScaling:
         return max(least, min(most, count)), {}
 
 
-class BatchUseMeter:
-    """Measures the share of an engine that its unfinished requests need, from the events of the engine.
+def batch_use(tracker: RequestTracker) -> float:
+    """The share of an engine that its unfinished requests need: the larger one of the unfinished requests by the seats,
+    which exceeds 1 if requests wait, and of the held blocks of the KV pool, which limit the batch if the pool is small.
 
     Siblings count one by one, because each of them takes a seat of the batch.
     """
-
-    def __init__(self) -> None:
-        self._num_unfinished = 0
-        self._num_seats = self._num_blocks = self._free_blocks = 1
-
-    def emit(self, event: Event) -> None:
-        """Receive an event of the engine."""
-        if isinstance(event, Step):
-            self._free_blocks = event.free_blocks
-        elif isinstance(event, RequestArrived):
-            if not self._num_unfinished:  # The last step was scheduled before its requests released their blocks.
-                self._free_blocks = self._num_blocks
-            self._num_unfinished += 1
-        elif isinstance(event, RequestFinished):
-            self._num_unfinished -= 1
-        elif isinstance(event, EngineStarted):
-            self._num_unfinished = 0
-            self._num_seats = event.static_batch_size or event.max_num_seqs
-            self._num_blocks = self._free_blocks = max(1, event.num_blocks)
-
-    @property
-    def value(self) -> float:
-        """The larger one of two shares: unfinished requests of the seats, which exceeds 1 if requests wait, and held
-        blocks of the KV pool, which limit the batch if the pool is small."""
-        if not self._num_unfinished:
-            return 0.0
-        return max(self._num_unfinished / self._num_seats, 1 - self._free_blocks / self._num_blocks)
+    started, num_unfinished = tracker.started, len(tracker.unfinished())
+    if started is None or not num_unfinished:
+        return 0.0
+    num_seats = started.static_batch_size or started.max_num_seqs
+    return max(num_unfinished / num_seats, tracker.num_held_blocks() / max(1, started.num_blocks))
 
 
 def predict_ttft(queued_tokens: int, max_num_batched_tokens: int, step_seconds: Callable[[int], float | None]) -> float:

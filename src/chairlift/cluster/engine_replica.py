@@ -27,17 +27,8 @@ from chairlift.engine.process.commands import Abort, Add, ChargeTenants
 from chairlift.engine.process.wire import pack_events
 from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
 from chairlift.errors import ChairliftError, EngineDeadError
-from chairlift.events import (
-    DroppableEvent,
-    EngineStarted,
-    Event,
-    PrefixCacheChanged,
-    RequestArrived,
-    RequestFinished,
-    Step,
-)
+from chairlift.events import DroppableEvent, EngineStarted, Event, PrefixCacheChanged
 from chairlift.observability.prometheus import PrometheusMetrics
-from chairlift.observability.step_cost import StepCost, StepTimer
 from chairlift.observability.tracker import RequestTracker
 from chairlift.outputs import EngineCoreOutput
 
@@ -112,6 +103,7 @@ class EngineReplica:
 
     Attributes:
         service: the service that its engine gives to tenants.
+        tracker: the state of its engine by its events.
     """
 
     def __init__(self, client: EngineClient) -> None:
@@ -119,19 +111,16 @@ class EngineReplica:
         self.service = ServiceMeter()
         self._feeds: dict[str, IngressFeed] = {}
         self._groups = SiblingGroups[ReplicaGroup]()
-        self._started: EngineStarted | None = None
-        self._arrived: dict[str, RequestArrived] = {}
         self._cached: set[int] = set()
-        self._cost, self._timer = StepCost(), StepTimer()
         plan = client.engine.facts.kv_cache_plan
-        self._block_size, self._num_blocks, self._free_blocks = plan.block_size, plan.num_blocks, plan.num_blocks
+        self._block_size, self._num_blocks = plan.block_size, plan.num_blocks
         self._is_open = False
         self._death: str | None = None
         self._decoder = msgspec.msgpack.Decoder(RunRequest)
         self._encoder = msgspec.msgpack.Encoder()
-        tracker = RequestTracker()
-        self._metrics = PrometheusMetrics(tracker)
-        for listener in (tracker, self):
+        self.tracker = RequestTracker()
+        self._metrics = PrometheusMetrics(self.tracker)
+        for listener in (self.tracker, self):
             client.events.add(listener)
 
     def open(self) -> None:
@@ -233,7 +222,8 @@ class EngineReplica:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def _hello(self, feed: IngressFeed) -> ReplicaHello:
-        events = [*(() if self._started is None else (self._started,)), *self._arrived.values()]
+        started = self.tracker.started
+        events = [*(() if started is None else (started,)), *(each.arrived for each in self.tracker.unfinished())]
         return ReplicaHello(
             ClockReading.now(),
             model_digest(self._client.engine.facts),
@@ -270,15 +260,16 @@ class EngineReplica:
         groups = [group for group in self._groups if group.feed is not without]
         queued = sum(group.num_uncached_tokens for group in groups if not group.started)
         # The last step counts the blocks of its own requests, and no step follows the end of the last request.
-        free_blocks = self._free_blocks if self._groups else self._num_blocks
+        step = self.tracker.last_step
+        free_blocks = self._num_blocks if step is None or not self._groups else step.free_blocks
         return ReplicaLoad(queued, len(groups), free_blocks)
 
     def predicted_ttft(self) -> float:
         """The estimated seconds until a new request gets its first token: those of the queued prompt tokens."""
-        started = self._started
+        started = self.tracker.started
         if started is None:
             return 0.0
-        return predict_ttft(self.load().queued_tokens, started.max_num_batched_tokens, self._cost.seconds)
+        return predict_ttft(self.load().queued_tokens, started.max_num_batched_tokens, self.tracker.cost.seconds)
 
     # -- engine -------------------------------------------------------------------------------------------------------
 
@@ -287,24 +278,11 @@ class EngineReplica:
         if isinstance(event, PrefixCacheChanged):
             self._change_cache(event)
             return
-        self._record(event)
+        if isinstance(event, EngineStarted):
+            self._change_cache(PrefixCacheChanged(event.time, [], list(self._cached)))
         for feed in self._feeds.values():
             feed.add_event(event)
             feed.changed.set()
-
-    def _record(self, event: Event) -> None:
-        if isinstance(event, EngineStarted):
-            self._started = event
-            self._arrived.clear()
-            self._cost, self._timer = StepCost(), StepTimer()
-            self._change_cache(PrefixCacheChanged(event.time, [], list(self._cached)))
-        elif isinstance(event, RequestArrived):
-            self._arrived[event.request_id] = event
-        elif isinstance(event, RequestFinished):
-            self._arrived.pop(event.request_id, None)
-        elif isinstance(event, Step):
-            self._free_blocks = event.free_blocks
-            self._cost.add(sum(event.num_scheduled) + sum(event.num_padding), self._timer.seconds(event))
 
     def _change_cache(self, event: PrefixCacheChanged) -> None:
         self._cached.difference_update(event.removed)

@@ -20,7 +20,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from chairlift.cluster.autoscaling import BatchUseMeter
+from chairlift.cluster.autoscaling import batch_use
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
@@ -80,8 +80,6 @@ class EngineDeployment:
         config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
         replica = self._replica = EngineReplica(await asyncio.to_thread(client.wait_until_ready))
-        self._batch_use = BatchUseMeter()
-        client.events.add(self._batch_use)
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         if config.scheduling_policy == "fair":
             context = serve.get_replica_context()
@@ -137,7 +135,7 @@ class EngineDeployment:
         return {
             "queued_tokens": float(self._replica.load().queued_tokens),
             "predicted_ttft": self._replica.predicted_ttft(),
-            "batch_use": self._batch_use.value,
+            "batch_use": batch_use(self._replica.tracker),
         }
 
     async def __del__(self) -> None:
