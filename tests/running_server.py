@@ -111,6 +111,7 @@ def run_server(
     workers: PreparationWorkers | None = None,
     allowed_hosts: Sequence[str] | None = None,
     pages: PageOptions | None = None,
+    root_path: str = "",
 ) -> Iterator[RunningServer]:
     if ON_CLUSTER:
         llm, _transport = make_cluster(llm)
@@ -128,16 +129,18 @@ def run_server(
     )
     if ON_CLUSTER:
         observe_replicas(app.state.models.default, llm._client)
-    with run_app(app, tls) as (url, server):
+    with run_app(app, tls, root_path) as (url, server):
         access_log = None if observability is None else observability.access_log
         yield RunningServer(llm, url, app.state.admission, server, access_log)
 
 
 @contextlib.contextmanager
-def run_app(app: FastAPI, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, DrainingServer]]:
+def run_app(
+    app: FastAPI, tls: ssl.SSLContext | None = None, root_path: str = ""
+) -> Iterator[tuple[str, DrainingServer]]:
     """Run an application on a free port; yields its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn_config(app, tls, log_level="warning")
+    config = uvicorn_config(app, tls, root_path=root_path, log_level="warning")
     server = DrainingServer(config, app.state.models, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

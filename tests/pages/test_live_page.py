@@ -222,7 +222,7 @@ def test_a_page_asks_for_a_key_and_shows_only_its_requests(page: Page, guarded: 
     received = page.evaluate(
         """async () => {
           const {request} = await import("/page/api.js");
-          const reader = (await request("/v1/page/events")).body.getReader();
+          const reader = (await request("v1/page/events")).body.getReader();
           return new TextDecoder().decode((await reader.read()).value);
         }"""
     )

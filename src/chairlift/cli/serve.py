@@ -38,6 +38,7 @@ def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> No
         config,
         host=options.host,
         port=options.port,
+        root_path=options.root_path,
         served_model_name=options.served_model_name,
         watchdog_timeout=options.watchdog_timeout,
         started=started,

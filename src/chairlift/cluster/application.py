@@ -17,7 +17,7 @@ from chairlift.server.serve_options import ServeOptions
 if TYPE_CHECKING:
     from ray.serve import Application
 
-PROXY_OPTIONS: Final = ("host", "port")
+PROXY_OPTIONS: Final = ("host", "port", "root_path")
 """Options of connections, which Ray Serve's proxy accepts."""
 
 

@@ -29,6 +29,7 @@ from chairlift.server.api.routes import EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.error_responses import describe_error
+from chairlift.server.http.root_path import route_path
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_calls import ModelCalls
@@ -207,6 +208,6 @@ async def _end_call(_request: Request, _error: Exception) -> Response:
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
-    called = (each for each in ENDPOINTS if request.method == "POST" and each.path == request.url.path)
+    called = (each for each in ENDPOINTS if request.method == "POST" and each.path == route_path(request.scope))
     form = next((endpoint.errors for endpoint in called), OPENAI_ERRORS)
     return form.respond(*describe_error(request, error))

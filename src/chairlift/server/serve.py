@@ -70,6 +70,7 @@ def run(
     models: Sequence[ModelSpec] | None = None,
     model_limits: ModelLimits | None = None,
     start_cluster: Callable[[EngineConfig], EngineCluster] | None = None,
+    root_path: str = "",
 ) -> None:
     """Run a server until a signal stops it. `DrainingServer` describes how it stops.
 
@@ -82,6 +83,7 @@ def run(
         models: models that are loaded on demand, instead of `config` and `api`.
         model_limits: their limits.
         start_cluster: starts several engines for `config`, instead of one.
+        root_path: the path below which a proxy publishes the server.
 
     Raises:
         ConfigError: the address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
@@ -134,7 +136,7 @@ def run(
         allowed_hosts=hosts,
         pages=pages,
     )
-    uvicorn_options = uvicorn_config(app, tls, log_config=None, access_log=False)
+    uvicorn_options = uvicorn_config(app, tls, root_path=root_path, log_config=None, access_log=False)
     server = DrainingServer(uvicorn_options, manager, admission, end_process_after)
     trim_memory()
     sys.setswitchinterval(SWITCH_SECONDS)

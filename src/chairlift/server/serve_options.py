@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from chairlift.config import EngineConfig
 from chairlift.options import Selection, check_options, option
 from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.http.root_path import parse_root_path
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_options import ModelOptions
 from chairlift.server.preparation.api_options import ApiOptions
@@ -23,6 +24,9 @@ class ServeOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 selects a free one.")
+    root_path: str = option(
+        "", "Path below which a proxy publishes the server and which it removes from requests.", parse=parse_root_path
+    )
     served_model_name: str | None = option(None, "Name of the model in requests.")
     replicas: int | None = option(
         None, "Number of engines on this machine, started with Ray Serve (chairlift[ray]).", minimum=1

@@ -16,11 +16,13 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.errors import OverloadedError
+from chairlift.errors import ConfigError, OverloadedError
 from chairlift.lab.bench.static_comparison import simulate_static_batching
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing, key_record, parse_key
+from chairlift.server.http.root_path import parse_root_path
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.burst import BurstSender
 from chairlift.server.web.page_bodies import BurstBody
 from chairlift.server.web.page_options import PageOptions
@@ -87,7 +89,7 @@ def event_ids(messages: list[Any], kind: str) -> list[str]:
     return [e["request_id"] for _, data in messages for e in data.get("events", []) if e["type"] == kind]
 
 
-@pytest.mark.parametrize("path", ["/", "/chat", "/page/index.html"])
+@pytest.mark.parametrize("path", ["/", "/chat"])
 def test_pages_need_no_key_and_allow_no_foreign_or_inline_script(guarded: RunningServer, path: str) -> None:
     answer = get(guarded, path)
     assert answer.status_code == 200
@@ -102,14 +104,48 @@ def test_the_api_page_needs_no_key_and_nothing_of_another_host(guarded: RunningS
     page = get(guarded, "/docs")
     assert page.status_code == 200
     assert "https://" not in page.text
-    files = re.findall(r'(?:src|href|url)[=:]\s*["\'](/[^"\']+)', page.text)
+    files = re.findall(r'(?:src|href|url)[=:]\s*["\']([^"\']+)', page.text)
     assert len(files) == 4
     for path in files:
-        assert get(guarded, path).status_code == 200, path
+        assert get(guarded, f"/{path}").status_code == 200, path
+
+
+def test_a_proxy_may_publish_the_server_below_a_path(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    """The proxy removes the path from requests. Keys, error forms and the access log see the paths of the routes."""
+    log = ObservabilityOptions(access_log=tmp_path / "calls.jsonl")
+    with run_server(
+        tiny_llm(tiny_model_dir), "tiny", keys=make_keys(), observability=log, root_path="/below"
+    ) as server:
+        assert get(server, "/openapi.json").json()["servers"] == [{"url": "/below"}]
+        assert get(server, "/chat/", OWN).headers["location"] == f"{server.url}/below/chat"
+        for path in ("/", "/health", "/page/live.js", "/docs", "/docs/swagger-ui.css"):
+            assert get(server, path).status_code == 200, path
+        assert get(server, "/v1/models").status_code == 401
+        assert "did you mean /v1/models?" in get(server, "/v1/model", OWN).json()["error"]["message"]
+        assert server.post("/v1/messages", {}, OWN).json()["type"] == "error"
+        assert server.post("/v1/completions", completion_body(2), OWN).status_code == 200
+    assert log.access_log is not None
+    assert " /v1/completions " in (lines := log.access_log.read_text())
+    assert "/below" not in lines
+
+
+@pytest.mark.parametrize("text", ["below", "https://a/b", "/a b", "/a//b", "/a?b"])
+def test_another_root_path_is_rejected(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"root_path=.* is not a path: write it as /chairlift"):
+        parse_root_path(text)
+
+
+def test_a_root_path_may_end_with_a_slash() -> None:
+    assert [parse_root_path(text) for text in ("/a/b/", "/", "")] == ["/a/b", "", ""]
 
 
 def test_no_file_outside_of_the_pages_is_served(guarded: RunningServer) -> None:
-    for path in ("/page/../page_routes.py", "/page/%2e%2e/page_routes.py", "/page/..%2fpage_routes.py"):
+    for path in (
+        "/page/../page_routes.py",
+        "/page/%2e%2e/page_routes.py",
+        "/page/..%2fpage_routes.py",
+        "/page/index.html",
+    ):
         assert get(guarded, path).status_code in (401, 404)
 
 

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from chairlift.server.access.call import Call
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing
 from chairlift.server.http.error_responses import error_response
+from chairlift.server.http.root_path import route_path
 from chairlift.server.protocol.base import ErrorInfo
 
 PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json"})
@@ -29,7 +30,7 @@ class KeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             secret = _secret(Headers(scope=scope))
-            key = self._find_key(secret, scope["path"])
+            key = self._find_key(secret, route_path(scope))
             if key is None:
                 await _rejection(secret)(scope, receive, send)
                 return

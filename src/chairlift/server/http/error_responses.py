@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
+from chairlift.server.http.root_path import route_path
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 
 NOT_JSON_MESSAGE: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
@@ -69,7 +70,7 @@ def _http_error_message(request: Request, error: HTTPException) -> str:
 
     Similar paths are suggested from `app.state.paths`.
     """
-    detail, path = str(error.detail), request.url.path[:MAX_PATH_CHARACTERS]
+    detail, path = str(error.detail), route_path(request.scope)[:MAX_PATH_CHARACTERS]
     if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:
         return _unknown_path(path, request.app.state.paths)
     if error.status_code == 405:

@@ -10,6 +10,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.server.access.call import Call
+from chairlift.server.http.root_path import route_path
 from chairlift.server.telemetry.engine_observer import CallObserver, ObservedRequest
 
 MAX_BODY_BYTES: Final = 4096
@@ -127,7 +128,7 @@ def _new_record(scope: Scope) -> CallRecord:
     return CallRecord(
         time=time.time(),
         method=scope["method"],
-        path=scope["path"][:MAX_PATH_CHARACTERS],
+        path=route_path(scope)[:MAX_PATH_CHARACTERS],
         client="" if client is None else str(client[0]),
         headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -51,7 +52,10 @@ model or of a log can never be executed."""
 
 
 class PageFiles(StaticFiles):
-    """The scripts and styles of the pages."""
+    """The scripts and styles of the pages. The pages themselves have relative links, and are served elsewhere."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        return ("", None) if path.endswith(".html") else super().lookup_path(path)
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         response = super().file_response(*arguments, **options)
@@ -73,11 +77,11 @@ def file_router() -> APIRouter:
 async def _get_api_page() -> HTMLResponse:
     """The description of the API, with the files of Swagger UI from the package `fastapi_swagger` instead of a CDN."""
     return get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url="openapi.json",
         title="Chairlift: API",
-        swagger_js_url="/docs/swagger-ui-bundle.js",
-        swagger_css_url="/docs/swagger-ui.css",
-        swagger_favicon_url="/page/icon.svg",
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="page/icon.svg",
     )
 
 

@@ -58,7 +58,7 @@ class MessageView {
     if (message.finishReason === "length") parts.push("ended at the maximum number of tokens");
     this.timing.replaceChildren(parts.filter(Boolean).join(", "));
     if (message.timing && message.requestId) {
-      const page = message.model ? `/?model=${encodeURIComponent(message.model)}` : "/";
+      const page = message.model ? `./?model=${encodeURIComponent(message.model)}` : "./";
       const href = `${page}#request=${encodeURIComponent(message.requestId)}`;
       const link = Object.assign(make("a", "", "its lane"), { href });
       this.timing.append(", ", link);
@@ -162,7 +162,7 @@ async function answer() {
 
 async function stream(body, message, view, signal) {
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
-  const response = await request("/v1/chat/completions", options);
+  const response = await request("v1/chat/completions", options);
   let isDrawn = true;
   const drawAgain = () => {
     isDrawn = true;
@@ -195,7 +195,7 @@ function draw(view) {
 async function addTiming(message) {
   if (!message.requestId) return;
   try {
-    const path = `/v1/requests/${encodeURIComponent(message.requestId)}`;
+    const path = `v1/requests/${encodeURIComponent(message.requestId)}`;
     const { sequences } = await (await request(path)).json();
     const { timings, ...sequence } = sequences[0];
     const first = timings.time_to_first_token;
@@ -303,7 +303,7 @@ function showSettings() {
 
 async function showModels() {
   try {
-    const { data } = await (await request("/v1/models")).json();
+    const { data } = await (await request("v1/models")).json();
     element("model").replaceChildren(...data.map(({ id }) => Object.assign(document.createElement("option"), { value: id, textContent: id })));
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;

@@ -329,7 +329,7 @@ function showChoice(parameter, names, kept) {
   select.parentElement.hidden = names.length < 2;
   select.addEventListener("change", () => {
     const others = kept.filter((name) => given.has(name)).map((name) => [name, given.get(name)]);
-    location.assign(`/?${new URLSearchParams([...others, [parameter, select.value]])}`);
+    location.assign(`./?${new URLSearchParams([...others, [parameter, select.value]])}`);
   });
 }
 
@@ -338,7 +338,7 @@ async function main() {
   let view = null;
   while (view === null) {
     try {
-      view = await (await request(`/v1/page${modelQuery()}`)).json();
+      view = await (await request(`v1/page${modelQuery()}`)).json();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       setStatus("lost", error.message);
@@ -351,7 +351,7 @@ async function main() {
   element("viewer").textContent = view.is_admin ? "" : `Key ${view.key}: requests of other keys are shown without their ids.`;
   if (view.recorded_log) {
     page.isRecorded = true;
-    await openLog(view.recorded_log, await request("/v1/page/log"));
+    await openLog(view.recorded_log, await request("v1/page/log"));
     selectWanted(true);
     return;
   }
@@ -359,7 +359,7 @@ async function main() {
   element("model").hidden = view.models.length > 1;
   showChoice("replica", view.replicas, ["model"]);
   let problem = "";
-  readForever(`/v1/page/events${modelQuery()}`, {
+  readForever(`v1/page/events${modelQuery()}`, {
     message: receive,
     state: (state, detail) => {
       page.connection = state;

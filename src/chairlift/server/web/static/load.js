@@ -44,7 +44,7 @@ export class LoadPanel {
     const { seed } = this.form.elements;
     this.status.textContent = "Sending …";
     try {
-      const { requests } = await post(`/v1/page/burst${modelQuery()}`, body);
+      const { requests } = await post(`v1/page/burst${modelQuery()}`, body);
       this.burst = { ids: new Set(requests.map((entry) => entry.id)), requests, entries: new Map() };
       this.simulated = null;
       this.status.textContent = `${plural(requests.length, "request")} sent.`;
@@ -99,7 +99,7 @@ export class LoadPanel {
       num_output_tokens: Math.max(1, entry.output),
     }));
     try {
-      const { events } = await post(`/v1/page/simulation${modelQuery()}`, { requests });
+      const { events } = await post(`v1/page/simulation${modelQuery()}`, { requests });
       const run = new RunHistory();
       for (const event of events) run.add(event);
       this.simulated = run;

@@ -160,7 +160,7 @@ export function drawSelected(list, entry, state) {
 export async function explain(id) {
   const call = id.replace(/~[^~]*$/, "");
   try {
-    const response = await request(`/v1/requests/${encodeURIComponent(call)}/explain`);
+    const response = await request(`v1/requests/${encodeURIComponent(call)}/explain`);
     const { sequences } = await response.json();
     const sequence = sequences.find((entry) => entry.id === id) ?? sequences[0];
     const waits = sequence.waits.flatMap((wait) => wait.spans.map((span) => span.text));
