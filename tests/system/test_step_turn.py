@@ -51,8 +51,15 @@ def test_a_process_that_ends_or_hangs_does_not_stop_the_others(tmp_path: Path) -
     first.__enter__()
     with second:
         assert MAX_WAIT_SECONDS <= clock.now() <= MAX_WAIT_SECONDS + 2 * LONGEST_PAUSE_SECONDS
-    first.close()
     expired = clock.now()
+    for _ in range(3):
+        with second:
+            assert clock.now() == expired, "a process that hangs delays another one only once"
+    first.close()
     with second:
         assert clock.now() == expired
+    third = StepTurn(tmp_path, clock.now, clock.advance)
+    with third, second:
+        assert clock.now() >= expired + MAX_WAIT_SECONDS, "it waits again after the lock was free"
     second.close()
+    third.close()

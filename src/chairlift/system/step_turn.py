@@ -24,7 +24,8 @@ class StepTurn:
     A process acquires the file lock `next`, then `now`, and then releases `next`. While one process holds `now`, the
     process that waits for it holds `next`, and therefore acquires `now` before the first process can acquire it again.
     The operating system releases the locks of a process that ends. A process waits for at most MAX_WAIT_SECONDS and
-    then continues without the lock, so that a process that hangs does not stop the others.
+    then continues without the lock. It does not wait again until the lock was free once, so that a process that hangs
+    delays each of the others only once.
 
     Args:
         folder: contains the files of the locks, for all processes.
@@ -41,11 +42,12 @@ class StepTurn:
         self._sleep = sleep
         self._next = (folder / "next").open("w")
         self._now = (folder / "now").open("w")
+        self._was_free = True
 
     def __enter__(self) -> None:
-        deadline = self._clock() + MAX_WAIT_SECONDS
+        deadline = self._clock() + (MAX_WAIT_SECONDS if self._was_free else 0.0)
         has_next = self._lock(self._next.fileno(), deadline)
-        self._lock(self._now.fileno(), deadline)
+        self._was_free = self._lock(self._now.fileno(), deadline)
         if has_next:
             _unlock(self._next.fileno())
 

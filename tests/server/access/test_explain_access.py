@@ -20,7 +20,7 @@ from chairlift.events import RequestRejected
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.engine import event_stream
-from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, readiness_obstacle
+from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, readiness
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -126,8 +126,12 @@ def obstacle(
     state: EngineState, unfinished: int = 0, stalled: float = 0.0, last_failure: str | None = None
 ) -> str | None:
     llm = SimpleNamespace(status=lambda: EngineStatus(state, 0, 3600.0, unfinished, stalled, last_failure))
+    return check_readiness(llm)[1]
+
+
+def check_readiness(*models: SimpleNamespace, is_admin: bool = True) -> tuple[bool, str | None]:
     admission = SimpleNamespace(is_draining=False)
-    return readiness_obstacle(SimpleNamespace(models=[llm]), admission)  # type: ignore[arg-type]
+    return readiness(SimpleNamespace(models=models), admission, is_admin=is_admin)  # type: ignore[arg-type]
 
 
 def test_an_engine_that_restarts_or_has_died_is_not_ready() -> None:
@@ -142,3 +146,17 @@ def test_a_hanging_engine_is_not_ready_but_an_idle_one_is() -> None:
     assert obstacle("running", 2, STALL_SECONDS - 1) is None
     stalled = obstacle("running", 2, STALL_SECONDS)
     assert stalled == "no step for 10 seconds with 2 unfinished requests"
+
+
+def test_readiness_names_the_failure_to_admins_and_a_stuck_model_beside_others_to_all() -> None:
+    def model(state: EngineState, stalled: float = 0.0) -> SimpleNamespace:
+        status = EngineStatus(state, 0, 3600.0, 2, stalled, "/models/m.gguf is truncated")
+        return SimpleNamespace(status=lambda: status)
+
+    assert check_readiness(model("cannot_restart"))[1].endswith(": /models/m.gguf is truncated")  # type: ignore[union-attr]
+    is_ready, reason = check_readiness(model("cannot_restart"), is_admin=False)
+    assert not is_ready
+    assert reason
+    assert "m.gguf" not in reason
+    stuck = "1 of 2 models cannot answer requests: no step for 30 seconds with 2 unfinished requests"
+    assert check_readiness(model("running"), model("running", 30)) == (True, stuck)

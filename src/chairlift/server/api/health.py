@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.call import call_of
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.protocol.base import Health
 
@@ -36,21 +37,28 @@ class ReadyStatus(BaseModel):
     reason: str | None = None
 
 
-def readiness_obstacle(manager: ModelManager, admission: AdmissionController) -> str | None:
-    """The reason why the server cannot answer requests of any model; None if it can."""
+def readiness(manager: ModelManager, admission: AdmissionController, *, is_admin: bool) -> tuple[bool, str | None]:
+    """Whether the server can answer requests of any model, and why it cannot answer those of all models.
+
+    Args:
+        is_admin: whether the reason may contain the failure of an engine, which names files of the server.
+    """
     if admission.is_draining:
-        return f"the server is shutting down and has {admission.num_calls} unfinished calls"
-    obstacles = [engine_obstacle(model.status()) for model in manager.models]
-    return obstacles[0] if all(obstacles) else None
+        return False, f"the server is shutting down and has {admission.num_calls} unfinished calls"
+    obstacles = [engine_obstacle(model.status(), is_admin=is_admin) for model in manager.models]
+    found = [each for each in obstacles if each is not None]
+    if not found or len(found) == len(obstacles):
+        return not found, found[0] if found else None
+    return True, f"{len(found)} of {len(obstacles)} models cannot answer requests: {found[0]}"
 
 
-def engine_obstacle(status: EngineStatus) -> str | None:
+def engine_obstacle(status: EngineStatus, *, is_admin: bool) -> str | None:
     """The reason why an engine cannot answer requests; None if it can, or if the next request loads its model."""
     if status.state == "unloaded":
         return None
     if status.state != "running":
         text = NOT_RUNNING[status.state]
-        return text if status.last_failure is None else f"{text}: {status.last_failure}"
+        return text if status.last_failure is None or not is_admin else f"{text}: {status.last_failure}"
     if status.seconds_stalled < STALL_SECONDS:
         return None
     return f"no step for {status.seconds_stalled:.0f} seconds with {status.num_unfinished} unfinished requests"
@@ -62,7 +70,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
 
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"model": Health}}, response_model_exclude_none=True)
-    async def health(response: Response) -> Health:
+    async def health(request: Request, response: Response) -> Health:
         """Return 200 while an engine runs or restarts or can be started, and 503 if none can be restarted."""
         statuses = [model.status() for model in manager.models]
         status = min(statuses, key=lambda status: HEALTH_ORDER.index(status.state))
@@ -70,16 +78,17 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
             return Health(status="ok")
         if status.state != "restarting":
             response.status_code = 503
-        return Health(status=status.state, reason=status.last_failure)
+        return Health(status=status.state, reason=status.last_failure if call_of(request).key.is_admin else None)
 
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", responses={503: {"model": ReadyStatus}})
-    async def ready(response: Response) -> ReadyStatus:
-        """Return 200 if an engine runs and, while it has unfinished requests, computes steps, or can be started."""
+    async def ready(request: Request, response: Response) -> ReadyStatus:
+        """Return 200 if an engine runs and, while it has unfinished requests, computes steps, or can be started. The
+        reason is also given if some of several models cannot answer requests."""
         state = manager.default.status().state
-        if (reason := readiness_obstacle(manager, admission)) is None:
-            return ReadyStatus(status="ready", state=state)
-        response.status_code = 503
-        return ReadyStatus(status="not ready", state=state, reason=reason)
+        is_ready, reason = readiness(manager, admission, is_admin=call_of(request).key.is_admin)
+        if not is_ready:
+            response.status_code = 503
+        return ReadyStatus(status="ready" if is_ready else "not ready", state=state, reason=reason)
 
     return routes

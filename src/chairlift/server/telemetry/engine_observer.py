@@ -101,6 +101,10 @@ def measure_engine(
             "Seconds since the end of the last step.",
             lambda: status().seconds_since_step,
         ),
+        "chairlift:engine_seconds_stalled": (
+            "Seconds without a step while requests are unfinished.",
+            lambda: status().seconds_stalled,
+        ),
         "chairlift:events_dropped": (
             "Number of events that the server dropped because it was busy.",
             lambda: float(events.num_dropped),
