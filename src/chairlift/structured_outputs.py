@@ -53,6 +53,7 @@ class StructuredOutputs:
         whitespace_pattern: a regular expression for the text between the tokens of JSON.
         reasoning: the answer may begin with free reasoning, and the constraint applies from the first character after
             it that is not a newline. None applies the constraint from the beginning.
+        calls: the Lark grammar of tool calls (`call_grammar.py`), which an answer may consist of instead.
 
     Raises:
         RequestError: a value is invalid; the message names the field, the value and the limit.
@@ -66,13 +67,14 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     reasoning: Reasoning | None = None
+    calls: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
             if not isinstance(getattr(self, name), bool):
                 _reject(name, f"must be true or false, got {getattr(self, name)!r}")
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
+        if len(given) != 1 and (given or self.calls is None):
             what = f"got {' and '.join(given)}" if given else "got none"
             raise RequestError(
                 f"structured_outputs must have exactly one of {', '.join(KINDS)}, {what}", "structured_outputs"
@@ -84,14 +86,14 @@ class StructuredOutputs:
                 _check_text(name, getattr(self, name), limit)
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
-        self._check_whitespace(given[0])
+        self._check_whitespace(self.kind)
         if self.reasoning is not None and not isinstance(self.reasoning, Reasoning):
             _reject("reasoning", f"must be a Reasoning record, got {self.reasoning!r:.100}")
 
     @property
     def kind(self) -> str:
-        """The name of the field that is set."""
-        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+        """The name of the field that is set; `calls` if no other is."""
+        return next((name for name in KINDS if getattr(self, name) not in (None, False)), "calls")
 
     def _check_whitespace(self, kind: str) -> None:
         if self.whitespace_pattern is not None:

@@ -158,14 +158,14 @@ class InputProcessor:
             grammars = GrammarCompiler(lambda: text_tokenizer, config.vocab_size, config.eos_token_ids)
         self._constraints = OutputConstraints(text_tokenizer, config.vocab_size, grammars)
 
-    def prepare(self, params: SamplingParams) -> None:
+    def prepare(self, params: SamplingParams) -> tuple[str, ...]:
         """Compile the grammar of a request before `make`. This may take seconds, so do not call it on an event loop;
-        any thread may call it.
+        any thread may call it. Returns the parts of the schemas of tools that the grammar does not follow.
 
         Raises:
             RequestError: the grammar is invalid, is not supported, or exceeds a limit.
         """
-        self._constraints.compile(params)
+        return self._constraints.compile(params)
 
     def encode(
         self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True

@@ -25,20 +25,22 @@ class OutputConstraints:
         self._vocab_size = vocab_size
         self._grammars = grammars
 
-    def compile(self, params: SamplingParams) -> None:
+    def compile(self, params: SamplingParams) -> tuple[str, ...]:
         """Compile the grammar of a request and wait for it; returns at once if there is none or it is in the cache.
+
+        Returns the parts of the schemas of tools that the grammar does not follow.
 
         Raises:
             RequestError: the grammar is invalid, is not supported, or exceeds a limit.
         """
         if params.structured_outputs is None:
-            return
+            return ()
         if self._grammars is None:
             raise RequestError(
                 "structured_outputs requires a tokenizer and a model with an EOS token; this engine lacks one of them",
                 "structured_outputs",
             )
-        self._grammars.compile(params.structured_outputs)
+        return self._grammars.compile(params.structured_outputs).ignored
 
     def resolve(self, params: SamplingParams, stop_token_ids: Iterable[int]) -> SamplingParams:
         """Replace the bad words of the parameters by token ids.

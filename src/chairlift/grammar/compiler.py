@@ -9,12 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from chairlift.errors import RequestError
+from chairlift.grammar.call_grammar import relax_calls
 from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
-from chairlift.grammar.grammar_text import grammar_after_reasoning, grammar_text, reject
+from chairlift.grammar.grammar_text import complete_grammar, reject
 from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
@@ -23,7 +24,7 @@ from chairlift.structured_outputs import StructuredOutputs
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 Bits: TypeAlias = "npt.NDArray[np.uint32]"
 """A mask with one bit for each token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
@@ -87,10 +88,15 @@ class GrammarMatcher:
 
 
 class CompiledGrammar:
-    """A compiled grammar. Its matchers share the automaton states that they compute."""
+    """A compiled grammar. Its matchers share the automaton states that they compute.
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    Attributes:
+        ignored: the parts of the schemas of tools that the grammar does not follow.
+    """
+
+    def __init__(self, matcher: LLMatcher, ignored: tuple[str, ...] = ()) -> None:
         self._start = matcher
+        self.ignored = ignored
 
     def matcher(self) -> GrammarMatcher:
         """Return a matcher at the start of the grammar, in microseconds."""
@@ -179,26 +185,47 @@ class GrammarCompiler:
             compilation.started.set()
 
     def _compile_grammar(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
+        if constraint.calls is None:
+            return self._compile_unrelaxed(tokenizer, constraint)
+        if constraint.kind != "calls":  # An error of the answer's own constraint names it.
+            self._compile_unrelaxed(tokenizer, replace(constraint, calls=None))
         try:
-            text = grammar_text(constraint)
+            return self._compile_unrelaxed(tokenizer, constraint)
+        except RequestError:
+            calls, ignored = relax_calls(constraint.calls, self._can_compile)
+            if not ignored:
+                raise
+            compiled = self._compile_unrelaxed(tokenizer, replace(constraint, calls=calls))
+            compiled.ignored += tuple(ignored)
+            return compiled
+
+    def _compile_unrelaxed(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
+        try:
+            text = complete_grammar(constraint, self._get_tokenizer)
         except RequestError:
             raise
         except ValueError as error:
             reject(constraint, f"cannot be compiled: {_shortened(str(error))}")
-        if constraint.reasoning is not None:
-            text = grammar_after_reasoning(constraint, text, self._get_tokenizer())
         if self.has_checker and not self._checker().can_compile(text):
             self._reject_slow(constraint)
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
-        limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-        problem = matcher.get_error() if matcher.is_error() else "; ".join(matcher.get_grammar_warnings())
-        if matcher.is_error() or problem:  # A warning means that llguidance would ignore a part of the constraint.
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_parser_limits())
+        warnings = [] if matcher.is_error() else matcher.get_grammar_warnings()
+        problem = matcher.get_error() if matcher.is_error() else "; ".join(warnings)
+        # A warning means that llguidance would ignore a part of the constraint. Only the schemas of tools permit that.
+        if matcher.is_error() or (problem and constraint.calls is None):
             reject(constraint, f"cannot be compiled: {_shortened(problem)}")
-        grammar = CompiledGrammar(matcher)
+        grammar = CompiledGrammar(matcher, tuple("tools." + warning.split(" ", 1)[0] for warning in warnings))
         self._probe(constraint, grammar.matcher())
         return grammar
+
+    def _can_compile(self, lark: str) -> bool:
+        from llguidance import LLMatcher
+
+        text = LLMatcher.grammar_from_lark(lark)
+        is_fast = not self.has_checker or self._checker().can_compile(text)
+        return is_fast and not LLMatcher.validate_grammar(text, limits=_parser_limits())
 
     def _checker(self) -> GrammarChecker:
         """Return the checker of the calling thread."""
@@ -247,6 +274,12 @@ class GrammarCompiler:
                 vocabulary = GrammarVocabulary(self._get_tokenizer(), self.vocab_size, self._eos_token_ids[0])
                 self._ll_tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids)  # type: ignore[arg-type]
             return self._ll_tokenizer
+
+
+def _parser_limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
 
 
 def _seconds_of_mask(matcher: GrammarMatcher, bits: Bits) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from chairlift.errors import RequestError
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.structured_outputs import StructuredOutputs
+from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
 JSON_OPTIONS: Final = {
     "whitespace_flexible": False,
@@ -26,6 +27,9 @@ them."""
 
 IGNORED_ATTRIBUTE: Final = re.compile(r"^[ \t]*[A-Za-z_]\w*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
 ANSWER: Final = "answer"
+"""The name of the grammar of the constraint, beside which that of tool calls is an alternative."""
+
+CALLS: Final = "calls"
 
 
 def grammar_text(constraint: StructuredOutputs) -> str:
@@ -41,6 +45,8 @@ def grammar_text(constraint: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(constraint.regex, ASCII_CLASSES)}/")
     if constraint.choice is not None:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, constraint.choice)))
+    if constraint.kind == "calls":
+        return LLMatcher.grammar_from_lark(constraint.calls or "")
     if constraint.grammar is not None:
         return LLMatcher.grammar_from_lark(_lark(constraint, constraint.grammar))
     schema = '{"type":"object"}' if constraint.json is None else constraint.json
@@ -48,38 +54,51 @@ def grammar_text(constraint: StructuredOutputs) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides=_json_options(constraint))  # type: ignore[arg-type]
 
 
-def grammar_after_reasoning(constraint: StructuredOutputs, grammar: str, tokenizer: Tokenizer) -> str:
-    """Return the grammar of `opening TEXT closing` followed by `grammar`, where TEXT ends at the first closing marker.
+def complete_grammar(constraint: StructuredOutputs, tokenizer: Callable[[], Tokenizer]) -> str:
+    """Return the grammar of a whole answer: `grammar_text`, or tool calls instead, and reasoning before it.
 
-    A marker that is one special token of the tokenizer is matched as that token, since no text can spell it.
+    The calls stand beside the answer, unless they refer to it. The reasoning is `opening TEXT closing`, where TEXT ends
+    at the first closing marker. A marker that is one special token is matched as such, since no text can spell it.
 
-    Args:
-        constraint: a constraint with `reasoning`, whose `grammar_text` is `grammar`.
+    Raises:
+        RequestError, ValueError: as `grammar_text`.
     """
-    reasoning = constraint.reasoning
-    assert reasoning is not None
-    opening, closing = _symbol(reasoning.opening, tokenizer), _symbol(reasoning.closing, tokenizer)
-    thoughts = f"{opening}? rest" if reasoning.is_inside else f"({opening} rest)?"
-    rules = [f"start: {thoughts} @{ANSWER}", "TEXT: /(.|\\n)*/", "BREAK: /\\n*/"]
-    if tokenizer.is_special(reasoning.closing):
-        rules.append(f"rest: TEXT {closing} BREAK")
-    else:
-        rules += ["rest: ended BREAK", f"ended[lazy]: TEXT {closing}"]
+    text = grammar_text(constraint)
+    has_alternative = constraint.calls is not None and constraint.kind != "calls"
+    if constraint.reasoning is None and not has_alternative:
+        return text
     if constraint.kind in ("json", "json_object"):
-        answer = json.loads(grammar)["grammars"]
+        answer = json.loads(text)["grammars"]
     else:
-        answer = [{"lark_grammar": grammar}]
+        answer = [{"lark_grammar": text}]
     answer[0]["name"] = ANSWER
+    body = f"@{ANSWER}"
+    if has_alternative:
+        answer.append({"name": CALLS, "lark_grammar": constraint.calls})
+        body = f"@{CALLS}" if f"@{ANSWER}" in (constraint.calls or "") else f"(@{ANSWER} | @{CALLS})"
+    rules = [f"start: {body}"]
+    if constraint.reasoning is not None:
+        rules = _reasoning_rules(constraint.reasoning, tokenizer(), body)
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *answer]})
 
 
-def _symbol(text: str, tokenizer: Tokenizer) -> str:
+def _reasoning_rules(reasoning: Reasoning, tokenizer: Tokenizer, body: str) -> list[str]:
+    opening, closing = marker_symbol(reasoning.opening, tokenizer), marker_symbol(reasoning.closing, tokenizer)
+    thoughts = f"{opening}? rest" if reasoning.is_inside else f"({opening} rest)?"
+    rules = [f"start: {thoughts} {body}", "TEXT: /(.|\\n)*/", "BREAK: /\\n*/"]
+    if tokenizer.is_special(reasoning.closing):
+        return [*rules, f"rest: TEXT {closing} BREAK"]
+    return [*rules, "rest: ended BREAK", f"ended[lazy]: TEXT {closing}"]
+
+
+def marker_symbol(text: str, tokenizer: Tokenizer) -> str:
+    """Return a marker as a symbol of Lark: the special token that it is, or else a string."""
     return f"<[{tokenizer.token_to_id(text)}]>" if tokenizer.is_special(text) else json.dumps(text)
 
 
 def reject(constraint: StructuredOutputs, problem: str) -> NoReturn:
     """Raise a RequestError that names the field of the constraint and the problem."""
-    name = f"structured_outputs.{constraint.kind}"
+    name = f"structured_outputs.{constraint.kind if constraint.calls is None else 'calls'}"
     raise RequestError(f"{name} {problem}", name)
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import llguidance
 import pytest
 from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, WEATHER
 from api_model import NO_THOUGHTS
 
-from chairlift.server.protocol.tools import FunctionTool
-from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
-from chairlift.server.tools.tool_constraints import calls_constraint, lazy_calls_constraint
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from running_server import RunningServer
 
@@ -73,31 +69,38 @@ def test_calls_are_not_parsed_with_tool_choice_none(api_server: RunningServer) -
 STRICT = [{"type": "function", "function": {"name": "add", "parameters": OK_SCHEMA, "strict": True}}, TOOLS[0]]
 
 
-def accepts(grammar: str, text: str) -> bool:
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
-    assert not matcher.get_error()
-    return bool(matcher.validate_tokens(list(text.encode())) == len(text.encode()))
+STRUCTURE = {"type": "object", "properties": {"ok": {"const": 1}}, "required": ["ok"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": STRUCTURE}}
+CHOICES: list[Any] = [None, "required", NAMED]
 
 
-def test_a_strict_tool_constrains_calls_but_not_text() -> None:
-    tools = [FunctionTool.model_validate(tool) for tool in STRICT]
-    grammar = lazy_calls_constraint(tools, TOOL_CALL_FORMATS["hermes"], is_parallel=True).grammar
-    assert grammar is not None
-    call = '<tool_call>\n{"name": "add", "arguments": {"ok": true, "n": 1}}\n</tool_call>'
-    assert accepts(grammar, "A < b, and no <tool_ call.")
-    assert accepts(grammar, f"Well. {call}\n{call} Done.")
-    assert not accepts(grammar, call.replace("true", '"yes"'))
-    assert not accepts(grammar, "<tool_call>\nnonsense")
-    once = lazy_calls_constraint(tools, TOOL_CALL_FORMATS["hermes"], is_parallel=False).grammar or ""
-    assert accepts(once, call)
+@pytest.mark.parametrize("tools", [TOOLS, STRICT], ids=["not strict", "strict"])
+@pytest.mark.parametrize("choice", CHOICES, ids=["auto", "required", "named"])
+def test_an_answer_with_tools_and_a_schema_is_a_call_or_follows_the_schema(
+    api_server: RunningServer, choice: Any, tools: list[dict[str, Any]]
+) -> None:
+    fields = {"tools": tools, "tool_choice": choice, "response_format": FORMAT, "parallel_tool_calls": False}
+    for seed in range(4):
+        answer = chat(api_server, **fields, **NO_THOUGHTS, temperature=2, seed=seed, max_tokens=300)
+        calls = answer["message"].get("tool_calls", [])
+        assert calls or choice is None
+        assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
+        assert calls or json.loads(answer["message"]["content"]) == {"ok": 1}
 
 
-def test_references_inside_a_schema_are_preserved() -> None:
-    tools = [FunctionTool.model_validate(tool) for tool in TOOLS]
-    schema = json.loads(str(calls_constraint(tools, is_parallel=False).json))
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-    assert accepts(grammar, '[{"name":"get_weather","arguments":{"city":"Rome","unit":"C"}}]')
-    assert not accepts(grammar, '[{"name":"get_weather","arguments":{"city":"Rome","unit":"K"}}]')
+def test_tools_and_a_schema_on_the_other_endpoints(api_server: RunningServer) -> None:
+    function = {"name": "add", "parameters": OK_SCHEMA, "strict": True}
+    responses = {"text": {"format": {"type": "json_schema", "name": "a", "schema": STRUCTURE}}, "input": "hi"}
+    answer = api_server.post(
+        "/v1/responses", {**responses, "tools": [{"type": "function", **function}], "max_output_tokens": 80}
+    )
+    assert answer.status_code == 200, answer.text
+    tool = {"name": "add", "input_schema": {"type": "object", "properties": {"u": {"type": "string", "format": "url"}}}}
+    messages = {"messages": MESSAGES[-1:], "tools": [tool], "max_tokens": 80, "tool_choice": {"type": "any"}}
+    structure = {"output_config": {"format": {"type": "json_schema", "schema": STRUCTURE}}}
+    answer = api_server.post("/v1/messages", {**messages, **structure})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-chairlift-ignored"] == "tools.add.properties.u.format"
 
 
 def test_strict_tools_are_accepted(api_server: RunningServer) -> None:
@@ -133,7 +136,6 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "must name one"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "occurs more than once"),
-    ({"tools": TOOLS, "tool_choice": NAMED, "response_format": {"type": "json_object"}}, "tool_choice", "keep only"),
     ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs", "one"),
     ({"chat_template": "{{ messages[0].content }}"}, "chat_template", "start the server with --chat-template FILE"),
     ({"chat_template_kwargs": {"frob": 1}}, "chat_template_kwargs", "does not read 'frob'"),
@@ -149,8 +151,10 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options", "must be false, got true"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regex": "a("}}, "structured_outputs.regex", "regex"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 7}}}], "tool_choice": "required"},
-     "tools", "tools: its schema cannot be compiled: type must be"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": 7}}}]},
+     "tools", "'f' is strict, but parts of its schema cannot be followed: tools.f.type"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"anyOf": [False]}}}],
+      "tool_choice": "required"}, "tools", "tools: its schema cannot be compiled"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 7}}}},
      "response_format", "response_format: its schema cannot be compiled"),
 ]  # fmt: skip

@@ -41,6 +41,9 @@ ENTRIES_PER_POSITION: Final = 20
 IGNORED_HEADER: Final = "x-chairlift-ignored"
 """The header of a response that names the fields of the request without an effect."""
 
+MAX_IGNORED: Final = 24
+"""The maximum number of names in that header."""
+
 LARGE_OUTPUT: Final = 1024
 """An output of more tokens and logprob entries than this is written on a thread."""
 
@@ -187,12 +190,13 @@ class GeneratingCall(EngineCall[Fields, Plans]):
         """Answer a call; see `Endpoint.serve`."""
         service = context.lease.service
         with rename_fields_in_errors(body.chat_field_names):
+            unfollowed: tuple[str, ...] = ()
             if plan.params.structured_outputs is not None:
                 with attribute_errors_to(plan.constraint_field):
                     compile_constraint = service.llm.engine.input_processor.prepare
-                    await service.preparation.run_and_wait(compile_constraint, plan.params)
+                    unfollowed = await service.preparation.run_and_wait(compile_constraint, plan.params)
             call = await cls.start(context, body, plan)
-        context.call.ignored = ignored = _ignored_fields(body, plan)
+        context.call.ignored = ignored = _ignored_fields(body, plan, unfollowed)
         if body.stream:
             response: Response = EventStream(call._stream(), on_close=call.close, ping=cls.ping)
         else:
@@ -320,10 +324,15 @@ class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
         return Chunk(call.id, self._kind, call.created, call.model, choices, self._usage)
 
 
-def _ignored_fields(body: EngineFields, plan: RequestPlan) -> list[str]:
-    """The fields of a body that have no effect, by the names that they have at its endpoint."""
+def _ignored_fields(body: EngineFields, plan: RequestPlan, unfollowed: tuple[str, ...]) -> list[str]:
+    """The fields of a body that have no effect, by the names that they have at its endpoint.
+
+    Args:
+        unfollowed: parts of the schemas of tools that the compiled grammar does not follow.
+    """
     names = body.chat_field_names
-    return [*body.ignored_fields(), *(names.get(field, field) for field in plan.ignored)]
+    ignored = [*body.ignored_fields(), *(names.get(field, field) for field in plan.ignored), *dict.fromkeys(unfollowed)]
+    return ignored[:MAX_IGNORED] + [f"{len(ignored) - MAX_IGNORED}-more"] * (len(ignored) > MAX_IGNORED)
 
 
 def _remaining_seconds(timeout: float | None, model_seconds: float) -> float | None:

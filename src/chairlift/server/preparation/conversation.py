@@ -10,9 +10,11 @@ from typing import Any, Final, Protocol
 
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import ConfigError, RequestError
+from chairlift.grammar.grammar_text import ANSWER, marker_symbol
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, join_marked, mask_of, template_text, unmarked
 from chairlift.loading.text.template_check import log_template_problems
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
@@ -28,7 +30,7 @@ from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reas
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
 from chairlift.server.tools.reasoning_parser import ReasoningParser
-from chairlift.server.tools.tool_constraints import arguments_constraint, calls_constraint, lazy_calls_constraint
+from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
     describe_tools_in_messages,
     put_tools_in_system_message,
@@ -90,12 +92,34 @@ class _ToolSelection:
         """The maximum number of calls in an answer, if any."""
         return None if self.is_parallel else 1
 
-    def constraint(self, family: CallFormat) -> StructuredOutputs | None:
-        if self.mode == "named":
-            return arguments_constraint(self.tools[0])
-        if self.mode == "required":
-            return calls_constraint(self.tools, self.is_parallel)
-        return lazy_calls_constraint(self.tools, family, self.is_parallel) if self.strict_tool else None
+    def has_own_calls(self, structure: StructuredOutputs | None) -> bool:
+        """Whether the model decides about calls in its own format, and a grammar constrains them."""
+        is_whole = structure is not None and structure.kind in ("regex", "grammar")
+        return self.mode == "auto" and not is_whole and (structure is not None or self.strict_tool is not None)
+
+    def constraint(
+        self, structure: StructuredOutputs | None, family: CallFormat, symbol: Callable[[str], str]
+    ) -> tuple[StructuredOutputs | None, list[str]]:
+        """The constraint of an answer: that of the body, calls, or either; and what of the schemas it does not follow.
+
+        A regular expression or a grammar of the body is the constraint of the whole text, including its calls.
+
+        Args:
+            structure: the constraint of the body.
+            symbol: as for `CallGrammar.in_format`.
+        """
+        if not self.is_forced and not self.has_own_calls(structure):
+            return structure, []
+        grammar = CallGrammar(self.tools, self.is_parallel)
+        if self.is_forced:
+            calls = grammar.arguments() if self.mode == "named" else grammar.json_list()
+            return StructuredOutputs(calls=calls), grammar.ignored
+        if family.is_harmony:
+            calls = grammar.in_harmony(symbol, "TEXT" if structure is None else f"@{ANSWER}")
+        else:
+            calls = grammar.in_format(family, symbol, has_text=structure is None)
+        constraint = StructuredOutputs(calls=calls) if structure is None else replace(structure, calls=calls)
+        return constraint, grammar.ignored
 
     def new_parser(self, family: CallFormat) -> Callable[[], AnswerParser]:
         if self.mode == "none":
@@ -146,13 +170,13 @@ class ConversationPlanner:
         body = conversation.to_chat()
         tools = self._tools(body)
         text = self._render(body, tools)
-        is_structured = tools.is_forced or body.constraint() is not None
+        structure = body.constraint()
+        is_structured = tools.is_forced or (structure is not None and not tools.has_own_calls(structure))
         if self._calls.is_harmony and is_structured:
             text = join_marked([text, template_text(FINAL_HEADER)])
         reasoning = self._reasoning_in(text)
-        source = "tools" if tools.constraint(self._calls) is not None else body.constraint_field
-        with attribute_errors_to(source):
-            params = self._params(body, tools, reasoning)
+        with attribute_errors_to(body.constraint_field):
+            params, ignored = self._params(body, tools, reasoning)
         token_ids = self._engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
@@ -161,11 +185,11 @@ class ConversationPlanner:
         return ChatPlan(
             [(unmarked(text), token_ids)],
             params,
-            source,
+            body.constraint_field,
             new_parser=self._new_parser(tools, reasoning, is_structured),
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
-            ignored=self._ignored(conversation, body),
+            ignored=(*ignored, *self._ignored(conversation, body)),
         )
 
     def _ignored(self, conversation: Conversation, body: ChatCompletionRequest) -> tuple[str, ...]:
@@ -181,40 +205,21 @@ class ConversationPlanner:
 
     def _tools(self, body: ChatCompletionRequest) -> _ToolSelection:
         tools, mode = select_tools(body.tools or [], body.tool_choice)
-        chosen = _ToolSelection(tools, mode, body.parallel_tool_calls is not False)
-        if chosen.strict_tool and mode == "auto" and not self._can_be_strict():
-            raise RequestError(
-                f"tools: {chosen.strict_tool!r} is strict, but the beginning of a call cannot be found in the text "
-                "of this model: set tool_choice to required or to a tool, or leave out strict",
-                "tools",
-            )
-        return chosen
-
-    def _can_be_strict(self) -> bool:
-        form = self._calls
-        is_text = not any(map(self._engine.tokenizer.is_special, form.markers))
-        is_json = not form.is_pythonic and not form.is_gemma
-        return len(form.openings) == 1 and form.closing is not None and is_text and is_json
+        return _ToolSelection(tools, mode, body.parallel_tool_calls is not False)
 
     def _params(
         self, body: ChatCompletionRequest, tools: _ToolSelection, reasoning: Reasoning | None
-    ) -> SamplingParams:
+    ) -> tuple[SamplingParams, list[str]]:
+        """The sampling parameters, and the parts of the schemas of tools that are not followed."""
         overrides: dict[str, Any] = {"max_tokens": body.output_limit(), "logprobs": body.num_logprobs()}
-        constraint, structure = tools.constraint(self._calls), body.constraint()
-        if constraint is not None and structure is not None:
-            raise RequestError(
-                "tool_choice and strict tools cannot be combined with response_format or structured_outputs: "
-                "keep only one of these constraints",
-                "tool_choice",
-            )
-        if structure is not None or tools.is_forced:
-            constraint = constraint or structure
-            assert constraint is not None, "forced calls are constrained"
-            constraint = replace(constraint, reasoning=reasoning)
-        overrides["structured_outputs"] = constraint
+        tokenizer = self._engine.tokenizer
+        assert isinstance(tokenizer, Tokenizer), "a conversation has been rendered"
+        symbol = partial(marker_symbol, tokenizer=tokenizer)
+        constraint, ignored = tools.constraint(body.constraint(), self._calls, symbol)
+        overrides["structured_outputs"] = None if constraint is None else replace(constraint, reasoning=reasoning)
         if self._needs_special_tokens(tools):
             overrides["skip_special_tokens"] = False
-        return body.sampling_params(self._engine.facts.sampling_defaults, **overrides)
+        return body.sampling_params(self._engine.facts.sampling_defaults, **overrides), ignored
 
     def _needs_special_tokens(self, tools: _ToolSelection) -> bool:
         """Whether markers of tool calls or reasoning are special tokens, which are omitted from text by default."""

@@ -53,11 +53,16 @@ def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
 
 @contextlib.contextmanager
 def attribute_errors_to(field: str) -> Iterator[None]:
-    """Make errors of `structured_outputs` in the block name `field`, from which the constraint was taken."""
+    """Make errors of `structured_outputs` in the block name `field`, from which the constraint was taken.
+
+    Those of the grammar of tool calls name `tools`.
+    """
     try:
         yield
     except RequestError as error:
-        if field == "structured_outputs" or not (error.param or "").startswith("structured_outputs."):
+        if error.param == "structured_outputs.calls":
+            field = "tools"
+        elif field == "structured_outputs" or not (error.param or "").startswith("structured_outputs."):
             raise
         reason = str(error).removeprefix(error.param or "").removeprefix(" ")
         raise RequestError(f"{field}: its schema {reason}", field) from None

@@ -22,6 +22,7 @@ class CallFormat:
         is_gemma: `call:name{key:value,...}` is a call; see `GemmaCallScanner`.
         is_list: calls are a list after one opening; otherwise each call has an opening.
         is_harmony: answers consist of messages in channels; see `HarmonyParser`.
+        key: the key of the arguments in a call that is JSON.
         id_length: the length of call ids that the chat template accepts; None for any length.
     """
 
@@ -33,6 +34,7 @@ class CallFormat:
     is_gemma: bool = False
     is_list: bool = False
     is_harmony: bool = False
+    key: str = "arguments"
     id_length: int | None = None
 
     @property
@@ -43,8 +45,8 @@ class CallFormat:
 
 TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "hermes": CallFormat(openings=("<tool_call>",), closing="</tool_call>"),
-    "llama3_json": CallFormat(openings=("<|python_tag|>",), is_bare=True),
-    "mistral": CallFormat(openings=("[TOOL_CALLS]",), names_first=True, id_length=9),
+    "llama3_json": CallFormat(openings=("<|python_tag|>",), is_bare=True, key="parameters"),
+    "mistral": CallFormat(openings=("[TOOL_CALLS]",), names_first=True, is_list=True, id_length=9),
     "granite": CallFormat(openings=("<|tool_call|>", "<tool_call>"), is_bare=True, is_list=True),
     "phi4_mini_json": CallFormat(openings=("<|tool_call|>", "functools["), closing="<|/tool_call|>", is_list=True),
     "olmo3": CallFormat(openings=("<function_calls>",), closing="</function_calls>", is_pythonic=True),

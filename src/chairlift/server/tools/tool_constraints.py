@@ -1,76 +1,147 @@
-"""Constraints on the output that make an answer consist of tool calls, or its calls follow their schemas."""
+"""Grammars that make an answer consist of tool calls, or its calls follow the schemas of their tools."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote
 
+from chairlift.errors import RequestError
+from chairlift.grammar.grammar_text import JSON_OPTIONS
 from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.answer_formats import CallFormat
+from chairlift.server.tools.followed_schema import FollowedSchema
+from chairlift.server.tools.harmony_parser import CHANNEL, ENDS, MESSAGE, START
 from chairlift.structured_outputs import StructuredOutputs
 
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
+NAME_CHARACTERS: Final = "$.-_~[]"
+COLON: Final = "/: ?/"
+COMMA: Final = "/, ?/"
+SPACE: Final = "SPACE: /[ \\n]{0,2}/"
+TEXT: Final = "TEXT: /(.|\\n)*/"
+OTHER: Final = "OTHER: /\\s*/ | /\\s*[^\\s{\\[](.|\\n)*/"
+"""Text that is no call in a format whose calls need no opening."""
 
 
-def arguments_constraint(tool: FunctionTool) -> StructuredOutputs:
-    """Constrains the answer to the arguments of this tool."""
-    return StructuredOutputs(json=tool.function.parameters or ANY_OBJECT)
+class CallGrammar:
+    """Writes grammars in llguidance's dialect of Lark for the calls of some tools.
 
-
-def calls_constraint(tools: list[FunctionTool], is_parallel: bool) -> StructuredOutputs:
-    """Constrains the answer to a JSON list of at least one call of these tools.
-
-    The schema of each tool becomes an entry of `$defs`, and its references to itself are changed accordingly.
+    A schema is a document of its own, whose references are resolved by the rules of JSON Schema. A tool that is not
+    strict has a rule that the compiler may relax (see `call_grammar.py`).
 
     Args:
         is_parallel: permits more than one call.
+
+    Attributes:
+        ignored: the parts of the schemas that the grammar does not follow, as names for `x-chairlift-ignored`.
+
+    Raises:
+        RequestError: the schema of a strict tool cannot be followed.
     """
-    definitions: dict[str, Any] = {}
-    items: list[dict[str, Any]] = []
-    for index, tool in enumerate(tools):
-        root = f"#/$defs/tool{index}"
-        definitions[f"tool{index}"] = _rebase_references(tool.function.parameters or ANY_OBJECT, root)
-        properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": root}}
-        call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-        items.append(call)
-    maximum = {} if is_parallel else {"maxItems": 1}
-    schema = {"type": "array", "minItems": 1, **maximum, "items": {"anyOf": items}, "$defs": definitions}
-    return StructuredOutputs(json=schema)
+
+    def __init__(self, tools: list[FunctionTool], is_parallel: bool) -> None:
+        self.ignored: list[str] = []
+        self._names = [tool.function.name for tool in tools]
+        self._is_parallel = is_parallel
+        self._schemas = [line for index, tool in enumerate(tools) for line in self._schema_rule(index, tool)]
+
+    def arguments(self) -> str:
+        """The arguments of the first tool."""
+        return "\n".join(["start: arguments0", *self._schemas])
+
+    def json_list(self) -> str:
+        """A JSON list of calls."""
+        return self._grammar([f"start: {self._list()}"], "arguments")
+
+    def in_format(self, form: CallFormat, symbol: Callable[[str], str], has_text: bool) -> str:
+        """Calls as JSON after the openings of a format, which is read in every format.
+
+        Args:
+            symbol: the symbol of a marker in the grammar: a special token or a string.
+            has_text: permits any text before, between and after the calls.
+        """
+        before = "" if not has_text else "OTHER " if form.is_bare else "TEXT "
+        bodies: list[str] = []
+        rules: list[str] = []
+        for index, marker in enumerate(form.openings):
+            is_lazy = before and not symbol(marker).startswith("<[")
+            rules.append(f"opening{index}{'[lazy]' if is_lazy else ''}: {before}{symbol(marker)}")
+            bodies.append(f"opening{index} {self._body(form, marker)}")
+        rules.append(f"opened: ({' | '.join(bodies)}) {closing_rule(form, symbol)}")
+        several = "+" if self._is_parallel else ""
+        starts = [f"opened{several} {'TEXT' if has_text else ''}"]
+        starts += [f"SPACE {self._bare_body(form)}"] if form.is_bare else []
+        starts += [before] if before else []
+        return self._grammar([f"start: {' | '.join(starts)}", TEXT, OTHER, SPACE, *rules], form.key)
+
+    def in_harmony(self, symbol: Callable[[str], str], final: str) -> str:
+        """Messages of gpt-oss: reasoning and preambles, and then one call or the final message.
+
+        Args:
+            final: the rule of the text of the final message.
+        """
+        channel, message = symbol(CHANNEL), symbol(MESSAGE)
+        end = f'{symbol(ENDS[0])} {symbol(START)} "assistant"'
+        kind = f'SPACE {symbol("<|constrain|>")}? "json"? {message}'
+        rules = [
+            "start: thought* last",
+            TEXT,
+            "SPACE: / ?/",
+            f"thought: {channel} /analysis|commentary/ {message} TEXT {end}",
+        ]
+        calls = [f"call{index}" for index in range(len(self._names))]
+        for index, (call, name) in enumerate(zip(calls, self._names, strict=True)):
+            recipient = json.dumps(f" to=functions.{name}")
+            header = f'({recipient} {channel} "commentary" | {channel} "commentary" {recipient})'
+            rules.append(f"{call}: {header} {kind} arguments{index}")
+        rules.append(f'last: {channel} "final" {message} {final} | {" | ".join(calls)}')
+        return "\n".join([*rules, *self._schemas])
+
+    def _body(self, form: CallFormat, opening: str) -> str:
+        if not form.is_list:
+            return "SPACE call"
+        return self._list().removeprefix('"[" ') if opening.endswith("[") else f"SPACE {self._list()}"
+
+    def _bare_body(self, form: CallFormat) -> str:
+        return self._list() if form.is_list or form.is_pythonic else "call"
+
+    def _list(self) -> str:
+        return f'"[" call {f"({COMMA} call)*" if self._is_parallel else ""} "]"'
+
+    def _grammar(self, rules: list[str], key: str) -> str:
+        calls = [f"call{index}" for index in range(len(self._names))]
+        for index, name in enumerate(self._names):
+            named = f"{_quoted('name')} {COLON} {_quoted(name)}"
+            rules.append(f'call{index}: "{{" {named} {COMMA} {_quoted(key)} {COLON} arguments{index} "}}"')
+        return "\n".join([*rules, f"call: {' | '.join(calls)}", *self._schemas])
+
+    def _schema_rule(self, index: int, tool: FunctionTool) -> list[str]:
+        function = tool.function
+        followed = FollowedSchema(function.parameters or {})
+        schema, left_out = followed.schema, followed.left_out
+        try:
+            StructuredOutputs(json=schema)
+        except RequestError:  # It has too many levels or bytes.
+            schema, left_out = {"type": "object"}, ["parameters"]
+        names = [f"tools.{function.name}.{quote(path, safe=NAME_CHARACTERS)}" for path in left_out]
+        if names and function.strict:
+            raise RequestError(
+                f"tools: {function.name!r} is strict, but parts of its schema cannot be followed: "
+                f"{', '.join(names):.500}. Remove them, or leave out strict",
+                "tools",
+            )
+        self.ignored += names
+        options = {**JSON_OPTIONS, "lenient": not function.strict, "coerce_one_of": not function.strict}
+        rule = f"arguments{index}: %json {json.dumps({**schema, 'x-guidance': options})}"
+        return [rule] if function.strict else [f"// relaxable {function.name}", rule]
 
 
-def lazy_calls_constraint(tools: list[FunctionTool], form: CallFormat, is_parallel: bool) -> StructuredOutputs:
-    """Permits any text, but constrains what follows an opening of the format to a valid call of these tools.
-
-    The grammar uses the lazy lexemes of llguidance.
-
-    Args:
-        form: a format with a closing and one opening, both of which are encoded as plain text.
-        is_parallel: permits more than one call.
-    """
-    (opening,) = form.openings
-    closing = json.dumps(f"\n{form.closing}")
-    calls = " | ".join(f"call{index}" for index in range(len(tools)))
-    rules = [
-        f"start: (opening call){'*' if is_parallel else '?'} TEXT",
-        f"opening[lazy]: TEXT {json.dumps(opening)}",
-        "TEXT: /(.|\\n)*/",
-        f'call: "\\n" ({calls}) {closing}',
-    ]
-    for index, tool in enumerate(tools):
-        before = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
-        rules.append(f'call{index}: {before} %json {json.dumps(tool.function.parameters or ANY_OBJECT)} "}}"')
-    return StructuredOutputs(grammar="\n".join(rules))
+def closing_rule(form: CallFormat, symbol: Callable[[str], str]) -> str:
+    """The symbols that may end an opened call. Some of the openings of a format need no closing."""
+    return f"(SPACE {symbol(form.closing)})?" if form.closing else ""
 
 
-def _rebase_references(schema: Any, root: str) -> Any:
-    """The schema with `root` in front of every reference into itself."""
-    if isinstance(schema, list):
-        return [_rebase_references(entry, root) for entry in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: root + value[1:]
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _rebase_references(value, root)
-        for key, value in schema.items()
-    }
+def _quoted(text: str) -> str:
+    """A JSON string as a string of Lark."""
+    return json.dumps(json.dumps(text))
