@@ -20,9 +20,15 @@ from chairlift.server.api.answers import ParsedAnswer
 from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import AnswerParser
-from chairlift.server.tools.followed_schema import BOUNDS, COUNTS, UNFOLLOWED, FollowedSchema
+from chairlift.server.tools.followed_schema import (
+    BOUNDS,
+    COUNTS,
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    UNFOLLOWED,
+    FollowedSchema,
+)
 from chairlift.server.tools.harmony_parser import HarmonyParser
-from chairlift.server.tools.schema_references import SCHEMA_LISTS, SCHEMA_MAPS
 from chairlift.server.tools.tool_constraints import TEXT, CallGrammar
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import StructuredOutputs

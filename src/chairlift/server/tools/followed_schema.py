@@ -7,25 +7,28 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
+from urllib.parse import unquote
 
-from chairlift.server.tools.schema_references import SCHEMA_MAPS, SchemaReferences, subschemas
+SCHEMAS: Final = frozenset(
+    ("additionalProperties", "additionalItems", "items", "contains", "not", "if", "then", "else", "propertyNames")
+) | {"unevaluatedItems", "unevaluatedProperties", "contentSchema"}
+SCHEMA_LISTS: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
+SCHEMA_MAPS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""The keywords with schemas. Other values, such as those of `enum`, are no schemas."""
 
 TYPES: Final = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
 ANNOTATIONS: Final = frozenset(
     ("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment")
-)
-UNFOLLOWED: Final = frozenset(
-    ("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames")
-) | {"unevaluatedItems", "unevaluatedProperties", "dependentSchemas", "dependentRequired", "dependencies"}
+) | {"$recursiveAnchor", "$vocabulary"}
+UNFOLLOWED: Final = frozenset((
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
+    "$dynamicRef", "unevaluatedItems", "unevaluatedProperties", "dependentSchemas", "dependentRequired",
+    "dependencies", "$recursiveRef",
+))  # fmt: skip
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "not": (False,),
-    "uniqueItems": (False,),
-    "propertyNames": (True, {}),
-    "unevaluatedItems": (True, {}),
-    "unevaluatedProperties": (True, {}),
-    "dependentSchemas": ({},),
-    "dependentRequired": ({},),
-    "dependencies": ({},),
+    **dict.fromkeys(("not", "uniqueItems"), (False,)),
+    **dict.fromkeys(("propertyNames", "unevaluatedItems", "unevaluatedProperties"), (True, {})),
+    **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), ({},)),
 }
 """Values with which a keyword that is not followed has no effect."""
 
@@ -70,51 +73,75 @@ class FollowedSchema:
         self.schema: dict[str, Any] = copy.deepcopy(dict(schema))
         self.left_out: list[str] = []
         self._num_patterns = 0
-        references = SchemaReferences(self.schema)
-        for path, part in references.parts:
-            self._path = path
-            self._reduce(part, id(part) in references.dangling)
-        self._path = ""
+        self._reduced: set[int] = set()
+        self._references: list[tuple[str, dict[str, Any]]] = []
+        self._addresses: set[str] = set()
+        self._reduce("", self.schema)
+        for path, part in self._references:  # The list grows when a reference leads to a place that is no keyword's.
+            if self._is_dangling(part["$ref"]):
+                self._leave_out(path, part, "$ref")
         self._require_object()
+
+    def _is_dangling(self, reference: str) -> bool:
+        """Whether a reference leads nowhere. Those of a schema with identifiers are left to the compiler."""
+        has_identifiers = any(address[0] != "#" for address in self._addresses)
+        if not reference.startswith("#/"):
+            return not (has_identifiers or reference in self._addresses or "://json-schema.org/" in reference)
+        target: Any = self.schema
+        for key in unquote(reference[2:]).split("/"):
+            if isinstance(target, list):
+                target = target[int(key)] if key.isdecimal() and int(key) < len(target) else None
+            else:
+                target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+        self._reduce(reference[2:].replace("/", "."), target)
+        return not (isinstance(target, (dict, bool)) or has_identifiers)
 
     def _require_object(self) -> None:
         """Arguments are an object, even if the schema permits other values."""
         kinds = self.schema.get("type", "object")
         if "object" not in ([kinds] if isinstance(kinds, str) else kinds):
-            self._leave_out(self.schema, "type")
+            self._leave_out("", self.schema, "type")
         self.schema["type"] = "object"
 
-    def _leave_out(self, part: dict[str, Any], key: str) -> None:
+    def _leave_out(self, path: str, part: dict[str, Any], key: str) -> None:
         del part[key]
-        self.left_out.append(f"{self._path}.{key}".lstrip("."))
+        self.left_out.append(f"{path}.{key}".lstrip("."))
 
-    def _reduce(self, part: dict[str, Any], is_dangling: bool) -> None:
-        for key in part.keys() & ANNOTATIONS:
-            del part[key]
-        self._reduce_references(part, is_dangling)
-        for key in part.keys() & UNFOLLOWED:
-            if part[key] in NEUTRAL.get(key, ()):
+    def _reduce(self, path: str, part: Any) -> None:
+        if not isinstance(part, dict) or id(part) in self._reduced:
+            return
+        self._reduced.add(id(part))
+        for key, value in list(part.items()):
+            if key in ANNOTATIONS or (key in NEUTRAL and value in NEUTRAL[key]):
                 del part[key]
-            else:
-                self._leave_out(part, key)
-        for key in [key for key, value in part.items() if not self._is_valid(key, value)]:
-            self._leave_out(part, key)
-        self._reduce_subschemas(part)
-        self._reduce_format(part)
-        self._reduce_bounds(part)
-
-    def _reduce_references(self, part: dict[str, Any], is_dangling: bool) -> None:
-        if is_dangling:
-            self._leave_out(part, "$ref")
-        for key in ("$dynamicRef", "$recursiveRef"):
-            if key in part:
-                self._leave_out(part, key)
-        part.pop("$recursiveAnchor", None)
+            elif key in UNFOLLOWED or not self._is_valid(key, value):
+                self._leave_out(path, part, key)
+        if "://json-schema.org/" not in str(part.get("$schema")):
+            part.pop("$schema", None)
         if "$dynamicAnchor" in part:
             part.setdefault("$anchor", part.pop("$dynamicAnchor"))
-        dialect = part.get("$schema", "")
-        if not isinstance(dialect, str) or "://json-schema.org/" not in dialect:
-            part.pop("$schema", None)
+        self._addresses |= {"#", part.get("$id") or "#", "#" + part.get("$anchor", "")}
+        if "$ref" in part:
+            self._references.append((path, part))
+        self._reduce_format(path, part)
+        for key in list(part):
+            if key in ("minimum", "exclusiveMinimum"):
+                part[key] = max(part[key], -LARGEST)
+            elif key in SCHEMAS or key in SCHEMA_LISTS or key in SCHEMA_MAPS:
+                self._reduce_subschemas(f"{path}.{key}", part, key)
+
+    def _reduce_subschemas(self, path: str, part: dict[str, Any], key: str) -> None:
+        """Reduce the schemas of a keyword. A value that is no schema is replaced by one that permits everything."""
+        value = part[key]
+        is_list = key in SCHEMA_LISTS and isinstance(value, list)
+        holder: Any = value if is_list or key in SCHEMA_MAPS else {key: value}
+        for name, child in list(enumerate(holder) if is_list else holder.items()):
+            place = path if holder is not value else f"{path}.{name}"
+            if isinstance(child, (dict, bool)):
+                self._reduce(place, child)
+            else:
+                self.left_out.append(place.lstrip("."))
+                (part if holder is not value else holder)[name] = True
 
     def _is_valid(self, key: str, value: Any) -> bool:
         """Whether the value of a keyword can be read, and is not impossible to follow."""
@@ -141,16 +168,7 @@ class FollowedSchema:
         is_checked = self._num_patterns <= MAX_PATTERNS and len(pattern) <= MAX_PATTERN_CHARACTERS
         return not is_checked or is_followed_pattern(pattern)
 
-    def _reduce_subschemas(self, part: dict[str, Any]) -> None:
-        """Replace values that are no schemas by one that permits everything."""
-        for path, child in list(subschemas(part)):
-            key, _, name = path.partition(".")
-            if not isinstance(child, (dict, bool)) and not (key == path and isinstance(child, list)):
-                self.left_out.append(f"{self._path}.{path}".lstrip("."))
-                holder: Any = part[key] if name else part
-                holder[int(name) if isinstance(holder, list) else name or key] = True
-
-    def _reduce_format(self, part: dict[str, Any]) -> None:
+    def _reduce_format(self, path: str, part: dict[str, Any]) -> None:
         kind, types = part.get("format"), part.get("type", [])
         if kind in INTEGER_FORMATS and types != "string":
             del part["format"]
@@ -161,12 +179,7 @@ class FollowedSchema:
         elif kind in NUMBER_FORMATS and "string" not in types:
             del part["format"]
         elif kind is not None and kind not in FORMATS:
-            self._leave_out(part, "format")
-
-    def _reduce_bounds(self, part: dict[str, Any]) -> None:
-        for key in ("minimum", "exclusiveMinimum"):
-            if key in part and not isinstance(part[key], bool):
-                part[key] = max(part[key], -LARGEST)
+            self._leave_out(path, part, "format")
 
 
 @lru_cache(256)
