@@ -19,7 +19,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from chairlift.loading.cache import models_dir, write_atomically
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.text.chat_template import select_template
-from chairlift.loading.text.tokenizer import SPACE, Tokenizer, set_bos_and_eos
+from chairlift.loading.text.tokenizer import Tokenizer, set_bos_and_eos
+from chairlift.loading.text.tokenizer_class import SPACE
 from chairlift.models.reading.config_fields import ConfigFields
 
 BUILD: Final = 1  # Increase it when the same file gives a different tokenizer, so that cached ones are not used.

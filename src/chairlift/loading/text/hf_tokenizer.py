@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
+from tokenizers import AddedToken
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.text.chat_template import select_template
-from chairlift.loading.text.tokenizer import Tokenizer, set_bos_and_eos
+from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer_class import apply_tokenizer_class, tokenizer_class
 
 ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
+SETTINGS: Final = "tokenizer_config.json"
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a folder.
+    """Load the tokenizer of a folder. Its ids are those of AutoTokenizer in transformers 5.
 
-    It consists of `tokenizer.json` and the optional files `tokenizer_config.json`, `special_tokens_map.json` and
-    `chat_template.jinja`.
+    It consists of `tokenizer.json` and the optional files `tokenizer_config.json`, `special_tokens_map.json`,
+    `added_tokens.json` and `chat_template.jinja`. `add_bos_token` and `add_eos_token` have no effect, as in
+    transformers: `tokenizer.json` and the class of the tokenizer specify these tokens.
 
     Raises:
         ModelLoadError: `tokenizer.json` is missing, or a file is damaged.
     """
-    settings = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
-    backend = _backend(folder)
+    settings = _settings(folder)
     special_tokens = {role: text for role in ROLES if (text := _text(settings.get(role))) is not None}
-    _apply_bos_and_eos_settings(backend, settings, special_tokens)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{file}: is missing. Some older models have only a slow tokenizer; convert it with transformers' "
+            "AutoTokenizer and save_pretrained()"
+        )
+    try:
+        raw = file.read_bytes()
+        backend = tokenizers.Tokenizer.from_buffer(raw)
+    except Exception as error:  # The library raises no narrower type.
+        raise ModelLoadError(
+            f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
+        ) from error
+    has_byte_level = b'"ByteLevel"' in raw
+    name = tokenizer_class(settings, read_json(folder / "config.json"), has_byte_level=has_byte_level)
+    try:
+        apply_tokenizer_class(backend, name, settings | special_tokens)
+        _add_tokens(backend, settings)
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        raise ModelLoadError(f"{folder / SETTINGS}: has a value of a wrong type ({error}); download it again") from None
     return Tokenizer(backend, special_tokens=special_tokens, chat_template=_chat_template(folder, settings))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The settings, with the special tokens and the added tokens in the files of older versions."""
+    settings, special = read_json(folder / SETTINGS), read_json(folder / "special_tokens_map.json")
+    if "added_tokens_decoder" in settings:
+        return special | settings
+    return settings | special | {"added_tokens": read_json(folder / "added_tokens.json")}
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -48,40 +80,43 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _backend(folder: Path) -> tokenizers.Tokenizer:
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise ModelLoadError(
-            f"{file}: is missing. Some older models have only a slow tokenizer; convert it with transformers' "
-            "AutoTokenizer and save_pretrained()"
-        )
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # The library raises no narrower type.
-        raise ModelLoadError(
-            f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
-        ) from error
-
-
 def _text(token: Any) -> str | None:
     """Return the text of a special token, which is a string or an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
 
-def _apply_bos_and_eos_settings(
-    backend: tokenizers.Tokenizer, settings: dict[str, Any], special_tokens: dict[str, str]
-) -> None:
-    """Apply `add_bos_token` and `add_eos_token`, which take precedence over tokenizer.json (as in transformers 5)."""
-    flags = {key: settings[key] for key in ("add_bos_token", "add_eos_token") if settings.get(key) is not None}
-    if not flags:
-        return
-    known = {role: text for role, text in special_tokens.items() if backend.token_to_id(text) is not None}
-    set_bos_and_eos(
-        backend,
-        bos=known.get("bos_token") if flags.get("add_bos_token") else None,
-        eos=known.get("eos_token") if flags.get("add_eos_token") else None,
-    )
+def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
+    """Add the tokens of the settings, in the order of transformers.
+
+    Unlike there, a special token without an id is not added, because the model has no embedding of it.
+    """
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    decoder = settings.get("added_tokens_decoder") or {}
+    listed = (AddedToken(**decoder[token_id]) for token_id in sorted(decoder, key=int))
+    backend.add_tokens([token for token in listed if repr(token) not in known])
+    special = [token for token in _special_tokens(settings) if backend.token_to_id(token.content) is not None]
+    texts = {token.content for token in special}
+    older = settings.get("added_tokens", {})
+    for text in sorted(older, key=older.__getitem__):
+        _add_missing(backend, AddedToken(text, normalized=text not in texts, special=text in texts))
+    for token in special:
+        _add_missing(backend, token)
+
+
+def _add_missing(backend: tokenizers.Tokenizer, token: AddedToken) -> None:
+    if all(token.content != other.content for other in backend.get_added_tokens_decoder().values()):
+        backend.add_tokens([token])
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
+    lists = next((value for key in LISTS if isinstance(value := settings.get(key), list)), [])
+    for token in (*(settings.get(role) for role in ROLES), *lists):
+        if isinstance(token, dict):
+            flags = {key: value for key, value in token.items() if key not in ("__type", "special")}
+            yield AddedToken(**flags, special=True)
+        elif isinstance(token, str):
+            yield AddedToken(token, special=True)
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:

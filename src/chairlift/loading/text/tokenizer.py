@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -15,8 +14,8 @@ from chairlift.errors import ModelLoadError, RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
+from chairlift.loading.text.tokenizer_class import SPACE, steps
 
-SPACE: Final = "▁"
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 MAX_TOKEN_ID: Final = (1 << 32) - 1  # The library raises an error for larger ids.
 
@@ -174,11 +173,11 @@ def make_token_to_bytes(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]
     Byte-level BPE writes each byte as a character of GPT-2's alphabet; SentencePiece writes a space as ▁ and, with byte
     fallback, a lone byte as <0xNN>. Other entries are their own text.
     """
-    steps = list(_steps(backend))
-    if any(step["type"] == "ByteLevel" for step in steps):
+    found = list(steps(backend.decoder))
+    if any(step["type"] == "ByteLevel" for step in found):
         return _byte_level
-    marks_spaces = any(_marks_spaces(step) for step in steps)
-    has_bytes = any(step["type"] == "ByteFallback" for step in steps)
+    marks_spaces = any(_marks_spaces(step) for step in found)
+    has_bytes = any(step["type"] == "ByteFallback" for step in found)
 
     def sentencepiece(token: str) -> bytes:
         if has_bytes and (byte := BYTE_TOKEN.fullmatch(token)):
@@ -186,15 +185,6 @@ def make_token_to_bytes(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]
         return (token.replace(SPACE, " ") if marks_spaces else token).encode()
 
     return sentencepiece
-
-
-def _steps(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yield the steps of the decoder, including those of nested sequences."""
-    pending = [] if backend.decoder is None else [json.loads(backend.decoder.__getstate__())]
-    while pending:
-        step = pending.pop()
-        pending += step.get("decoders", [])
-        yield step
 
 
 def _marks_spaces(step: dict[str, Any]) -> bool:
