@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 from safetensors.torch import save_file
 
-from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, load_tokenizer, resolve_model
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.random_weights import RandomWeights
 
 RANDOM_MODELS: Final[dict[str, dict[str, Any]]] = {
     "random-1b": {

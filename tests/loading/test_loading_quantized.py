@@ -20,9 +20,9 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.cpu import load
 from chairlift.loading.block_rows import mxfp4_rows
 from chairlift.loading.quantized_tensors import QuantizedReader
-from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
 from chairlift.loading.safetensors_weights import SafetensorsWeights
+from chairlift.models.random_weights import RandomWeights
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.quantization_fields import read_quantization
 from native import needs_native

@@ -23,11 +23,11 @@ from chairlift.lab.bench.kernels.benchmark import KernelOptions, KernelResult, _
 from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
 from chairlift.lab.bench.kernels.passes import LAYERS, AttentionPass, LinearPass, _metadata
 from chairlift.lab.bench.kernels.tables import print_kernels
-from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models import decoder
 from chairlift.models.declaration import LM_HEAD, MatrixSpec, ModelConfig
 from chairlift.models.decoder import build_model
+from chairlift.models.random_weights import RandomWeights
 from command_runner import invoke
 from native import needs_native
 

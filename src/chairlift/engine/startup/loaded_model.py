@@ -21,7 +21,6 @@ from chairlift.kernels.lora import LoraAdapters
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.pooling_config import PoolingConfig, load_pooling_config
-from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import (
     ModelFiles,
     close_gguf,
@@ -36,6 +35,7 @@ from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.encoder import EncoderModel
 from chairlift.models.kv_layout import KVLayout
+from chairlift.models.random_weights import RandomWeights
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_limits import is_out_of_memory

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chairlift.loading.random_weights import RandomWeights
 from chairlift.models.architectures.opt import OPTSizes
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.random_weights import RandomWeights
 from chairlift.models.reading.llama_sizes import LlamaSizes
 
 CONFIG = LlamaSizes(
