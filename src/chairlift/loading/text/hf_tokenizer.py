@@ -50,7 +50,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     try:
         apply_tokenizer_class(backend, name, settings | special_tokens)
         _add_tokens(backend, settings)
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
+    except Exception as error:  # The library raises no narrower type.
         raise ModelLoadError(f"{folder / SETTINGS}: has a value of a wrong type ({error}); download it again") from None
     return Tokenizer(backend, special_tokens=special_tokens, chat_template=_chat_template(folder, settings))
 
