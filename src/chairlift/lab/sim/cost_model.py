@@ -10,8 +10,6 @@ from chairlift.events import Step
 class StepShape(NamedTuple):
     """The input of a cost model: the amounts of work in one step.
 
-    Each of them can be updated in O(1) for a batch of decodes.
-
     Attributes:
         num_tokens: computed tokens, padding included.
         num_seqs: requests in the batch (rows).
