@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -69,6 +69,19 @@ class SchedulerConfig:
         speculative = self.speculative_config
         rows = 1 if speculative is None else 1 + speculative.num_speculative_tokens
         return min(max(self.max_num_seqs, rows), self.max_num_batched_tokens)
+
+    def event_fields(self) -> dict[str, Any]:
+        """The fields of the event `EngineStarted` that these limits determine."""
+        is_static, row_time = self.batching == "static", self.row_time
+        names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "scheduling_policy", "batching")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "static_batch_size": self.static_batch_size if is_static else None,
+            "static_run_to": self.static_run_to if is_static else None,
+            "step_time": None if self.step_time is None else asdict(self.step_time),
+            "speculative_config": None if self.speculative_config is None else asdict(self.speculative_config),
+            "row_time": None if row_time is None else row_time.to_list(),
+        }
 
     def __post_init__(self) -> None:
         check_options(self, EngineConfig)

@@ -154,13 +154,8 @@ class RequestStats:
         steps_waited: Counter[str] = Counter()
         for part in parts:
             steps_waited.update(part.steps_waited)
-        return cls(
-            dict(steps_waited),
-            sum(part.num_recomputed_tokens for part in parts),
-            sum(part.num_padding_tokens for part in parts),
-            sum(part.kv_slot_seconds_held for part in parts),
-            sum(part.kv_slot_seconds_used for part in parts),
-        )
+        names = ("num_recomputed_tokens", "num_padding_tokens", "kv_slot_seconds_held", "kv_slot_seconds_used")
+        return cls(dict(steps_waited), *(sum(getattr(part, name) for part in parts) for name in names))
 
 
 class EngineCoreOutput(NamedTuple):

@@ -29,21 +29,3 @@ def test_percentiles_are_interpolated() -> None:
 
 def test_no_values_no_summary() -> None:
     assert Summary.from_values([]) is None
-
-
-@given(st.dictionaries(st.floats(-1e6, 1e6), st.integers(0, 300), max_size=40))
-def test_percentiles_of_counts_are_those_of_the_repeated_values(counts: dict[float, int]) -> None:
-    summary = Summary.from_counts(counts)
-    repeated = np.repeat(list(counts), list(counts.values()))
-    if not len(repeated):
-        assert summary is None
-        return
-    assert summary is not None
-    assert (summary.count, summary.max) == (len(repeated), repeated.max())
-    assert [summary.p50, summary.p90, summary.p99] == np.quantile(repeated, (0.5, 0.9, 0.99)).tolist()
-    assert summary.mean == pytest.approx(repeated.mean(), rel=1e-9, abs=1e-6)
-
-
-def test_counts_are_not_expanded() -> None:
-    summary = Summary.from_counts({2.0: 10**15, 1.0: 3 * 10**15})
-    assert summary == Summary(4 * 10**15, 1.25, 1.0, 2.0, 2.0, 2.0)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally, request_metrics
 from chairlift.lab.metrics.run import RunTally, summarize
-from chairlift.lab.metrics.summary import Summary
 from chairlift.observability.tracker import SLOT_KINDS
 from fakes import make_engine, make_request, run_to_end
 
@@ -92,16 +85,3 @@ def test_complete_requests_are_passed_on_immediately() -> None:
         tally.emit(event)
     assert [(index, metrics.request_id) for index, metrics in given_away] == [(0, "a"), (1, "b")]
     assert [(index, metrics.request_id) for index, metrics in tally.incomplete()] == [(2, "late")]
-
-
-@given(st.lists(st.floats(-1e6, 1e6), max_size=60))
-def test_counted_values_give_the_same_summary(values: list[float]) -> None:
-    values += values[: len(values) // 2]
-    counted, listed = Summary.from_counts(Counter(values)), Summary.from_values(values)
-    if counted is None or listed is None:
-        assert counted is listed is None
-        return
-    assert (counted.count, counted.p50, counted.p90, counted.p99, counted.max) == (
-        listed.count, listed.p50, listed.p90, listed.p99, listed.max,
-    )  # fmt: skip
-    assert counted.mean == pytest.approx(listed.mean, rel=1e-12, abs=1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from chairlift.clock import Clock, MonotonicClock
@@ -136,22 +136,14 @@ def _prepare(config: EngineConfig, loaded: LoadedModel, turn: AbstractContextMan
 
 def _engine_started(config: EngineConfig, loaded: LoadedModel, prepared: PreparedEngine, now: float) -> EngineStarted:
     """The first event of the log."""
-    limits, plan, choice = prepared.limits, prepared.kv_cache_plan, loaded.choice
-    is_static = limits.batching == "static"
+    plan, choice = prepared.kv_cache_plan, loaded.choice
     return EngineStarted(
         time=now,
         model=loaded.name,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        scheduling_policy=limits.scheduling_policy,
         kv=config.kv,
         enable_prefix_caching=prepared.has_prefix_cache,
-        batching=limits.batching,
-        static_batch_size=limits.static_batch_size if is_static else None,
-        static_run_to=limits.static_run_to if is_static else None,
         kv_arena=None if config.kv == "paged" else config.kv_arena,
         kernels=choice.kernels,
         kv_cache_dtype=choice.kv_cache_dtype if plan.num_blocks else "",
@@ -160,9 +152,7 @@ def _engine_started(config: EngineConfig, loaded: LoadedModel, prepared: Prepare
         kv_bytes_per_slot=prepared.token_bytes,
         kv_bytes_per_block=plan.block_size * prepared.slot_bytes,
         kv_windows=list(plan.windows),
-        step_time=None if limits.step_time is None else asdict(limits.step_time),
-        speculative_config=None if config.speculative is None else asdict(config.speculative),
-        row_time=None if limits.row_time is None else limits.row_time.to_list(),
+        **prepared.limits.event_fields(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from array import array
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -101,8 +101,7 @@ def summarize(events: Iterable[Event]) -> RunMetrics:
 
 
 class RunTally:
-    """An event sink that computes the metrics of a run. Its memory grows with the requests and with the number of
-    different ITLs, which the requests of a step share; not with all tokens."""
+    """An event sink that computes the metrics of a run. Its memory grows with the requests, and by 8 bytes a token."""
 
     def __init__(self) -> None:
         self._steps = _StepTotals()
@@ -141,7 +140,7 @@ class RunTally:
             output_tokens_per_s=counts["output_tokens"] * per_second,
             total_tokens_per_s=(counts["prompt_tokens"] + counts["output_tokens"]) * per_second,
             requests_per_s=counts["num_answered"] * per_second,
-            itl=Summary.from_counts(requests.itls),
+            itl=Summary.from_values(requests.itls),
             mean_batch_size=steps.per_step(steps.num_rows),
             peak_batch_size=steps.peak_batch_size,
             mean_batch_tokens=steps.per_step(steps.num_tokens),
@@ -160,15 +159,14 @@ def _zeros(*names: str) -> dict[str, Any]:
 
 
 class _RequestTotals:
-    """Sums and values over requests: `counts` are fields of RunMetrics. ITLs are counted by value, because the requests
-    of a step share them."""
+    """Sums and values over requests: `counts` are fields of RunMetrics."""
 
     def __init__(self) -> None:
         self.counts = _zeros(
             "num_requests", "num_answered", "num_unfinished", "prompt_tokens", "cached_tokens", "output_tokens"
         )
         self.values: dict[str, list[float]] = {name: [] for name in SUMMARIZED}
-        self.itls: Counter[float] = Counter()
+        self.itls = array("d")
 
     def add(self, request: RequestMetrics) -> None:
         counts = self.counts
@@ -178,7 +176,7 @@ class _RequestTotals:
         counts["prompt_tokens"] += request.num_prompt_tokens if request.token_times else 0
         counts["cached_tokens"] += request.num_cached_tokens
         counts["output_tokens"] += request.num_output_tokens
-        self.itls.update(request.itls)
+        self.itls.extend(request.itls)
         for name, values in self.values.items():
             if (value := getattr(request, name)) is not None:
                 values.append(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
@@ -59,29 +59,19 @@ class SimConfig:
 
     def engine_started(self) -> EngineStarted:
         """Returns the first event of a run, at time 0."""
-        limits, model = self.scheduler, self.model
-        is_static = limits.batching == "static"
+        model = self.model
         return EngineStarted(
             time=0.0,
             model="none" if model is None else model.name,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            scheduling_policy=limits.scheduling_policy,
             kv=self.kv,
             enable_prefix_caching=self.has_prefix_cache,
-            batching=limits.batching,
-            static_batch_size=limits.static_batch_size if is_static else None,
-            static_run_to=limits.static_run_to if is_static else None,
             kv_arena=None if self.kv == "paged" else self.kv_arena,
             weight_bytes=0 if model is None else model.weight_bytes,
             kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
             kv_windows=list(self.windows),
-            step_time=None if limits.step_time is None else asdict(limits.step_time),
-            speculative_config=None if limits.speculative_config is None else asdict(limits.speculative_config),
-            row_time=None if limits.row_time is None else limits.row_time.to_list(),
+            **self.scheduler.event_fields(),
         )
 
 
