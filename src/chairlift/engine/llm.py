@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, NoTokenizer, Prompt
@@ -26,6 +26,8 @@ from chairlift.sampling_params import SamplingParams
 
 AdapterChoice = LoRARequest | str | None
 """A LoRA adapter, the name of a loaded one, or None for the model alone."""
+
+T = TypeVar("T")
 
 
 class LLM:
@@ -220,8 +222,10 @@ class LLM:
             raise _type_error("use_tqdm", "True or False", use_tqdm)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        all_params = _params_per_prompt(sampling_params, len(prompts))
-        adapters = [self._adapter_id(choice) for choice in _adapter_per_prompt(lora_request, len(prompts))]
+        _check_params(sampling_params)
+        all_params = _per_prompt("sampling_params", sampling_params, len(prompts))
+        choices: Sequence[AdapterChoice] = _per_prompt("lora_request", lora_request, len(prompts))
+        adapters = [self._adapter_id(choice) for choice in choices]
         ids = [next(self._ids) for _ in prompts]
         core_ids: list[str] = []
         try:
@@ -348,33 +352,21 @@ def _conversations(messages: list[Message] | list[list[Message]]) -> list[list[M
     return conversations
 
 
-def _adapter_per_prompt(lora_request: AdapterChoice | Sequence[AdapterChoice], count: int) -> Sequence[AdapterChoice]:
-    if not isinstance(lora_request, list | tuple):
-        return [cast("AdapterChoice", lora_request)] * count
-    if len(lora_request) != count:
-        raise RequestError(
-            f"lora_request has {len(lora_request)} entries for {count} prompts: pass one, or one per prompt",
-            "lora_request",
-        )
-    return lora_request
+def _per_prompt(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
+    """The value of each prompt: one value is that of all prompts."""
+    if not isinstance(value, list | tuple):
+        return [cast("T", value)] * count
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts: pass one, or one per prompt", name)
+    return value
 
 
-def _params_per_prompt(
-    sampling_params: SamplingParams | Sequence[SamplingParams], count: int
-) -> Sequence[SamplingParams]:
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * count
-    if not isinstance(sampling_params, list | tuple):
-        raise _type_error("sampling_params", "SamplingParams, a list of those, or None", sampling_params)
-    for index, params in enumerate(sampling_params):
-        if not isinstance(params, SamplingParams):
-            raise _type_error(f"sampling_params[{index}]", "SamplingParams", params)
-    if len(sampling_params) != count:
-        raise RequestError(
-            f"sampling_params has {len(sampling_params)} entries for {count} prompts: pass one, or one per prompt",
-            "sampling_params",
-        )
-    return sampling_params
+def _check_params(params: object) -> None:
+    for index, each in enumerate(params) if isinstance(params, list | tuple) else ():
+        if not isinstance(each, SamplingParams):
+            raise _type_error(f"sampling_params[{index}]", "SamplingParams", each)
+    if not isinstance(params, SamplingParams | list | tuple):
+        raise _type_error("sampling_params", "SamplingParams, a list of those, or None", params)
 
 
 def _texts(texts: str | Sequence[str]) -> list[str]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Final
+from itertools import groupby, pairwise
+from typing import Final, NamedTuple
 
 from chairlift.events import EngineStarted, Event, RequestArrived, Step
 from chairlift.observability.queue_timeline import UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
@@ -21,6 +20,15 @@ NEXT_STEP: Final = "next_step"
 FAIRNESS: Final = "fairness"
 PRUNE_INTERVAL_STEPS: Final = 4096
 SLOT_KINDS: Final = ("token_states", "reserved", "internal", "external", "free")
+
+
+class _WaitRow(NamedTuple):
+    """The steps `first` to `end` - 1 of a wait, with one reason and one interval of the queue, if it was in it."""
+
+    reason: str
+    first: int
+    end: int
+    interval: QueueInterval | None = None
 
 
 class RequestTracker(ReplayReader):
@@ -184,14 +192,22 @@ class RequestTracker(ReplayReader):
         if wait.spans is not None:
             return wait.spans
         end = self._end(wait, now)
-        parts = [_Part("restart" if wait.is_restart else NEXT_STEP, wait.first_step, 0), *self._parts(request, wait)]
+        parts = [
+            (reason, list(rows)) for reason, rows in groupby(self._rows(request, wait), key=lambda row: row.reason)
+        ]
         starts = [wait.start]
-        for part in parts[1:]:
-            scheduled = self.timeline.scheduled_time(part.first_step)
+        for _, rows in parts[1:]:
+            scheduled = self.timeline.scheduled_time(rows[0].first)
             starts.append(starts[-1] if scheduled is None else min(max(scheduled, starts[-1]), end))
         spans = [
-            WaitSpan(part.reason, start, until, part.num_steps, tuple(part.intervals))
-            for part, (start, until) in zip(parts, pairwise([*starts, end]), strict=True)
+            WaitSpan(
+                reason,
+                start,
+                until,
+                sum(row.end - row.first for row in rows),
+                tuple(row.interval for row in rows if row.interval is not None),
+            )
+            for (reason, rows), (start, until) in zip(parts, pairwise([*starts, end]), strict=True)
         ]
         return [span for span in spans if span.num_steps or span.end > span.start]
 
@@ -202,21 +218,16 @@ class RequestTracker(ReplayReader):
             now = wait.start if self.last_step is None else self.last_step.scheduled_time
         return max(wait.start, now)
 
-    def _parts(self, request: TrackedRequest, wait: Wait) -> list[_Part]:
-        """The steps of a wait, consecutive ones with the same reason together."""
+    def _rows(self, request: TrackedRequest, wait: Wait) -> Iterator[_WaitRow]:
+        """The steps of a wait in order, after a row without steps for the time until the first one."""
+        yield _WaitRow("restart" if wait.is_restart else NEXT_STEP, wait.first_step, wait.first_step)
         end_step = self.timeline.next_step if wait.end_step is None else wait.end_step
         queued_step = end_step if wait.queued_step is None else wait.queued_step
-        parts: list[_Part] = []
-        if queued_step > wait.first_step and self.timeline.next_step > wait.first_step:
-            known = min(queued_step, self.timeline.next_step)
-            parts.append(_Part(SIBLING_PREFILL, wait.first_step, known - wait.first_step))
+        known = min(queued_step, self.timeline.next_step)
+        if known > wait.first_step:
+            yield _WaitRow(SIBLING_PREFILL, wait.first_step, known)
         for first, end, interval in self.timeline.slice(queued_step, end_step):
-            reason = self._reason(request, interval)
-            if not parts or parts[-1].reason != reason or reason == SIBLING_PREFILL:
-                parts.append(_Part(reason, first, 0))
-            parts[-1].num_steps += end - first
-            parts[-1].intervals.append(interval)
-        return parts
+            yield _WaitRow(self._reason(request, interval), first, end, interval)
 
     def _reason(self, request: TrackedRequest, interval: QueueInterval) -> str:
         """The reason of an interval for a request. Under the fair policy, requests of other tenants than that of the
@@ -227,11 +238,3 @@ class RequestTracker(ReplayReader):
         if is_fair and interval.reason != UNKNOWN and interval.head_tenant != request.tenant:
             return FAIRNESS
         return interval.reason
-
-
-@dataclass(slots=True)
-class _Part:
-    reason: str
-    first_step: int
-    num_steps: int
-    intervals: list[QueueInterval] = field(default_factory=list)
