@@ -12,17 +12,20 @@ class ConfigError(ChairliftError, ValueError):
 
 
 class RequestError(ChairliftError, ValueError):
-    """A request is invalid or not supported.
-
-    Args:
-        param: the name of the field that caused it.
-        code: the reason, as an identifier for programs.
-    """
+    """A request is invalid or not supported. `param` is the name of the field that caused it, `code` the reason."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class ContextLengthError(RequestError):
+    """A prompt of `num_tokens` tokens, or of more if its text is not tokenized, is longer than `maximum` tokens."""
+
+    def __init__(self, message: str, param: str | None = None, num_tokens: int = 0, maximum: int = 0) -> None:
+        super().__init__(message, param, "context_length_exceeded")
+        self.num_tokens, self.maximum = num_tokens, maximum
 
 
 class ModelLoadError(ChairliftError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from chairlift.engine.output_constraints import OutputConstraints
-from chairlift.errors import RequestError
+from chairlift.errors import ContextLengthError, RequestError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.marked_text import unmarked
 from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
@@ -117,6 +117,12 @@ class RequestLimits:
         if self.is_pooling:
             return min(self.max_model_len, self.max_slots) + 1 - num_prompt_tokens
         return min(self.max_model_len, self.max_slots + 1) - num_prompt_tokens
+
+    def context_error(self, message: str, param: str, num_prompt_tokens: int) -> ContextLengthError:
+        """The error for a request that does not fit, whose message contains the words by which clients recognize it."""
+        context = self.max_output_tokens(0) - self.is_pooling
+        text = f"{message} This model's maximum context length is {context} tokens."
+        return ContextLengthError(text, param, num_prompt_tokens, self.max_output_tokens(0) - 1)
 
     def default_max_tokens(self, num_prompt_tokens: int) -> int:
         """Maximum number of output tokens of a request without `max_tokens`."""
@@ -262,10 +268,11 @@ class InputProcessor:
         fewest_tokens = num_bytes // self.tokenizer.max_token_bytes
         is_truncated = params is not None and params.truncate_prompt_tokens is not None
         if fewest_tokens > self.limits.max_model_len * (TRUNCATED_TEXT_FACTOR if is_truncated else 1):
-            raise RequestError(
+            raise self.limits.context_error(
                 f"{param} is {num_bytes} bytes long, at least {fewest_tokens} tokens, "
                 f"but max_model_len={self.limits.max_model_len}. Shorten it.",
                 param,
+                fewest_tokens,
             )
 
     def make(
@@ -335,11 +342,12 @@ class InputProcessor:
 
     def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int, default: int) -> None:
         if params.max_tokens is not None and params.max_tokens > max_output:
-            raise RequestError(
+            raise self.limits.context_error(
                 f"max_tokens={params.max_tokens} is too large: with {num_prompt_tokens} prompt tokens at most "
                 f"{max_output} output tokens fit (max_model_len={self.limits.max_model_len}, KV pool of "
                 f"{self.limits.max_slots} slots). Lower max_tokens, leave it out, or shorten the prompt.",
                 "max_tokens",
+                num_prompt_tokens,
             )
         if params.min_tokens > default:
             raise RequestError(
@@ -363,21 +371,24 @@ class InputProcessor:
             raise RequestError(f"{param} is empty: at least one token is required", param)
         longest = self.limits.max_output_tokens(0) - 1
         if params is not None and params.truncate_prompt_tokens is not None:
-            beside_answer = max(1, self.limits.max_output_tokens(params.max_tokens or 1))
+            beside_answer = self.limits.max_output_tokens(params.max_tokens or 1)
+            if beside_answer < 1:  # `max_tokens` is rejected, or lowered.
+                beside_answer = longest
             kept = beside_answer if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
             token_ids = token_ids[-kept:]
         if len(token_ids) > longest:
             if self.limits.is_pooling:
-                raise RequestError(
-                    f"{param} has {len(token_ids)} tokens, but the model computes at most {longest} "
-                    f"(max_model_len={self.limits.max_model_len}). Shorten it, or set truncate_prompt_tokens=-1.",
-                    param,
+                problem = (
+                    f"but the model computes at most {longest} (max_model_len={self.limits.max_model_len}). "
+                    "Shorten it, or set truncate_prompt_tokens=-1."
                 )
-            raise RequestError(
-                f"{param} has {len(token_ids)} tokens, but at most {longest} fit with one output token "
-                f"(max_model_len={self.limits.max_model_len}, KV pool of {self.limits.max_slots} slots). Shorten it.",
-                param,
-            )
+            else:
+                problem = (
+                    f"but at most {longest} fit with one output token (max_model_len={self.limits.max_model_len}, "
+                    f"KV pool of {self.limits.max_slots} slots). Shorten it."
+                )
+            num_tokens = len(token_ids)
+            raise self.limits.context_error(f"{param} has {num_tokens} tokens, {problem}", param, num_tokens)
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             raise RequestError(f"{param} contains a token id outside 0..{self._vocab_size - 1}", param)
         return token_ids

@@ -34,7 +34,8 @@ def _plan(model: PlanningModel, body: CompletionRequest) -> RequestPlan:
     with attribute_errors_to(body.constraint_field):
         params = body.params(engine.facts.sampling_defaults)
     encode_prompt = partial(engine.input_processor.encode, add_special_tokens=body.add_special_tokens is not False)
-    return RequestPlan([encode_prompt(prompt, params) for prompt in body.prompts()], params, body.constraint_field)
+    prompts = [encode_prompt(prompt, params) for prompt in body.prompts()]
+    return RequestPlan(prompts, params, body.constraint_field, clamps_max_tokens=model.options.clamp_max_tokens)
 
 
 class CompletionCall(GeneratingCall[CompletionRequest, RequestPlan]):

@@ -118,7 +118,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         return self.llm.start(
             text,
             token_ids,
-            self.plan.params,
+            self.plan.params_for(len(token_ids), self.llm.engine.input_processor.limits),
             request_id=request_id,
             priority=self.body.priority or 0,
             tenant=self.permit.tenant,

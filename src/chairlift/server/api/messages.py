@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
-from chairlift.errors import ChairliftError
+from chairlift.errors import ChairliftError, ContextLengthError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
@@ -151,8 +152,24 @@ def _error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | N
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
 
 
+def _plan(model: PlanningModel, body: MessagesRequest) -> ChatPlan:
+    with _anthropic_context_errors():
+        return plan_conversation(model, body)
+
+
 def _count_tokens(model: PlanningModel, body: CountTokensRequest) -> bytes:
-    return encode(TokenCount(input_tokens=len(model.conversations.prompt_token_ids(body))))
+    with _anthropic_context_errors():
+        return encode(TokenCount(input_tokens=len(model.conversations.prompt_token_ids(body))))
+
+
+@contextlib.contextmanager
+def _anthropic_context_errors() -> Iterator[None]:
+    """Raise the error for a prompt that is too long with the message of Anthropic, by which clients recognize it."""
+    try:
+        yield
+    except ContextLengthError as error:
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.maximum} maximum"
+        raise RequestError(message, error.param, error.code) from None
 
 
 ANTHROPIC_ERRORS: Final = ErrorForm(MessagesError, _error_response)
@@ -163,7 +180,7 @@ MESSAGES: Final = Endpoint(
     "Generate the next message of a conversation (Anthropic).",
     MessagesRequest,
     MessagesResponse,
-    plan_conversation,
+    _plan,
     MessagesCall.serve,
     id_prefix="msg_",
     errors=ANTHROPIC_ERRORS,

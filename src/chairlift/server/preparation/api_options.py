@@ -50,5 +50,10 @@ class ApiOptions:
         "Convert special tokens in message content, so that a message can contain turns of other roles.",
     )
 
+    clamp_max_tokens: bool = option(
+        False,
+        "Lower max_tokens to what fits beside the prompt, instead of rejecting the request; /v1/messages always does.",
+    )
+
     def __post_init__(self) -> None:
         check_options(self)

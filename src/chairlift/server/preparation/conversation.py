@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import ConfigError, RequestError
@@ -131,7 +131,13 @@ class _ToolSelection:
 
 
 class Conversation(Protocol):
-    """A body that can be converted to a chat."""
+    """A body that can be converted to a chat.
+
+    Attributes:
+        clamps_max_tokens: `max_tokens` is lowered to what fits beside the prompt.
+    """
+
+    clamps_max_tokens: ClassVar[bool]
 
     def to_chat(self) -> ChatCompletionRequest:
         """The corresponding chat request; raises RequestError."""
@@ -190,6 +196,7 @@ class ConversationPlanner:
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
             ignored=(*ignored, *self._ignored(conversation, body)),
+            clamps_max_tokens=conversation.clamps_max_tokens or self._options.clamp_max_tokens,
         )
 
     def _ignored(self, conversation: Conversation, body: ChatCompletionRequest) -> tuple[str, ...]:

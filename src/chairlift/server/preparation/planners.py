@@ -27,10 +27,12 @@ class PlanningModel:
 
     Attributes:
         conversations: plans requests with messages.
+        options: how the API renders prompts and parses answers.
     """
 
     def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
         self.engine = engine
+        self.options = options
         self.conversations = ConversationPlanner(engine, options)
 
 

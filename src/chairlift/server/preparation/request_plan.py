@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from chairlift.engine.input_processor import RequestLimits
@@ -22,12 +22,21 @@ class RequestPlan:
         params: the sampling parameters.
         constraint_field: the field of the body that errors of `params.structured_outputs` name.
         ignored: the fields of the body that have no effect with this model.
+        clamps_max_tokens: `max_tokens` is lowered to what fits beside a prompt.
     """
 
     prompts: list[tuple[str | None, list[int]]]
     params: SamplingParams
     constraint_field: str
     ignored: tuple[str, ...] = field(default=(), kw_only=True)
+    clamps_max_tokens: bool = field(default=False, kw_only=True)
+
+    def params_for(self, num_prompt_tokens: int, limits: RequestLimits) -> SamplingParams:
+        """The sampling parameters for a prompt of this length."""
+        room = limits.max_output_tokens(num_prompt_tokens)
+        if not self.clamps_max_tokens or self.params.max_tokens is None or self.params.max_tokens <= room:
+            return self.params
+        return replace(self.params, max_tokens=room)
 
 
 MAX_LOGPROB_ENTRIES: Final = 4 << 20
@@ -42,7 +51,7 @@ def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
             entries += len(token_ids) * params.n * (params.prompt_logprobs + 1)
         if params.logprobs is not None:
             room = limits.default_max_tokens(len(token_ids))
-            entries += (params.max_tokens or room) * params.n * (params.logprobs + 1)
+            entries += min(params.max_tokens or room, room) * params.n * (params.logprobs + 1)
     if entries > MAX_LOGPROB_ENTRIES:
         raise RequestError(
             f"logprobs: the response may have up to {entries} entries (tokens x answers x logprobs), and at most "

@@ -35,8 +35,10 @@ class CompatibilityFields(RequestBody):
 
     Attributes:
         advisory_fields: the advisory fields, with the values that describe what the server does anyway.
+        clamps_max_tokens: `max_tokens` is lowered to what fits beside the prompt, whatever the server's options are.
     """
 
+    clamps_max_tokens: ClassVar[bool] = False
     advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
         "user": (),
         "safety_identifier": (),
