@@ -16,8 +16,7 @@ class RequestError(ChairliftError, ValueError):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
-        self.code = code
+        self.param, self.code = param, code
 
 
 class ContextLengthError(RequestError):
@@ -50,8 +49,7 @@ class OverloadedError(ChairliftError, RuntimeError):
 
     def __init__(self, message: str, retry_after: float, code: str) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
-        self.code = code
+        self.retry_after, self.code = retry_after, code
 
 
 class EngineUnavailableError(EngineDeadError, OverloadedError):

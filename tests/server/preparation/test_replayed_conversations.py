@@ -113,8 +113,6 @@ def test_arguments_reach_the_template_as_an_object() -> None:
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_reasoning_of_an_answer_has_two_names(name: str) -> None:
     assert "<think>\nHm.\n</think>\n\nWell." in chat("qwen3", answered(content="Well.", **{name: "Hm."})[:2])
-    parts = [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "Well."}]
-    assert "<think>\nHm.\n</think>\n\nWell." in chat("qwen3", answered(content=parts)[:2])
 
 
 def test_additional_fields_of_answers_are_named() -> None:

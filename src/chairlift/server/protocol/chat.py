@@ -53,24 +53,10 @@ class RefusalPart(RequestBody):
         return self.refusal
 
 
-class ThinkingPart(RequestBody):
-    """Reasoning in the content of an earlier answer."""
-
-    model_config = ConfigDict(extra="allow")
-    type: Literal["thinking", "redacted_thinking"]
-    thinking: str | list[TextPart] = ""
-
-    @property
-    def text(self) -> str:
-        return ""
-
-
-AnswerPart = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]
-
 Text = str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS)]
 
 
-def plain_text(content: str | list[TextPart] | list[AnswerPart]) -> str:
+def plain_text(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
     """The content of a message as one string, as chat templates expect it."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -124,11 +110,11 @@ class AssistantMessage(RequestBody):
 
     model_config = ConfigDict(extra="allow")
     role: Literal["assistant"]
-    content: str | Annotated[list[AnswerPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
+    content: str | Annotated[list[TextPart | RefusalPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallParam], Field(max_length=MAX_TOOL_CALLS)] | None = None
     reasoning_content: str | None = None
-    reasoning: Any = None
+    reasoning: str | None = None
     refusal: str | None = None
     cache_control: CacheControl | None = None
     # -- These fields of a received answer are null, because a call or speech would be lost without them. --
@@ -139,18 +125,10 @@ class AssistantMessage(RequestBody):
         """The message as chat templates expect it, with the arguments of tool calls as objects."""
         content = self.refusal if self.content is None else plain_text(self.content)
         calls = [_call_for_template(call) for call in self.tool_calls or []] or None
-        others = {"name": self.name, "reasoning_content": self._reasoning_text(), "tool_calls": calls}
+        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        others = {"name": self.name, "reasoning_content": reasoning, "tool_calls": calls}
         given = {name: value for name, value in others.items() if value is not None}
         return {"role": "assistant", "content": content or "", **given}
-
-    def _reasoning_text(self) -> str | None:
-        if self.reasoning_content is not None:
-            return self.reasoning_content
-        if isinstance(self.reasoning, str):
-            return self.reasoning
-        parts = [] if isinstance(self.content, str) else self.content or []
-        thoughts = [plain_text(part.thinking) for part in parts if isinstance(part, ThinkingPart)]
-        return "".join(thoughts) or None
 
     def ignored_keys(self) -> Iterator[str]:
         """The additional fields of the message and its calls that have a value."""
@@ -238,8 +216,9 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         answers = (message for message in self.messages if isinstance(message, AssistantMessage))
         keys = {f"messages.{key}" for answer in answers for key in answer.ignored_keys()}
         prompts = (message for message in self.messages if isinstance(message, PromptMessage))
-        has_line = any(message.role != "user" and any(map(BILLING_LINE.match, message.texts())) for message in prompts)
-        return sorted(keys)[:MAX_NAMED_KEYS] + ["x-anthropic-billing-header"] * has_line
+        if any(message.role != "user" and any(map(BILLING_LINE.match, message.texts())) for message in prompts):
+            keys.add("x-anthropic-billing-header")
+        return sorted(keys)[:MAX_NAMED_KEYS]
 
     def output_limit(self) -> int | None:
         """The maximum number of output tokens; None if only the context limits it."""

@@ -21,8 +21,35 @@ from chairlift.server.protocol.turns import combine_turns
 MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
 """Name of a field of chats -> its name at this endpoint."""
 
-HOSTED_TOOL: Final = re.compile(r"mcp_toolset|tool_search_tool_(bm25|regex)|[a-z][a-z0-9_]{0,55}_[0-9]{8}")
-"""The types of tools that are defined or executed by Anthropic, such as `web_search_20250305`."""
+HOSTED: Final = re.compile(
+    r"redacted_thinking|fallback|tool_reference|mcp_tool(set|_use|_result)|server_tool_use|tool_search_tool_(bm25|regex)"
+    r"|[a-z_]{1,40}_tool_result|[a-z][a-z0-9_]{0,40}_[0-9]{8}"
+)
+"""The types of blocks and tools that belong to Anthropic's service, such as `web_search_20250305`."""
+
+NO_CHANGES: Final[tuple[Any, ...]] = (None, False, [], ["direct"])
+"""The values of fields of tools that describe what the server does anyway."""
+
+
+class Hosted(RequestBody):
+    """A tool or a block that only Anthropic's service can execute or read. It is skipped.
+
+    In the result of a call it may be a tool that a search has found, which is part of the prompt anyway.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    type: str
+    tool_name: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
+def _form(value: Any) -> str:
+    """The type of a block or tool, or the first one of `Hosted`."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "hosted" if isinstance(kind, str) and HOSTED.fullmatch(kind) else kind or "custom"
 
 
 class TextBlock(RequestBody):
@@ -46,27 +73,13 @@ class ToolUseBlock(RequestBody):
     toolset_name: str | None = Field(None, description="Part of a received block; has no effect.")
 
 
-class ToolReferenceBlock(RequestBody):
-    """A tool that a search has found. All tools are part of the prompt."""
-
-    type: Literal["tool_reference"]
-    tool_name: str
-    cache_control: CacheControl | None = None
-
-    @property
-    def text(self) -> str:
-        return self.tool_name
-
-
-ResultBlocks = Annotated[
-    list[Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]], Field(max_length=MAX_CONTENT_PARTS)
-]
+ResultBlock = Annotated[Annotated[TextBlock, Tag("text")] | Annotated[Hosted, Tag("hosted")], Discriminator(_form)]
 
 
 class ToolResultBlock(RequestBody):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | ResultBlocks | None = None
+    content: str | Annotated[list[ResultBlock], Field(max_length=MAX_CONTENT_PARTS)] | None = None
     is_error: bool = False
     cache_control: CacheControl | None = None
 
@@ -77,27 +90,14 @@ class ThinkingBlock(RequestBody):
     signature: str | None = Field("", description="Not checked.")
 
 
-class HostedBlock(RequestBody):
-    """A block of an answer of Anthropic's service that only this service can read. It is skipped."""
-
-    model_config = ConfigDict(extra="allow")
-    type: Literal[
-        "redacted_thinking",
-        "server_tool_use",
-        "web_search_tool_result",
-        "web_fetch_tool_result",
-        "code_execution_tool_result",
-        "bash_code_execution_tool_result",
-        "text_editor_code_execution_tool_result",
-        "tool_search_tool_result",
-        "advisor_tool_result",
-        "mcp_tool_use",
-        "mcp_tool_result",
-        "fallback",
-    ]
-
-
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | HostedBlock, Field(discriminator="type")]
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[Hosted, Tag("hosted")],
+    Discriminator(_form),
+]
 
 
 class MessageParam(RequestBody):
@@ -118,21 +118,7 @@ class MessagesTool(RequestBody):
     eager_input_streaming: bool | None = Field(None, description="Has no effect: arguments are always streamed.")
 
 
-class HostedTool(RequestBody):
-    """A tool that is defined or executed by Anthropic's service. It is skipped."""
-
-    model_config = ConfigDict(extra="allow")
-    type: str
-
-
-def _tool_form(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "hosted" if isinstance(kind, str) and HOSTED_TOOL.fullmatch(kind) else "custom"
-
-
-Tool = Annotated[
-    Annotated[MessagesTool, Tag("custom")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_tool_form)
-]
+Tool = Annotated[Annotated[MessagesTool, Tag("custom")] | Annotated[Hosted, Tag("hosted")], Discriminator(_form)]
 
 
 class MessagesToolChoice(RequestBody):
@@ -211,25 +197,17 @@ class ConversationFields(RequestBody):
         }
 
     def ignored_content(self) -> list[str]:
-        blocks = (
-            block for message in self.messages if not isinstance(message.content, str) for block in message.content
-        )
-        found = {f"messages.{block.type}" for block in blocks if isinstance(block, HostedBlock)}
-        found |= {f"tools.{tool.type}" for tool in self.tools or [] if isinstance(tool, HostedTool)}
-        for field in ("defer_loading", "input_examples"):
-            found |= {f"tools.{field}" for tool in self._custom_tools() if getattr(tool, field)}
-        found |= {
-            "tools.allowed_callers"
-            for tool in self._custom_tools()
-            if "direct" not in (tool.allowed_callers or ["direct"])
-        }
-        for name, value, fields in (
-            ("thinking", self.thinking, ("display", "block_binding")),
-            ("output_config", self.output_config, ("task_budget",)),
-        ):
-            found |= {f"{name}.{field}" for field in fields if getattr(value, field, None)}
-        has_line = self.system is not None and BILLING_LINE.match(_text(self.system))
-        return sorted(found)[:MAX_NAMED_KEYS] + ["x-anthropic-billing-header"] * bool(has_line)
+        lists = (message.content for message in self.messages if not isinstance(message.content, str))
+        found = {f"messages.{block.type}" for blocks in lists for block in blocks if isinstance(block, Hosted)}
+        found |= {f"tools.{tool.type}" for tool in self.tools or [] if isinstance(tool, Hosted)}
+        for field in ("defer_loading", "input_examples", "allowed_callers"):
+            found |= {f"tools.{field}" for tool in self._custom_tools() if getattr(tool, field) not in NO_CHANGES}
+        found |= {f"thinking.{field}" for field in ("display", "block_binding") if getattr(self.thinking, field, None)}
+        if self.output_config is not None and self.output_config.task_budget:
+            found.add("output_config.task_budget")
+        if self.system is not None and BILLING_LINE.match(_text(self.system)):
+            found.add("x-anthropic-billing-header")
+        return sorted(found)[:MAX_NAMED_KEYS]
 
     def _custom_tools(self) -> list[MessagesTool]:
         return [tool for tool in self.tools or [] if isinstance(tool, MessagesTool)]
@@ -273,7 +251,7 @@ class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFie
         return ChatCompletionRequest.from_fields(fields, self.structured_outputs, self.optional_variables)
 
 
-def _text(content: str | Sequence[TextBlock | ToolReferenceBlock] | None) -> str:
+def _text(content: str | Sequence[TextBlock | Hosted] | None) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content or [])
 
 
@@ -290,7 +268,7 @@ def _messages(message: MessageParam) -> list[dict[str, Any]]:
             arguments = block.input if isinstance(block.input, str) else json.dumps(block.input)
             function = {"name": block.name, "arguments": arguments}
             other.setdefault("tool_calls", []).append({"id": block.id, "function": function})
-        elif not isinstance(block, HostedBlock):
+        elif not isinstance(block, Hosted):
             name, text = (
                 ("content", block.text) if isinstance(block, TextBlock) else ("reasoning_content", block.thinking)
             )
