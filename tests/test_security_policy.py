@@ -93,7 +93,7 @@ def test_the_table_of_item_limits_is_that_of_the_code() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
-    [("max_body_bytes", 8 << 20, "8 MiB"), ("drain_timeout", 60.0, "60 s"), ("MAX_LINES", 1 << 24, "16,777,216")],
+    [("max_body_bytes", 8 << 20, "8 MiB"), ("drain_timeout", 60.0, "60 s"), ("MAX_LINES", 1 << 20, "1,048,576")],
 )
 def test_units_come_from_names(name: str, value: float, text: str) -> None:
     assert shown(name, value) == text

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.server.batch import batch_index as index_module
 from chairlift.server.batch import batch_lines
 from chairlift.server.batch.batch_index import BatchIndex
 from chairlift.server.batch.batch_lines import BatchLineError, BatchRequestInput, answer_line, parse_request
@@ -24,14 +23,6 @@ def test_a_duplicate_is_reported_with_both_lines(tmp_path: Path) -> None:
     lines = [request_line("a"), "", request_line("b"), "no json", request_line("a", model="x"), "no json"]
     with pytest.raises(ConfigError, match=r"line 5: custom_id 'a' is that of line 1\. .*a different custom_id$"):
         BatchIndex(write_lines(tmp_path / "in.jsonl", lines))
-
-
-def test_equal_hashes_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_key", lambda custom_id: 7)
-    index = BatchIndex(write_lines(tmp_path / "in.jsonl", [request_line("a"), request_line("b")]))
-    assert index.num_unanswered == 2
-    with pytest.raises(ConfigError, match="line 2: custom_id 'b' is that of line 1"):
-        BatchIndex(write_lines(tmp_path / "in.jsonl", [request_line("b"), request_line("b")]))
 
 
 def test_blank_lines_are_skipped_but_counted(tmp_path: Path) -> None:
