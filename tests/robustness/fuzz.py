@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_models import model_targets
+from fuzz_settings import settings_targets
 from fuzz_targets import Target, run_cases
 from fuzz_wire import wire_targets
 from rich.console import Console
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--target", help="run only this target")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        targets = [*model_targets(Path(folder)), *wire_targets()]
+        targets = [*model_targets(Path(folder)), *settings_targets(Path(folder)), *wire_targets()]
         chosen = [target for target in targets if options.target in (None, target.name)]
         if not chosen:
             parser.error(f"--target must be one of {', '.join(target.name for target in targets)}")

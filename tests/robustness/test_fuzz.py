@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fuzz_models import model_targets
+from fuzz_settings import settings_targets
 from fuzz_targets import Target, run_cases
 from fuzz_wire import wire_targets
 
@@ -13,7 +14,7 @@ SEED = 20260701
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     folder = tmp_path_factory.mktemp("fuzz")
-    return {target.name: target for target in (*model_targets(folder), *wire_targets())}
+    return {target.name: target for target in (*model_targets(folder), *settings_targets(folder), *wire_targets())}
 
 
 NAMES = (
@@ -23,6 +24,11 @@ NAMES = (
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "adapter_config.json",
+    "adapter tensors",
+    "key files",
+    "option files",
+    "prefix cache on disk",
     "batch lines",
 )
 

@@ -40,11 +40,13 @@ def read_bytes(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> bytes:
     Raises:
         OSError: as `open_regular_file`, or the file has more than `max_bytes` bytes.
     """
+    content = bytearray()
     with os.fdopen(open_regular_file(path), "rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"has more than {max_bytes} bytes", str(path))
-    return content
+        while part := file.read(1 << 20):
+            content += part
+            if len(content) > max_bytes:
+                raise OSError(errno.EFBIG, f"has more than {max_bytes} bytes", str(path))
+    return bytes(content)
 
 
 def read_text(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
