@@ -7,7 +7,7 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from chairlift.errors import RequestError
-from chairlift.loading.pooling_config import PoolingTask
+from chairlift.models.pooling import PoolingTask
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
 

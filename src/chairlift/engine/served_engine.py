@@ -11,10 +11,10 @@ from chairlift.engine.input_processor import InputProcessor, NoTokenizer, Reques
 from chairlift.engine.lora_adapters import AdapterNames
 from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
-from chairlift.loading.pooling_config import PoolingTask
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.lora import LoRARequest
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.pooling import PoolingTask
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan
 

@@ -1,19 +1,16 @@
-"""How a model turns a text into a vector or a score: the settings of sentence-transformers in its folder."""
+"""Reads how a model turns a text into a vector or a score from the settings of sentence-transformers in its folder."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.loading.text.hf_tokenizer import read_json
 from chairlift.models.declaration import ModelConfig
-
-PoolingType = Literal["cls", "mean", "last"]
-PoolingTask = Literal["embed", "score"]
+from chairlift.models.pooling import PoolingConfig, PoolingType
 
 POOLING_NAMES: Final[dict[str, PoolingType]] = {
     "cls": "cls",
@@ -23,26 +20,6 @@ POOLING_NAMES: Final[dict[str, PoolingType]] = {
     "lasttoken": "last",
 }
 """The names in `pooling_mode`, and in the flags `pooling_mode_...`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolingConfig:
-    """How a model turns a text into a vector or a score.
-
-    Attributes:
-        task: "embed" for vectors, "score" for the scores of pairs of texts.
-        pooling: the hidden state of a text: that of its first or last token, or the mean of all.
-        normalize: whether vectors are scaled to length 1.
-        max_seq_length: maximum number of tokens of a text; None is the context of the model.
-        classifier_tokens: two tokens, whose difference of logits after the last token is the score (second - first);
-            None for models with a classifier of their own.
-    """
-
-    task: PoolingTask
-    pooling: PoolingType = "mean"
-    normalize: bool = False
-    max_seq_length: int | None = None
-    classifier_tokens: tuple[int, int] | None = None
 
 
 def load_pooling_config(files: ModelFiles, config: ModelConfig) -> PoolingConfig | None:

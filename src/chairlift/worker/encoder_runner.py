@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from chairlift.loading.pooling_config import PoolingConfig
 from chairlift.models.encoder import EncoderModel, pool
+from chairlift.models.pooling import PoolingConfig
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 
 

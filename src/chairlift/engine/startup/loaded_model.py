@@ -20,7 +20,7 @@ from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
-from chairlift.loading.pooling_config import PoolingConfig, load_pooling_config
+from chairlift.loading.pooling_config import load_pooling_config
 from chairlift.loading.resolve import (
     ModelFiles,
     close_gguf,
@@ -30,11 +30,13 @@ from chairlift.loading.resolve import (
     open_weights,
     resolve_model,
 )
+from chairlift.loading.text.template_check import add_turn_ends
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.encoder import EncoderModel
 from chairlift.models.kv_layout import KVLayout
+from chairlift.models.pooling import PoolingConfig
 from chairlift.models.random_weights import RandomWeights
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
@@ -231,6 +233,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     else:
         weights = open_weights(files, model_config, dtype, device)
     tokenizer = _load_tokenizer(config, files, model_config)
+    if pooling is None and isinstance(tokenizer, Tokenizer):
+        ends = add_turn_ends(model_config.eos_token_ids, tokenizer, files.name)
+        model_config = replace(model_config, eos_token_ids=ends)
     if pooling is not None and config.classifier_from_token is not None:
         pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
     formats = matrix_formats(None if is_random else files, model_config)

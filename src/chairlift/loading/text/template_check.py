@@ -1,4 +1,5 @@
-"""Checks of a chat template at startup: its special tokens must be encoded as tokens, and content must not be."""
+"""Checks of a chat template at startup: its special tokens must be encoded as tokens, and content must not be, and an
+answer must end with the token that ends a turn in the template."""
 
 from __future__ import annotations
 
@@ -24,6 +25,38 @@ def log_template_problems(template: ChatTemplate, tokenizer: object) -> None:
     """Log a warning for each problem of a template. An engine without a tokenizer is not checked."""
     for problem in template_problems(template, tokenizer) if isinstance(tokenizer, Tokenizer) else ():
         logger.warning("chat template: %s", problem)
+
+
+def add_turn_ends(end_ids: tuple[int, ...], tokenizer: Tokenizer, model: str) -> tuple[int, ...]:
+    """Return the end tokens of a model with the EOS token of the tokenizer and the end of a turn in the template.
+
+    Args:
+        end_ids: the end tokens of the configuration. If others are added, a warning names all of them.
+    """
+    found = dict.fromkeys((tokenizer.eos_token_id, end_of_turn(tokenizer)))
+    added = [token_id for token_id in found if token_id is not None and token_id not in end_ids]
+    if added:
+        ends, known = (", ".join(map(repr, map(tokenizer.id_to_token, ids))) for ids in (added, end_ids))
+        logger.warning(
+            f"{model}: its tokenizer or chat template ends a turn with {ends}, but its configuration with "
+            f"{known or 'no token'}: an answer ends with any of them"
+        )
+    return (*end_ids, *added)
+
+
+def end_of_turn(tokenizer: Tokenizer) -> int | None:
+    """Return the first added token after the text of the assistant in a prompt, or None if there is none.
+
+    gpt-oss has none, because a turn consists of several messages, each with an end (`<|end|>`).
+    """
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": SENTINEL}]
+    try:
+        prompt = unmarked(tokenizer.render_chat(turns, add_generation_prompt=False))
+    except RequestError:
+        return None
+    after = prompt.rpartition(SENTINEL)[2] if SENTINEL in prompt and "<|channel|>" not in prompt else ""
+    ids = tokenizer.encode(after, add_special_tokens=False)
+    return next((i for i in ids if i in tokenizer.guard.guarded_tokens.values()), None)
 
 
 def template_problems(template: ChatTemplate, tokenizer: Tokenizer) -> list[str]:

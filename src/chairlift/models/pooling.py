@@ -1,0 +1,29 @@
+"""PoolingConfig: how a model turns a text into a vector or a score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PoolingType = Literal["cls", "mean", "last"]
+PoolingTask = Literal["embed", "score"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """How a model turns a text into a vector or a score.
+
+    Attributes:
+        task: "embed" for vectors, "score" for the scores of pairs of texts.
+        pooling: the hidden state of a text: that of its first or last token, or the mean of all.
+        normalize: whether vectors are scaled to length 1.
+        max_seq_length: maximum number of tokens of a text; None is the context of the model.
+        classifier_tokens: two tokens, whose difference of logits after the last token is the score (second - first);
+            None for models with a classifier of their own.
+    """
+
+    task: PoolingTask
+    pooling: PoolingType = "mean"
+    normalize: bool = False
+    max_seq_length: int | None = None
+    classifier_tokens: tuple[int, int] | None = None
