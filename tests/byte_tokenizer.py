@@ -8,6 +8,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from chairlift.loading.text.tokenizer import set_bos_and_eos
+
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<|tool|>"]
 """Tokens 0 to 3; the tiny models end on 2."""
 VOCAB_SIZE = 400
@@ -33,8 +35,9 @@ def write_byte_tokenizer(folder: Path) -> Path:
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
+    set_bos_and_eos(backend, bos="<bos>", eos=None)
     backend.save(str(folder / "tokenizer.json"))
-    settings = '{"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "add_bos_token": true}'
+    settings = '{"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}'
     (folder / "tokenizer_config.json").write_text(settings)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
