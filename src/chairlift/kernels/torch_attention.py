@@ -19,10 +19,10 @@ from chairlift.kernels.attention import (
     RotaryStep,
 )
 from chairlift.kernels.torch_ops import rms_norm, rotate
-from chairlift.kernels.torch_plan import AttentionPlanner, PrefillChunk, TorchPlan, WindowPlan
+from chairlift.kernels.torch_plan import AttentionPlanner, PrefillChunk, TorchAttentionPlan, WindowPlan
 
 
-class TorchAttention(AttentionBackend[TorchPlan]):
+class TorchAttention(AttentionBackend[TorchAttentionPlan]):
     """Attention with loops over tiles and prompts, but not over tokens.
 
     Raises:
@@ -39,7 +39,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         super().__init__(shape)
         self._planner = AttentionPlanner(shape)
 
-    def plan(self, metadata: AttentionMetadata) -> TorchPlan:
+    def plan(self, metadata: AttentionMetadata) -> TorchAttentionPlan:
         return self._planner.plan(metadata)
 
     def forward(
@@ -47,7 +47,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         qkv: torch.Tensor,
         rotary: RotaryStep | None,
         cache: KVCache,
-        plan: TorchPlan,
+        plan: TorchAttentionPlan,
         sliding_window: int | None,
         qk_norm: QKNorm | None,
         sinks: torch.Tensor | None = None,

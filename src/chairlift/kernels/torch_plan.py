@@ -79,7 +79,7 @@ class WindowPlan:
 
 
 @dataclass(slots=True)
-class TorchPlan:
+class TorchAttentionPlan:
     """The plan of one step.
 
     Attributes:
@@ -123,10 +123,10 @@ class AttentionPlanner:
         self._scratch = torch.empty((2, 0), dtype=shape.dtype, device=shape.device)
         self._tile_bytes = TILE_BYTES[shape.device.type]
 
-    def plan(self, metadata: AttentionMetadata) -> TorchPlan:
+    def plan(self, metadata: AttentionMetadata) -> TorchAttentionPlan:
         starts, seq_lens = metadata.query_start_loc_host, metadata.seq_lens_host
         has_padding = any(starts[i + 1] - starts[i] > seq_len for i, seq_len in enumerate(seq_lens))
-        return TorchPlan(metadata, self._write_rows(metadata), has_padding)
+        return TorchAttentionPlan(metadata, self._write_rows(metadata), has_padding)
 
     def plan_window(self, metadata: AttentionMetadata, sliding_window: int | None) -> WindowPlan:
         spans = make_spans(metadata, sliding_window)

@@ -39,7 +39,7 @@ def run_core(
     take: Callable[[bool], Command | None],
     deliver: Callable[[list[EngineCoreOutput]], None],
     gate: GrammarGate | None = None,
-    adapters: AdapterService | None = None,
+    adapters: AdapterCommands | None = None,
 ) -> None:
     """Take commands between two steps, and run steps while there is work, until a Stop arrives.
 
@@ -73,7 +73,7 @@ def run_core(
             deliver(core.step())
 
 
-class AdapterService:
+class AdapterCommands:
     """Executes the commands for LoRA adapters between two steps.
 
     Args:
@@ -107,7 +107,7 @@ class AdapterService:
 
 
 def _execute(
-    core: EngineCore, gate: GrammarGate, command: Add | Abort | ChargeTenants, adapters: AdapterService | None
+    core: EngineCore, gate: GrammarGate, command: Add | Abort | ChargeTenants, adapters: AdapterCommands | None
 ) -> list[EngineCoreOutput]:
     if isinstance(command, Add):
         siblings = command.siblings()
@@ -122,7 +122,7 @@ def _execute(
 
 
 def _add_all(
-    core: EngineCore, requests: list[EngineRequest], adapters: AdapterService | None
+    core: EngineCore, requests: list[EngineRequest], adapters: AdapterCommands | None
 ) -> list[EngineCoreOutput]:
     """Queue requests; returns an output with the error for each request that the scheduler rejects."""
     rejections = []

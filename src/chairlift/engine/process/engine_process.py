@@ -29,7 +29,7 @@ from chairlift.core.engine_core import Executor
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.commands import Command
-from chairlift.engine.process.core_loop import AdapterService, run_core
+from chairlift.engine.process.core_loop import AdapterCommands, run_core
 from chairlift.engine.process.wire import (
     Address,
     EngineFailed,
@@ -215,7 +215,7 @@ def run(config: EngineConfig, link: Link[ToEngine], turn: AbstractContextManager
         link.send(StartFailed("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1
     try:
-        adapters = AdapterService(engine.adapter_loader, link.send)
+        adapters = AdapterCommands(engine.adapter_loader, link.send)
         run_core(engine.core, front_end.take, front_end.send_result, _make_gate(engine), adapters)
     except BaseException as error:
         logger.exception("the engine died")

@@ -12,7 +12,7 @@ from typing import Any
 from chairlift.config import EngineConfig
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import AdapterResult, Command, Stop
-from chairlift.engine.process.core_loop import AdapterService, run_core
+from chairlift.engine.process.core_loop import AdapterCommands, run_core
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import EngineDeadError
 from chairlift.outputs import EngineCoreOutput
@@ -60,7 +60,7 @@ class ThreadClient(EngineClient):
                 self.engine.core,
                 self._take,
                 self._deliver,
-                adapters=AdapterService(self.engine.adapter_loader, self._reply),
+                adapters=AdapterCommands(self.engine.adapter_loader, self._reply),
             )
         except BaseException as error:
             logger.exception("the engine died")

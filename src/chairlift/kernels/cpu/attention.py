@@ -25,7 +25,7 @@ MAX_HEAD_DIM = 512
 
 
 @dataclass(frozen=True, slots=True)
-class NativePlan:
+class NativeAttentionPlan:
     """The plan of one step.
 
     Attributes:
@@ -41,7 +41,7 @@ class NativePlan:
     kv_allocations: int
 
 
-class NativeAttention(AttentionBackend[NativePlan]):
+class NativeAttention(AttentionBackend[NativeAttentionPlan]):
     """Attention for float32 activations on the CPU, with float32, bfloat16 or int8 KV memory.
 
     Raises:
@@ -67,7 +67,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
         self._kv_allocations += 1
         return super().allocate(num_blocks, block_size)
 
-    def plan(self, metadata: AttentionMetadata) -> NativePlan:
+    def plan(self, metadata: AttentionMetadata) -> NativeAttentionPlan:
         step = self._native.AttentionStep(
             metadata.query_start_loc.numpy(),
             metadata.seq_lens.numpy(),
@@ -77,14 +77,16 @@ class NativeAttention(AttentionBackend[NativePlan]):
         )
         num_tokens = len(metadata.slot_mapping)
         width = self.shape.num_heads * self.shape.head_dim
-        return NativePlan(step, num_tokens, self._buffers.rows(("attention", width), num_tokens), self._kv_allocations)
+        return NativeAttentionPlan(
+            step, num_tokens, self._buffers.rows(("attention", width), num_tokens), self._kv_allocations
+        )
 
     def forward(
         self,
         qkv: torch.Tensor,
         rotary: RotaryStep | None,
         cache: KVCache,
-        plan: NativePlan,
+        plan: NativeAttentionPlan,
         sliding_window: int | None,
         qk_norm: QKNorm | None,
         sinks: torch.Tensor | None = None,

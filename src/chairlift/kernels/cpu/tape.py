@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from chairlift.kernels.attention import StepContext
-from chairlift.kernels.cpu.attention import NativePlan
+from chairlift.kernels.cpu.attention import NativeAttentionPlan
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.interface import Layer, run_in_order
 from chairlift.kernels.row_buffers import RowBuffers, StepMemory
@@ -57,7 +57,7 @@ class RecordedLayers(StepMemory):
 
     def __call__(self, layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Compute all layers: x [T, hidden_size] of the embedding -> [T, hidden_size]."""
-        plans: tuple[NativePlan, ...] = step.plans
+        plans: tuple[NativeAttentionPlan, ...] = step.plans
         num_rows = len(x)
         for plan in plans:
             assert num_rows == plan.num_tokens == len(step.positions), "the plan must belong to this step"

@@ -20,7 +20,7 @@ import torch
 from chairlift.errors import ConfigError
 from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
-from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
+from chairlift.kernels.cpu.attention import NativeAttention, NativeAttentionPlan
 from chairlift.kernels.cpu.formats import EIGHT_BIT, ROUNDED
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.native_extension import NativeExtension
@@ -225,7 +225,7 @@ class AttentionPass:
         generator = torch.Generator().manual_seed(0)
         metadata = _metadata(num_seqs, num_queries, context, block_size)
         positions = torch.arange(context - num_queries, context).repeat(num_seqs)
-        backends: dict[AttentionShape, tuple[NativeAttention, NativePlan]] = {}
+        backends: dict[AttentionShape, tuple[NativeAttention, NativeAttentionPlan]] = {}
         inputs: dict[int, torch.Tensor] = {}
         caches: list[KVCache] = []
         cpu = torch.device("cpu")
