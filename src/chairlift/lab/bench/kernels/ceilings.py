@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chairlift.kernels.cpu.native_extension import NativeExtension
@@ -11,10 +12,19 @@ from chairlift.kernels.cpu.native_extension import NativeExtension
 READ_BYTES: Final = 256 << 20
 """Size of the buffer that is read: larger than the caches."""
 
-UNITS: Final = ("dot_u8s8", "dot_u7s8", "fma", "tile_s8", "tile_bf16", "dot_bf16")
-"""The operations of kernels, fields of `Ceilings`: sums of products of bytes, the same with unsigned bytes below 128
-(which takes fewer instructions without VNNI), float32 multiply-adds, products of bytes and of bfloat16 in tiles, and
-products of pairs of bfloat16."""
+UNITS: Final = {
+    "dot_u8s8": "8-bit dot products, GOP/s",
+    "dot_u7s8": "8-bit by 7-bit dot products, GOP/s",
+    "fma": "float32 multiply-adds, GFLOP/s",
+    "tile_s8": "8-bit products in tiles, GOP/s",
+    "tile_bf16": "bfloat16 products in tiles, GFLOP/s",
+    "dot_bf16": "bfloat16 dot products, GFLOP/s",
+}
+"""The operations of kernels. `dot_u7s8` multiplies unsigned bytes below 128, which takes fewer instructions without
+VNNI. Kernels that use no such instructions have no speed for them."""
+
+READ: Final = "read"
+"""The speed of reading memory, in bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +46,8 @@ class KernelWork:
         return sum(self.operations.values())
 
     def __add__(self, other: KernelWork) -> KernelWork:
-        units = {**self.operations, **other.operations}
-        added = {unit: self.operations.get(unit, 0.0) + other.operations.get(unit, 0.0) for unit in units}
-        return KernelWork(added, self.num_bytes + other.num_bytes)
+        added = Counter(self.operations) + Counter(other.operations)
+        return KernelWork(dict(added), self.num_bytes + other.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +56,30 @@ class Ceilings:
 
     Attributes:
         isa: the instruction set of the kernels.
-        dot_u8s8, dot_u7s8, fma: operations/s of a loop over one unit (see UNITS).
-        tile_s8, tile_bf16, dot_bf16: the same; None if the kernels use no such instructions.
-        read: bytes/s of reading memory.
+        speeds: operations/s of a loop over each unit that the kernels use (see UNITS), and READ.
     """
 
     isa: str
     num_threads: int
-    dot_u8s8: float
-    dot_u7s8: float
-    fma: float
-    read: float
-    tile_s8: float | None = None
-    tile_bf16: float | None = None
-    dot_bf16: float | None = None
+    speeds: Mapping[str, float]
 
     def least_seconds(self, work: KernelWork) -> tuple[float, str] | None:
         """The seconds of the work at the ceilings, and the limit, "compute" or "memory"; None without a limit."""
-        compute = sum(amount / getattr(self, unit) for unit, amount in work.operations.items())
-        memory = 0.0 if work.in_cache else work.num_bytes / self.read
+        compute = sum(amount / self.speeds[unit] for unit, amount in work.operations.items())
+        memory = 0.0 if work.in_cache else work.num_bytes / self.speeds[READ]
         if not compute and not memory:
             return None
         return (compute, "compute") if compute > memory else (memory, "memory")
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"isa": self.isa, "num_threads": self.num_threads, **self.speeds}
 
 
 def combine_ceilings(samples: Sequence[Ceilings], statistic: Callable[[list[float]], float]) -> Ceilings:
-    """A statistic of each speed over measurements with the same threads; None for a speed that no measurement has."""
-    speeds: dict[str, float] = {}
-    for name in (*UNITS, "read"):
-        if known := [value for sample in samples if (value := getattr(sample, name)) is not None]:
-            speeds[name] = statistic(known)
-    return Ceilings(samples[0].isa, samples[0].num_threads, **speeds)
+    """A statistic of each speed over measurements with the same threads."""
+    values = {name: [each.speeds[name] for each in samples if name in each.speeds] for name in (*UNITS, READ)}
+    speeds = {name: statistic(known) for name, known in values.items() if known}
+    return Ceilings(samples[0].isa, samples[0].num_threads, speeds)
 
 
 class CeilingMeter:
@@ -107,10 +106,6 @@ class CeilingMeter:
 
     def _measure(self, seconds: float) -> Ceilings:
         native = self._native
-        products = {unit: native.measure_products(unit, seconds) for unit in UNITS}
-        return Ceilings(
-            isa=native.isa(),
-            num_threads=native.num_threads(),
-            read=self._buffer.measure(seconds),
-            **{unit: speed for unit, speed in products.items() if speed},
-        )
+        speeds = {unit: native.measure_products(unit, seconds) for unit in UNITS}
+        speeds[READ] = self._buffer.measure(seconds)
+        return Ceilings(native.isa(), native.num_threads(), {name: speed for name, speed in speeds.items() if speed})

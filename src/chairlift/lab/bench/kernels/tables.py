@@ -8,6 +8,7 @@ from typing import Final, TextIO
 from rich.table import Table
 
 from chairlift.lab.bench.kernels.benchmark import KernelResult, KernelTime
+from chairlift.lab.bench.kernels.ceilings import READ, UNITS
 from chairlift.lab.bench.kernels.passes import LAYERS, SamplingPass
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.tables import make_table, number, print_report
@@ -46,19 +47,9 @@ def ceilings_table(result: KernelResult) -> Table:
         machine_caption(result.machine, result.peak_rss_bytes),
         min_width=MIN_WIDTH,
     )
-    rows = [
-        ("8-bit dot products, GOP/s", "dot_u8s8"),
-        ("8-bit by 7-bit dot products, GOP/s", "dot_u7s8"),
-        ("float32 multiply-adds, GFLOP/s", "fma"),
-        ("8-bit products in tiles, GOP/s", "tile_s8"),
-        ("bfloat16 products in tiles, GFLOP/s", "tile_bf16"),
-        ("bfloat16 dot products, GFLOP/s", "dot_bf16"),
-        ("reading memory, GB/s", "read"),
-    ]
-    for label, name in rows:
-        values = [getattr(ceilings, name) for ceilings in (best, usual)]
-        if values[0] is not None:
-            table.add_row(label, *("" if value is None else number(value / 1e9) for value in values))
+    for name, label in (*UNITS.items(), (READ, "reading memory, GB/s")):
+        if name in best.speeds:
+            table.add_row(label, *(number(each.speeds[name] / 1e9) for each in (best, usual)))
     return table
 
 
