@@ -8,7 +8,9 @@ import pytest
 from chat_planner import planner
 
 from chairlift.errors import ConfigError
-from chairlift.server.api.chat import parse_answer
+from chairlift.outputs import CompletionOutput
+from chairlift.server.api.answers import ParsedAnswer
+from chairlift.server.api.answers import parse_answer as parse_output
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
 
@@ -27,6 +29,10 @@ DECLARED = "{'name': 'get_weather', 'description': 'Weather', 'parameters': "
 def plan(template: str, **fields: Any) -> ChatPlan:
     body = {"messages": CONVERSATION, "tools": [TOOL], **fields}
     return planner(template).plan(ChatCompletionRequest.model_validate(body))
+
+
+def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
+    return parse_output(plan, CompletionOutput(0, text, [], "stop"))
 
 
 def prompt(template: str, **fields: Any) -> str:

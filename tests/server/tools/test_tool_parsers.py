@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -130,6 +131,58 @@ def test_calls_are_parsed_and_other_text_is_content(
     assert read(tool_parser(family)(), list(text)) == (content, "", calls)
 
 
+REPAIRED: list[tuple[str, Any]] = [
+    ('{"a": "one\ntwo\tthree\x00"}', {"a": "one\ntwo\tthree\x00"}),
+    ('{"a": "one", "b": True, "c": None, "d": [False,],}', {"a": "one", "b": True, "c": None, "d": [False]}),
+    ("{'a': 'it\\'s \"x\"', b: word}", {"a": 'it\'s "x"', "b": "word"}),
+    ('{"a": 1e3, "b": -0.10, "c": 12345678901234567890}', {"a": 1e3, "b": -0.1, "c": 12345678901234567890}),
+    (r'{"a": "\ud83d\ude00 \/ \d \ud83d"}', {"a": "\U0001f600 / \\d \ufffd"}),
+    ('"{\\"a\\": True}"', {"a": True}),
+    ("null", {}),
+]
+CALL_TEXTS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": %s}',
+    "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": %s}]',
+    "granite": '<|tool_call|>[{"arguments": %s, "name": "f"}]',
+    "phi4_mini_json": 'functools[{"type": "function", "function": {"name": "f", "arguments": %s}}]',
+}
+
+
+@pytest.mark.parametrize("family", CALL_TEXTS)
+@pytest.mark.parametrize(("written", "meant"), REPAIRED)
+def test_arguments_that_are_almost_json_are_repaired(family: str, written: str, meant: Any) -> None:
+    text = CALL_TEXTS[family] % written
+    content, _, calls = found = read(tool_parser(family)(), [text])
+    assert read(tool_parser(family)(), list(text)) == found
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", meant)]
+    assert content == ""
+
+
+@pytest.mark.parametrize("written", ["[1]", '"no JSON"', "7", "print(1)", '"[1]"'])
+def test_calls_without_an_object_of_arguments_are_content(written: str) -> None:
+    text = CALL_TEXTS["hermes"] % written
+    assert read(tool_parser("hermes")(), list(text)) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"name": "f", "arguments": {"a": "b', {"a": "b"}),
+        ('{"name": "f", "arguments": {"a": [1, {"b"', {"a": [1, {"b": None}]}),
+        ('{"name": "f", "arguments": {"a": ', {}),
+        ('{"name": "f", "arguments": {"a": "x" "y"}} and', {"a": "x"}),
+        ('{"name": "f", "arguments": {"a": tr', {}),
+    ],
+)
+def test_arguments_that_break_off_are_completed_if_the_model_ended_the_answer(text: str, arguments: Any) -> None:
+    for parts in ([text], list(text)):
+        parser = tool_parser("hermes")()
+        pieces = [parser.feed("<tool_call>"), *map(parser.feed, parts), parser.finish(is_complete=True)]
+        written = "".join(delta.arguments for piece in pieces for delta in piece.tool_calls)
+        assert json.loads(written) == arguments | {key: None for key in json.loads(written) if key not in arguments}
+
+
 def test_calls_beyond_the_limit_are_dropped() -> None:
     text = f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"
     assert read(ToolParser(TOOL_CALL_FORMATS["hermes"], NAMES, max_calls=1), [text])[2] == [WEATHER]
@@ -137,8 +190,8 @@ def test_calls_beyond_the_limit_are_dropped() -> None:
 
 def test_arguments_are_streamed_while_they_are_generated() -> None:
     parser = ToolParser(TOOL_CALL_FORMATS["hermes"], NAMES)
-    assert parser.feed('<tool_call>{"name": "f", ').tool_calls[0].name == "f"
-    assert parser.feed('"arguments": {"a"').tool_calls[0].arguments == '{"a"'
+    assert parser.feed('<tool_call>{"name": "f", "arguments": {').tool_calls[0].name == "f"
+    assert parser.feed('"a"').tool_calls[0].arguments == '"a"'
     assert parser.feed(": 1}").tool_calls[0].arguments == ": 1}"
 
 

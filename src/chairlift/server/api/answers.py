@@ -70,13 +70,13 @@ class ParsedAnswer:
         ]
 
 
-def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
-    """Split the text of a complete answer into its parts."""
-    parser = plan.new_parser()
+def parse_answer(plan: ChatPlan, output: CompletionOutput) -> ParsedAnswer:
+    """Split the text of an answer into its parts."""
+    parser, text = plan.new_parser(), output.text
     answer = ParsedAnswer()
     for start in range(0, len(text), CHARACTERS_PER_FEED):
         answer.add(parser.feed(text[start : start + CHARACTERS_PER_FEED]))
-    answer.add(parser.finish())
+    answer.add(parser.finish(output.finish_reason == "stop"))
     return answer
 
 
@@ -114,7 +114,7 @@ class ItemStreamWriter(StreamWriter):
         if answer.finish_reason is None:
             return events
         self.last = answer
-        return events + self._write_parts(self._parser.finish(), [])
+        return events + self._write_parts(self._parser.finish(answer.finish_reason == "stop"), [])
 
     def _write_parts(self, piece: DeltaMessage, positions: list[TokenLogprobs]) -> bytes:
         events = self._append("reasoning", piece.reasoning, []) if piece.reasoning else b""

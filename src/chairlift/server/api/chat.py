@@ -35,7 +35,7 @@ class ChatCall(GeneratingCall[ChatCompletionRequest, ChatPlan]):
     def response(self, outputs: list[RequestOutput]) -> ChatCompletionResponse:
         (output,) = outputs
         body = self.body
-        answers = [parse_answer(self.plan, answer.text) for answer in output.outputs]
+        answers = [parse_answer(self.plan, answer) for answer in output.outputs]
         writer = self.logprob_writer(body.return_tokens_as_token_ids)
         prompt_logprobs = output.prompt_logprobs
         return ChatCompletionResponse.model_construct(
@@ -114,7 +114,7 @@ class _ChatStream(ChunkStreamWriter[ChatCompletionRequest, ChatPlan]):
         """Parse new text of an answer."""
         parts = [parser.feed(answer.text)]
         if answer.finish_reason is not None:
-            parts.append(parser.finish())
+            parts.append(parser.finish(answer.finish_reason == "stop"))
         reasoning = "".join(part.reasoning for part in parts)
         self._reasoning.append(reasoning)
         calls = [_call_chunk(call) for part in parts for call in part.tool_calls]

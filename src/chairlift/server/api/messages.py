@@ -52,7 +52,7 @@ class MessagesCall(GeneratingCall[MessagesRequest, ChatPlan]):
 
     def response(self, outputs: list[RequestOutput]) -> MessagesResponse:
         (output,) = outputs[0].outputs
-        answer = parse_answer(self.plan, output.text)
+        answer = parse_answer(self.plan, output)
         reason, sequence = stop_reason(output, bool(answer.tool_calls))
         return MessagesResponse(
             id=self.id,

@@ -41,7 +41,7 @@ class ResponsesCall(GeneratingCall[ResponsesRequest, ChatPlan]):
 
     def response(self, outputs: list[RequestOutput]) -> ResponseObject:
         (output,) = outputs[0].outputs
-        answer = parse_answer(self.plan, output.text)
+        answer = parse_answer(self.plan, output)
         items = answer.items() or [AnswerItem("message")]
         for item in items:
             if item.kind == "message":

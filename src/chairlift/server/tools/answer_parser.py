@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from chairlift.server.tools.literal_scanners import completion
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaToolCall:
@@ -41,8 +43,12 @@ class AnswerParser(ABC):
     def feed(self, text: str) -> DeltaMessage:
         """Return what is certain after this text. Text that may begin a marker is held back."""
 
-    def finish(self) -> DeltaMessage:
-        """Return the text that was held back, at the end of the answer."""
+    def finish(self, is_complete: bool = False) -> DeltaMessage:
+        """Return the text that was held back, at the end of the answer.
+
+        Args:
+            is_complete: the model has ended the answer. Arguments of a call that break off are then completed.
+        """
         return DeltaMessage()
 
 
@@ -59,12 +65,15 @@ class NamedToolParser(AnswerParser):
     def __init__(self, name: str, id_length: int | None) -> None:
         self._name = name
         self._id_length = id_length
-        self._has_started = False
+        self._text = ""
+
+    def finish(self, is_complete: bool = False) -> DeltaMessage:
+        return self.feed(completion(self._text)) if is_complete and self._text else DeltaMessage()
 
     def feed(self, text: str) -> DeltaMessage:
         if not text:
             return DeltaMessage()
-        is_first, self._has_started = not self._has_started, True
+        is_first, self._text = not self._text, self._text + text
         call_id = new_call_id(self._id_length) if is_first else None
         call = DeltaToolCall(0, call_id, self._name if is_first else None, text)
         return DeltaMessage(tool_calls=[call])
@@ -131,14 +140,22 @@ class CallingParser(MarkerParser):
         self._max_calls = max_calls
         self._id_length = id_length
         self._num_calls = 0
+        self._written = ""
 
-    def _begin_call(self, name: str, arguments: str = "") -> None:
+    def _begin_call(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
         self._num_calls += 1
-        self._add_call_delta(new_call_id(self._id_length), name, arguments)
+        self._written = arguments
+        self._add_call_delta(call_id or new_call_id(self._id_length), name, arguments)
 
     def _add_arguments(self, text: str) -> None:
         if text:
+            self._written += text
             self._add_call_delta(None, None, text)
+
+    def _complete_arguments(self) -> None:
+        """Complete the arguments of the last call if they break off."""
+        if self._num_calls:
+            self._add_arguments(completion(self._written))
 
     def _add_call_delta(self, call_id: str | None, name: str | None, arguments: str) -> None:
         if self._max_calls is None or self._num_calls <= self._max_calls:

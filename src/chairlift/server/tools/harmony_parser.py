@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from chairlift.server.tools.answer_parser import CallingParser, DeltaMessage, overlap
+from chairlift.server.tools.literal_scanners import JsonCallScanner
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -37,13 +38,14 @@ class HarmonyParser(CallingParser):
         self._has_reasoning = has_reasoning
         self._is_first = True
         self._part = "content"
-        self._has_text = False
+        self._scanner = JsonCallScanner()
 
-    def finish(self) -> DeltaMessage:
+    def finish(self, is_complete: bool = False) -> DeltaMessage:
         held = self._take_held()
         if self._advance == self._in_message:
             self._add(held)
-            self._end_message()
+            if is_complete or not self._written:
+                self._end_message()
         elif self._is_first or (held.strip() and not held.lstrip().startswith(BEGINNINGS)):
             self._piece.content += held
         return self._take_piece()
@@ -57,7 +59,7 @@ class HarmonyParser(CallingParser):
         header, marker, rest = self._held.partition(MESSAGE)
         if not marker and len(self._held) - overlap(self._held, (MESSAGE,)) <= MAX_HEADER_CHARACTERS:
             return False
-        self._advance, self._is_first, self._has_text = self._in_message, False, False
+        self._advance, self._is_first = self._in_message, False
         if not marker or len(header) > MAX_HEADER_CHARACTERS:
             self._part = "content"
         else:
@@ -71,6 +73,8 @@ class HarmonyParser(CallingParser):
         if recipient is not None and recipient[1] in self._names:
             self._part = "call"
             self._begin_call(recipient[1])
+            self._scanner = JsonCallScanner()
+            self._scanner.feed('"name": "_", "arguments": ')
         elif channel.startswith("analysis") and self._has_reasoning:
             self._part = "reasoning"
         else:
@@ -88,14 +92,18 @@ class HarmonyParser(CallingParser):
         return True
 
     def _end_message(self) -> None:
-        if self._part == "call" and not self._has_text:
-            self._add_arguments("{}")
+        if self._part == "call":
+            self._complete_arguments()
 
     def _add(self, text: str) -> None:
-        self._has_text = self._has_text or bool(text)
         if self._part == "content":
             self._piece.content += text
         elif self._part == "reasoning":
             self._piece.reasoning += text
         else:
-            self._add_arguments(text)
+            num_taken = self._scanner.feed(text)
+            self._add_arguments(self._scanner.take_arguments())
+            if self._scanner.is_broken:
+                self._complete_arguments()
+                self._part = "content"
+                self._piece.content += text[num_taken:]

@@ -1,20 +1,57 @@
-"""Scanners of calls whose arguments are literals of Python or of Gemma 4, which they convert to JSON."""
+"""Scanners of calls whose arguments are literals of JSON, Python or Gemma, which they convert to valid JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
-
-from chairlift.server.tools.call_scanner import CallScanner
 
 NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 KEY: Final = re.compile(r"[A-Za-z_]\w*")
 CONSTANTS: Final = {"None": "null", "True": "true", "False": "false", "null": "null", "true": "true", "false": "false"}
-ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+PLAIN_ESCAPES: Final = "\\'\"/"
+ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+ARGUMENT_KEYS: Final = ("arguments", "parameters")
 HEX_ESCAPES: Final = {"x": 2, "u": 4, "U": 8}
+
+
+class CallScanner:
+    """The base of pushdown scanners of one tool call, which are fed with its text while it is generated.
+
+    Attributes:
+        name: the name of the function; None until it is known that its arguments follow.
+        is_done: the end of the call was read.
+        is_broken: the text is not a call. The character that shows it is not consumed.
+    """
+
+    _read: Callable[[str], None]
+    """Reads one character in the present state."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.is_done = False
+        self.is_broken = False
+        self._arguments = ""
+
+    def feed(self, text: str) -> int:
+        """Read text and return the number of consumed characters; fewer than all if the call ends or breaks."""
+        for position, character in enumerate(text):
+            if self.is_done:
+                return position
+            self._read(character)
+            if self.is_broken:
+                return position
+        return len(text)
+
+    def take_arguments(self) -> str:
+        """Return the JSON of the arguments that was read since the last call."""
+        taken, self._arguments = self._arguments, ""
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +75,10 @@ class LiteralSyntax:
 
 PYTHON: Final = LiteralSyntax(("'", '"'), {"[": "]", "(": ")", "{": "}"}, re.compile(r"[\w.+-]"), True, False)
 GEMMA: Final = LiteralSyntax(('<|"|>',), {"[": "]", "{": "}"}, re.compile(r"[^,:{}\[\]\s]"), False, True)
+FUNCTION_GEMMA: Final = replace(GEMMA, quotes=("<escape>",))
+WORD: Final = re.compile(r"""[^,:{}\[\]\s"']""")
+JSON: Final = replace(PYTHON, closings=GEMMA.closings, word_character=WORD, has_bare_words=True)
+"""JSON as models write it: also with constants of Python, words without quotes, and commas at the end of lists."""
 
 
 class LiteralScanner(CallScanner):
@@ -51,6 +92,7 @@ class LiteralScanner(CallScanner):
         self._closings: list[str] = []
         self._separator = ""
         self._quote = ""
+        self._surrogate = 0
         self._is_key = False
 
     def _after_argument(self, character: str) -> None:
@@ -104,6 +146,8 @@ class LiteralScanner(CallScanner):
         """Write the string, except for characters that may begin the closing quote."""
         self._token += character
         if self._token == self._quote:
+            if self._surrogate:
+                self._write_character("")
             self._arguments += '"'
             self._read = self._after_value
         elif self._token == "\\" and self.syntax.has_escapes:
@@ -117,20 +161,26 @@ class LiteralScanner(CallScanner):
         self._token += character
         kind, digits = self._token[1], self._token[2:]
         if kind not in HEX_ESCAPES:
-            self._end_escape(ESCAPES.get(kind, self._token))
+            self._end_escape(kind if kind in PLAIN_ESCAPES else ESCAPES.get(kind, self._token))
         elif digits and digits[-1] not in "0123456789abcdefABCDEF":
             self.is_broken = True
         elif len(digits) == HEX_ESCAPES[kind]:
             code = int(digits, 16)
+            if 0xDC00 <= code < 0xE000 and self._surrogate:
+                code = 0x10000 + ((self._surrogate - 0xD800) << 10) + code - 0xDC00
+            self._surrogate = code if 0xD800 <= code < 0xDC00 else 0
             is_character = code < 0x110000 and not 0xD800 <= code < 0xE000
-            self._end_escape(chr(code) if is_character else "\N{REPLACEMENT CHARACTER}")
+            self._end_escape("" if self._surrogate else chr(code) if is_character else "\N{REPLACEMENT CHARACTER}")
 
     def _end_escape(self, text: str) -> None:
-        self._write_character(text)
+        if text:
+            self._write_character(text)
         self._token, self._read = "", self._in_string
 
     def _write_character(self, text: str) -> None:
-        self._arguments += json.dumps(text, ensure_ascii=False)[1:-1]
+        lost = "\N{REPLACEMENT CHARACTER}" if self._surrogate else ""
+        self._surrogate = 0
+        self._arguments += json.dumps(lost + text, ensure_ascii=False)[1:-1]
 
     def _in_word(self, character: str) -> None:
         may_be_word = self.syntax.has_bare_words or not self._is_key
@@ -161,6 +211,110 @@ class LiteralScanner(CallScanner):
             self._close_bracket(character)
         else:
             self.is_broken = True
+
+
+class JsonCallScanner(LiteralScanner):
+    """Reads `{"name": ..., "arguments": {...}}` after the first brace. The arguments are written as valid JSON.
+
+    Name and arguments may also be in an object `function`, as in OpenAI's API, and the arguments a string with JSON.
+    """
+
+    syntax = JSON
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closings = ["}"]
+        self._num_wrappers = 1
+        self._key = self._name = self._result = ""
+        self._has_arguments = self._is_in_arguments = False
+        self._read = self._before_value
+
+    def take_arguments(self) -> str:
+        taken, self._result = self._result, ""
+        return taken + (super().take_arguments() if self._is_in_arguments else "")
+
+    def _open_bracket(self, bracket: str) -> None:
+        is_member = len(self._closings) == self._num_wrappers
+        is_wrapper = is_member and self._key == "function" and bracket == "{"
+        if is_wrapper:
+            self._num_wrappers += 1
+        elif is_member and self._key in ARGUMENT_KEYS and not self._has_arguments:
+            if bracket != "{":
+                self.is_broken = True
+                return
+            self._separator = ""
+            self._has_arguments = self._is_in_arguments = True
+            self.name = self._name or None
+        super()._open_bracket(bracket)
+        if is_wrapper:
+            self._arguments = ""
+
+    def _close_bracket(self, bracket: str) -> None:
+        super()._close_bracket(bracket)
+        if self._is_in_arguments and len(self._closings) == self._num_wrappers:
+            self._result, self._is_in_arguments = self.take_arguments(), False
+        elif len(self._closings) < self._num_wrappers:
+            self._num_wrappers -= 1
+            self.is_done = not self._closings
+            self._arguments = ""
+        if self.is_done:
+            self.name = self._name or None
+            self.is_broken = self.name is None
+            self._result += "" if self._has_arguments else "{}"
+
+    def _after_value(self, character: str) -> None:
+        if len(self._closings) == self._num_wrappers and (text := super().take_arguments().lstrip(" ,:")):
+            if self._is_key:
+                self._key = json.loads(text)
+            elif text[0] == '"' or self._key in ARGUMENT_KEYS:
+                self._end_member(json.loads(text))
+        if self.is_broken:
+            return
+        super()._after_value(character)
+
+    def _end_member(self, value: object) -> None:
+        """Take a name, or arguments that are no object."""
+        if self._key == "name":
+            self._name = str(value)
+        elif self._key in ARGUMENT_KEYS and not self._has_arguments:
+            arguments = "{}" if value in (None, "") else arguments_text(value)
+            self._has_arguments, self.is_broken = True, arguments is None
+            self._result = arguments or ""
+        if self._name and self._has_arguments and not self.is_broken:
+            self.name = self._name
+
+
+def arguments_text(value: object) -> str | None:
+    """The JSON of arguments that are written as a string with a JSON object; None if they are not."""
+    scanner = JsonCallScanner()
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        scanner.feed(f'"name": "_", "arguments": {value}}}')
+    return scanner.take_arguments() if scanner.is_done and not scanner.is_broken else None
+
+
+def completion(text: str) -> str:
+    """The text that completes JSON arguments which break off."""
+    if not text:
+        return "{}"
+    closings: list[str] = []
+    in_string = is_escaped = False
+    for character in text:
+        if in_string:
+            in_string = is_escaped or character != '"'
+            is_escaped = character == "\\" and not is_escaped
+        elif character == '"':
+            in_string = True
+        elif character in "{[":
+            closings.append("}" if character == "{" else "]")
+        elif character in "}]" and closings:
+            closings.pop()
+    end = '"' * in_string
+    for value in ("", ": null", "null"):  # The text may end after a key or a colon.
+        candidate = end + value + "".join(reversed(closings))
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(text + candidate)
+            return candidate
+    return ""
 
 
 class PythonCallScanner(LiteralScanner):
@@ -225,11 +379,11 @@ class PythonCallScanner(LiteralScanner):
 class GemmaCallScanner(LiteralScanner):
     """Reads `call:name{key:value,...}`. Strings are between two quotes of several characters, without escapes."""
 
-    syntax = GEMMA
     prefix: Final = "call:"
 
-    def __init__(self) -> None:
+    def __init__(self, syntax: LiteralSyntax = GEMMA) -> None:
         super().__init__()
+        self.syntax = syntax
         self._read = self._in_name
 
     def _in_name(self, character: str) -> None:
@@ -249,6 +403,8 @@ class GemmaCallScanner(LiteralScanner):
 
 def literal(word: str) -> str | None:
     """The JSON of a constant or a number; None if the word is neither."""
+    if NUMBER.fullmatch(word):
+        return word
     if word in CONSTANTS:
         return CONSTANTS[word]
     for convert in (int, float):

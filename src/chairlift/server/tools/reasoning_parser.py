@@ -23,12 +23,12 @@ class ReasoningParser(MarkerParser):
         self._may_open = form.is_inside
         self._label = form.label
 
-    def finish(self) -> DeltaMessage:
+    def finish(self, is_complete: bool = False) -> DeltaMessage:
         held = self._take_held()
         if self._advance in (self._after_opening, self._in_reasoning):
             return DeltaMessage(reasoning=held)
         piece = self._rest.feed(held.lstrip("\n") if self._advance == self._after_closing else held)
-        piece.extend(self._rest.finish())
+        piece.extend(self._rest.finish(is_complete))
         return piece
 
     def _before_opening(self) -> bool:

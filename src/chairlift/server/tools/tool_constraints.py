@@ -68,7 +68,8 @@ class CallGrammar:
             is_lazy = before and not symbol(marker).startswith("<[")
             rules.append(f"opening{index}{'[lazy]' if is_lazy else ''}: {before}{symbol(marker)}")
             bodies.append(f"opening{index} {self._body(form, marker)}")
-        rules.append(f"opened: ({' | '.join(bodies)}) {closing_rule(form, symbol)}")
+        closing = f"(SPACE {symbol(form.closing)})?" if form.closing else ""  # Some openings need no closing.
+        rules.append(f"opened: ({' | '.join(bodies)}) {closing}")
         several = "+" if self._is_parallel else ""
         starts = [f"opened{several} {'TEXT' if has_text else ''}"]
         starts += [f"SPACE {self._bare_body(form)}"] if form.is_bare else []
@@ -135,11 +136,6 @@ class CallGrammar:
         options = {**JSON_OPTIONS, "lenient": not function.strict, "coerce_one_of": not function.strict}
         rule = f"arguments{index}: %json {json.dumps({**schema, 'x-guidance': options})}"
         return [rule] if function.strict else [f"// relaxable {function.name}", rule]
-
-
-def closing_rule(form: CallFormat, symbol: Callable[[str], str]) -> str:
-    """The symbols that may end an opened call. Some of the openings of a format need no closing."""
-    return f"(SPACE {symbol(form.closing)})?" if form.closing else ""
 
 
 def _quoted(text: str) -> str:

@@ -6,8 +6,7 @@ import re
 
 from chairlift.server.tools.answer_formats import CallFormat
 from chairlift.server.tools.answer_parser import CallingParser, DeltaMessage
-from chairlift.server.tools.call_scanner import CallScanner, JsonCallScanner
-from chairlift.server.tools.literal_scanners import GemmaCallScanner, PythonCallScanner
+from chairlift.server.tools.literal_scanners import CallScanner, GemmaCallScanner, JsonCallScanner, PythonCallScanner
 
 SEPARATORS = " \t\r\n,;[]"
 NAMED_CALL = re.compile(r"([A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)")
@@ -36,7 +35,7 @@ class ToolParser(CallingParser):
         self._scanner: CallScanner = JsonCallScanner()
         self._scanned_from = ""
 
-    def finish(self) -> DeltaMessage:
+    def finish(self, is_complete: bool = False) -> DeltaMessage:
         held = self._take_held()
         if self._advance != self._in_call:
             text = self._raw + held
@@ -44,6 +43,8 @@ class ToolParser(CallingParser):
             self._add_content("" if is_after_calls else text)
         elif self._scanner.name is None:
             self._add_content(self._raw + self._scanned_from + held)
+        elif is_complete:
+            self._complete_arguments()
         if not self._num_calls:
             self._piece.content += self._space
         self._raw = self._space = ""
@@ -143,6 +144,7 @@ class ToolParser(CallingParser):
             self._begin_call(scanner.name, scanner.take_arguments())
         if not (scanner.is_done or scanner.is_broken):
             return bool(self._held)
+        self._complete_arguments()
         self._raw = ""
         self._advance = self._between_calls
         return True
