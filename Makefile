@@ -91,9 +91,10 @@ test-pages: venv ## Test the pages in Chromium, which is installed if it is miss
 	$(BIN)/python -m pytest tests/pages $(ARGS)
 
 CLIENTS := llm langchain-openai instructor pydantic-ai-slim[openai] openai-agents litellm dspy \
-  llama-index-llms-openai-like haystack-ai
+  llama-index-llms-openai-like haystack-ai lm-eval[api]
 
-test-clients: venv ## Let clients and frameworks, unchanged, talk to a server (SDKs, agents, LangChain, litellm and others).
+test-clients: venv ## Let clients, frameworks and coding agents, unchanged, talk to a server (Linux, with npm).
+	@for script in tests/clients/node/check_*; do tests/clients/with-node-clients $$script || exit 1; done
 	@for script in tests/clients/check_*.py; do tests/clients/with-clients "$(CLIENTS)" $$script || exit 1; done
 	tests/clients/with-clients "$(CLIENTS)" examples/langchain_chat.py
 
