@@ -53,11 +53,7 @@ class OverloadedError(ChairliftError, RuntimeError):
 
 
 class EngineUnavailableError(EngineDeadError, OverloadedError):
-    """The engine died and could not be restarted so far; further restarts follow.
-
-    Args:
-        retry_after: seconds until the next restart.
-    """
+    """The engine died and could not be restarted so far; the next restart is in `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         OverloadedError.__init__(self, message, retry_after, "engine_unavailable")

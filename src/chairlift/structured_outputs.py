@@ -28,14 +28,16 @@ class Reasoning:
 
     Attributes:
         is_inside: the prompt ends with the opening string, so the answer must close the reasoning; if false, the
-            answer may have no reasoning.
+            answer may have no reasoning, unless `max_tokens` is set.
         label: the text after the opening string that is not part of the reasoning.
+        max_tokens: the maximum number of tokens of the reasoning, after which only the closing string is allowed.
     """
 
     opening: str
     closing: str
     is_inside: bool = False
     label: str = ""
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,11 +84,14 @@ def complete_grammar(constraint: StructuredOutputs, tokenizer: Callable[[], Toke
 
 def _reasoning_rules(reasoning: Reasoning, tokenizer: Tokenizer, body: str) -> list[str]:
     opening, closing = marker_symbol(reasoning.opening, tokenizer), marker_symbol(reasoning.closing, tokenizer)
-    thoughts = f"{opening}? rest" if reasoning.is_inside else f"({opening} rest)?"
+    limit = reasoning.max_tokens
+    thoughts = f"{opening}? rest" if reasoning.is_inside else f"({opening} rest){'?' * (limit is None)}"
     rules = [f"start: {thoughts} {body}", "TEXT: /(.|\\n)*/", "BREAK: /\\n*/"]
-    if tokenizer.is_special(reasoning.closing):
-        return [*rules, f"rest: TEXT {closing} BREAK"]
-    return [*rules, "rest: ended BREAK", f"ended[lazy]: TEXT {closing}"]
+    head, *tail = (re.escape(each).replace("/", "\\/") for each in reasoning.closing)
+    beginning = f"{head}{''.join(f'({each}' for each in tail[:-1])}{')?' * (len(tail) - 1)}"
+    thought = "TEXT" if tokenizer.is_special(reasoning.closing) else f"(/[^{head}]+/ | /{beginning}/)*"
+    attribute = "" if limit is None else f"[max_tokens={limit}]"
+    return [*rules, f"rest: thoughts {closing} BREAK", f"thoughts{attribute}: {thought}"]
 
 
 def marker_symbol(text: str, tokenizer: Tokenizer) -> str:

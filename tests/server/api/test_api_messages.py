@@ -49,6 +49,8 @@ ROWS: list[Row] = [
     {"tools": CLAUDE_TOOLS, "extra_body": {"structured_outputs": {"regex": CALL_REGEX}}, "max_tokens": 90},
     {"tools": CLAUDE_TOOLS, "tool_choice": {"type": "none"}},
     {"thinking": {"type": "adaptive"}},
+    {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+    {"thinking": {"type": "enabled", "budget_tokens": 2}, "tools": CLAUDE_TOOLS},
     {"thinking": {"type": "disabled"}, "extra_body": {"top_k": 5, "top_p": 0.9, "temperature": 1.0}},
     {"output_config": {"format": {"type": "json_schema", "schema": OK_SCHEMA}}, "max_tokens": 40},
     {"extra_body": {"timings": True}},

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import tokenizers
+from chat_planner import planner
 
 from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import AsyncLLM
 from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.protocol.messages import MESSAGES_FIELDS, MessagesRequest
 from running_server import RunningServer, run_server
 
 TEMPLATE = """\
@@ -102,3 +104,63 @@ def test_reasoning_may_use_all_tokens(reasoning_server: RunningServer) -> None:
     choice = reasoning_server.post("/v1/chat/completions", {"messages": MESSAGES, **fields}).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
     assert choice["message"]["reasoning_content"]
+
+
+BUDGET = 7
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"tools": [WEATHER]}, *ANSWERS], ids=["text", "tools", "schema", "required", "named"]
+)
+@pytest.mark.parametrize("thinking", ["free", "begun"])
+def test_reasoning_ends_at_its_budget(reasoning_server: RunningServer, thinking: str, answer: dict[str, Any]) -> None:
+    body = {
+        "messages": MESSAGES,
+        "temperature": 0,
+        "max_tokens": 60,
+        "logit_bias": {token: value for token, value in bias(reasoning_server).items() if value == 99},
+        "chat_template_kwargs": {"thinking": thinking},
+        **answer,
+    }
+    chat = reasoning_server.post("/v1/chat/completions", {**body, "thinking_token_budget": BUDGET})
+    assert chat.status_code == 200, chat.text
+    assert "x-chairlift-ignored" not in chat.headers
+    message = chat.json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "H" * BUDGET
+    rest = message["content"] or "".join(call["function"]["arguments"] for call in message["tool_calls"])
+    if answer in ANSWERS:
+        assert rest.replace(" ", "") == '{"ok":true}'
+    else:
+        assert len(rest) > BUDGET
+        assert set(rest) == {"H"}
+
+
+def test_the_budget_of_claude_limits_reasoning(reasoning_server: RunningServer) -> None:
+    body = {
+        "messages": MESSAGES,
+        "max_tokens": 40,
+        "thinking": {"type": "enabled", "budget_tokens": BUDGET},
+        "top_k": 1,
+    }
+    for stream in (False, True):
+        answer = reasoning_server.post("/v1/messages", {**body, "stream": stream})
+        assert answer.status_code == 200
+        assert "x-chairlift-ignored" not in answer.headers
+    thought, _text = reasoning_server.post("/v1/messages", body).json()["content"]
+    assert thought["type"] == "thinking"
+    tokens = reasoning_server.llm.engine.tokenizer.encode(thought["thinking"], add_special_tokens=False)
+    assert 0 < len(tokens) <= BUDGET
+
+
+def test_a_budget_without_reasoning_is_named(reasoning_server: RunningServer) -> None:
+    fields = {"chat_template_kwargs": {"thinking": "off"}, "thinking_token_budget": 1}
+    answer = reasoning_server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, **fields})
+    assert answer.headers["x-chairlift-ignored"] == "thinking_token_budget"
+    planned = planner("chatml").plan(
+        MessagesRequest.model_validate(
+            {"messages": MESSAGES, "max_tokens": 3, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+        )
+    )
+    assert planned.ignored == ("thinking_token_budget",)
+    assert planned.params.structured_outputs is None
+    assert MESSAGES_FIELDS[planned.ignored[0]] == "thinking.budget_tokens"

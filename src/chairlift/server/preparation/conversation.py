@@ -45,6 +45,8 @@ TOOL_VARIABLES: Final = ("tools", "xml_tools")
 TOOLS_IN_MESSAGE: Final = "'tools' in message"
 """Text of chat templates that read JSON in the field `tools` of the system message, such as that of Phi-4-mini."""
 
+ANY_TOKENS: Final = "start: <[*]>*"  # The grammar of any text, with special tokens, after reasoning with a budget.
+
 REASONING_NAMES: Final = {"reasoning_content": "thinking"}
 """The names of message fields in the chat template of gpt-oss, where they differ."""
 
@@ -180,7 +182,7 @@ class ConversationPlanner:
         is_structured = tools.is_forced or (structure is not None and not tools.has_own_calls(structure))
         if self._calls.is_harmony and is_structured:
             text = join_marked([text, template_text(FINAL_HEADER)])
-        reasoning = self._reasoning_in(text)
+        reasoning = self._reasoning_in(text, body.thinking_token_budget)
         with attribute_errors_to(body.constraint_field):
             params, ignored = self._params(body, tools, reasoning)
         token_ids = self._engine.input_processor.encode_text(
@@ -195,13 +197,14 @@ class ConversationPlanner:
             new_parser=self._new_parser(tools, reasoning, is_structured),
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
-            ignored=(*ignored, *self._ignored(conversation, body)),
+            ignored=(*ignored, *self._ignored(conversation, body, reasoning)),
             clamps_max_tokens=conversation.clamps_max_tokens or self._options.clamp_max_tokens,
         )
 
-    def _ignored(self, conversation: Conversation, body: ChatCompletionRequest) -> tuple[str, ...]:
-        effort = ["reasoning_effort"] * _is_effort_ignored(body, self._template_for(body))
-        return *conversation.ignored_content(), *effort
+    def _ignored(self, given: Conversation, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
+        effort = ["reasoning_effort"] * _is_effort_ignored(chat, self._template_for(chat))
+        budget = ["thinking_token_budget"] * (chat.thinking_token_budget is not None and reasoning is None)
+        return [*given.ignored_content(), *effort, *budget]
 
     def prompt_token_ids(self, conversation: Conversation) -> list[int]:
         """The token ids of the rendered conversation."""
@@ -223,6 +226,8 @@ class ConversationPlanner:
         assert isinstance(tokenizer, Tokenizer), "a conversation has been rendered"
         symbol = partial(marker_symbol, tokenizer=tokenizer)
         constraint, ignored = tools.constraint(body.constraint(), self._calls, symbol)
+        if constraint is None and reasoning is not None and reasoning.max_tokens is not None:
+            constraint = StructuredOutputs(calls=ANY_TOKENS)
         overrides["structured_outputs"] = None if constraint is None else replace(constraint, reasoning=reasoning)
         if self._needs_special_tokens(tools):
             overrides["skip_special_tokens"] = False
@@ -235,13 +240,13 @@ class ConversationPlanner:
             markers += (self._reasoning.opening, self._reasoning.closing)
         return any(map(self._engine.tokenizer.is_special, markers))
 
-    def _reasoning_in(self, prompt: str) -> Reasoning | None:
+    def _reasoning_in(self, prompt: str, max_tokens: int | None) -> Reasoning | None:
         """The reasoning that an answer to this prompt may begin with; None if the prompt has already ended it."""
         form, end = self._reasoning, prompt.rstrip()
         if form is None or end.endswith(form.closing):
             return None
         is_inside = form.is_implied or end.endswith(form.opening)
-        return Reasoning(form.opening, form.closing, is_inside, form.label)
+        return Reasoning(form.opening, form.closing, is_inside, form.label, max_tokens)
 
     def _new_parser(
         self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool

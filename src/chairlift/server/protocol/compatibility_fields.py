@@ -151,7 +151,7 @@ class MessagesCompatibilityFields(CompatibilityFields):
     advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
         **CompatibilityFields.advisory_fields,
         "container": (),
-        "context_management": ([], ContextManagement(), ContextManagement(edits=[])),
+        "context_management": ([], {}, ContextManagement(), ContextManagement(edits=[])),
         "diagnostics": ({},),
         "fallbacks": ([],),
         "speed": ("standard",),
@@ -165,9 +165,7 @@ class MessagesCompatibilityFields(CompatibilityFields):
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
     cache_control: CacheControl | None = Field(None, description="Has no effect: every prefix is cached.")
     container: str | dict[str, Any] | None = Field(None, description="Has no effect: no code is executed.")
-    context_management: ContextManagement | Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="Has no effect: the conversation is not shortened."
-    )
+    context_management: ContextManagement | EmptyValue = Field(None, description="Has no effect: nothing is removed.")
     diagnostics: dict[str, Any] | None = Field(
         None, description="Has no effect: there are no diagnostics of the cache."
     )

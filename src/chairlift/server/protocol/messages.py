@@ -18,7 +18,12 @@ from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.tools import ToolName
 from chairlift.server.protocol.turns import combine_turns
 
-MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
+MESSAGES_FIELDS = {
+    "stop": "stop_sequences",
+    "response_format": "output_config",
+    "reasoning_effort": "output_config",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 """Name of a field of chats -> its name at this endpoint."""
 
 HOSTED: Final = re.compile(
@@ -132,9 +137,7 @@ class Thinking(RequestBody):
 
     type: Literal["adaptive", "enabled", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    display: Literal["summarized", "omitted", "updates"] | None = Field(
-        None, description="Has no effect: reasoning is returned in full."
-    )
+    display: Literal["summarized", "omitted", "updates"] | None = Field(None, description="Has no effect.")
     block_binding: dict[str, Any] | None = Field(None, description="Has no effect: thinking blocks are not checked.")
 
 
@@ -179,9 +182,8 @@ class ConversationFields(RequestBody):
             raise RequestError(message, "thread", "thread_unsupported_request")
         messages = self._chat_messages()
         last = messages[-1] if messages else {}
-        continues = (
-            last.get("role") == "assistant" and bool(last.get("content", "").strip()) and "tool_calls" not in last
-        )
+        is_answer = last.get("role") == "assistant" and "tool_calls" not in last
+        continues = is_answer and bool(last.get("content", "").strip())
         config = self.output_config or OutputConfig()
         form = config.format or self.output_format
         schema = None if form is None else {"name": "output", "schema": form.schema_}
@@ -193,6 +195,7 @@ class ConversationFields(RequestBody):
             "tool_choice": None if self.tool_choice is None else _choice(self.tool_choice),
             "parallel_tool_calls": not (self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use),
             "reasoning_effort": config.effort,
+            "thinking_token_budget": None if self.thinking is None else self.thinking.budget_tokens,
             "response_format": None if schema is None else {"type": "json_schema", "json_schema": schema},
         }
 
