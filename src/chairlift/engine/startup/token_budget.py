@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Final
 
@@ -58,21 +57,11 @@ class MeasuredSteps:
     context: int
     per_pair: float = 0.0
 
-    def estimate(self, num_tokens: int) -> float:
-        """Estimate the seconds of such a step by linear interpolation or extrapolation, or in proportion to one
-        entry."""
-        points = list(self.seconds.items())
-        if len(points) == 1:
-            known, seconds = points[0]
-            return seconds * num_tokens / known
-        segments = list(pairwise(points))
-        (low, below), (high, above) = next((s for s in segments if num_tokens <= s[1][0]), segments[-1])
-        return below + (above - below) * (num_tokens - low) / (high - low)
-
     def step_time(self) -> StepTime:
         """The line through the two longest chunks, without the attention to their context."""
-        longest, seconds = list(self.seconds.items())[-1]
-        slope = seconds / longest if len(self.seconds) == 1 else self.estimate(longest + 1) - seconds
+        points = [(0, 0.0), *self.seconds.items()] if len(self.seconds) == 1 else list(self.seconds.items())
+        (shorter, below), (longest, seconds) = points[-2:]
+        slope = (seconds - below) / (longest - shorter)
         # A measurement that was disturbed may be slower than a longer one, so each part is at least 0.
         per_token = max(slope, 0.0)
         fixed = max(seconds - per_token * longest, 0.0)
@@ -103,8 +92,10 @@ def measure_steps(seconds_of: SecondsOf, longest: int) -> MeasuredSteps | None:
     times = MeasuredSteps({}, context)
     spent = 0.0
     for num_tokens in (probe for probe in PROBES if probe + context <= longest):
-        if len(times.seconds) > 1 and spent + REPEATS * times.estimate(num_tokens) > MEASURING_SECONDS:
-            break
+        if len(times.seconds) > 1:
+            estimate = RowTime(times.seconds).seconds(num_tokens)
+            if spent + REPEATS * estimate > MEASURING_SECONDS:
+                break
         measured = [seconds_of(num_tokens, context) for _ in range(REPEATS)]
         times.seconds[num_tokens] = min(measured)
         spent += sum(measured)
