@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Final
 
 from chairlift.clock import Clock, MonotonicClock
@@ -23,37 +22,12 @@ from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.lora import LoRARequest
 from chairlift.observability.trace_recorder import TraceRecorder
-from chairlift.request import Request
 from chairlift.worker.disk_block_store import DiskBlockStore
 
 logger = logging.getLogger("chairlift")
 
 STEPS_AHEAD: Final = {"cpu": 0, "cuda": 1}
 """Steps that are submitted in advance: a CUDA device runs one step ahead of the host; on the CPU `submit` computes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Listeners:
-    """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
-
-    event_file: EventFile | None
-    recorder: TraceRecorder | None
-    sink: EventSink | None
-
-    @classmethod
-    def open(cls, config: EngineConfig, events: EventSink | None) -> _Listeners:
-        event_file = open_event_log(config.event_log)
-        recorder = None if config.record_trace is None else TraceRecorder(config.record_trace)
-        sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
-        return cls(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
-
-    def emit(self, event: EngineStarted) -> None:
-        if self.sink is not None:
-            self.sink.emit(event)
-
-    @property
-    def on_add(self) -> Callable[[Request], None] | None:
-        return None if self.recorder is None else self.recorder.on_add
 
 
 class Engine(ServedEngine):
@@ -65,7 +39,7 @@ class Engine(ServedEngine):
         core: EngineCore,
         loaded: LoadedModel,
         seed: int | None,
-        listeners: _Listeners,
+        logs: Sequence[EventFile | TraceRecorder],
         adapter_loader: AdapterLoader,
         block_store: DiskBlockStore | None = None,
     ) -> None:
@@ -74,15 +48,14 @@ class Engine(ServedEngine):
         self.core = core
         self.loaded = loaded
         self.adapter_loader = adapter_loader
-        self._listeners = listeners
+        self._logs = logs
 
     def close(self) -> None:
         """Close the event log, the trace file and the prefix cache on disk."""
         if self.block_store is not None:
             self.block_store.close()
-        for listener in (self._listeners.event_file, self._listeners.recorder):
-            if listener is not None:
-                listener.close()
+        for log in self._logs:
+            log.close()
 
 
 def build_engine(
@@ -115,16 +88,21 @@ def build_engine(
     modules = adapters.load_all(config.lora_modules or {})
     prepared = _prepare(config, loaded, turn)
     executor = prepared.runner if around_executor is None else around_executor(prepared.runner)
-    listeners = _Listeners.open(config, events)
+    recorder = None if config.record_trace is None else TraceRecorder(config.record_trace)
+    logs = [log for log in (open_event_log(config.event_log), recorder) if log is not None]
+    sinks: list[EventSink] = [*logs, *(() if events is None else (events,))]
+    sink = EventBroadcaster(*sinks) if sinks else None
     started = _engine_started(config, loaded, prepared, clock.now())
-    listeners.emit(started)
+    if sink is not None:
+        sink.emit(started)
     if not is_shared and logger.isEnabledFor(logging.INFO):
         for line in prepared.describe():
             logger.info("%s", line)
-    scheduler = make_scheduler(prepared.limits, prepared.manager, listeners.sink)
-    core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], listeners.on_add)
+    scheduler = make_scheduler(prepared.limits, prepared.manager, sink)
+    on_add = None if recorder is None else recorder.on_add
+    core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
     facts = _engine_facts(config, loaded, prepared, started, modules)
-    return Engine(facts, core, loaded, config.seed, listeners, adapters, prepared.block_store)
+    return Engine(facts, core, loaded, config.seed, logs, adapters, prepared.block_store)
 
 
 def _prepare(config: EngineConfig, loaded: LoadedModel, turn: AbstractContextManager[None] | None) -> PreparedEngine:
