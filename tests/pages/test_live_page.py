@@ -18,7 +18,7 @@ from conftest import SECRETS  # type: ignore[attr-defined]
 from running_server import RunningServer, completion_body, wait_for
 from tracked_engine import TrackedEngine
 
-BURST = {"num_requests": "30", "max_prompt_tokens": "60", "min_output_tokens": "50", "max_output_tokens": "70"}
+BURST = {"num_requests": "20", "max_prompt_tokens": "60", "min_output_tokens": "40", "max_output_tokens": "50"}
 
 
 def open_page(page: Page, server: RunningServer, path: str = "/") -> None:
@@ -42,17 +42,14 @@ def shown_step(page: Page) -> int:
     return int(found[1].replace(",", ""))
 
 
-def number(page: Page, selector: str) -> float:
-    found = re.match(r"[\d,.]+", page.inner_text(selector))
-    return float(found[0].replace(",", "")) if found else 0.0
-
-
 def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, server: RunningServer) -> None:
     open_page(page, server)
     expect(page.locator("#status")).to_have_text("Live")
     send_burst(page)
     expect(page.locator("#figure-running")).to_have_text("8 / 8")
     expect(page.locator("#queue")).to_contain_text("all 8 seats are taken")
+    expect(page.locator("#value-ttft")).not_to_have_text("–")
+    expect(page.locator("#figure-tokens")).to_have_text(re.compile("[1-9]"))
     expect(page.locator("#map-note")).to_contain_text(re.compile(r"[1-9]\d* blocks of 1,000 in use"))
     page.locator("details summary").click()
     expect(page.locator("#batch tr")).to_have_count(8)
@@ -62,8 +59,6 @@ def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, server: RunningS
     expect(page.locator("#figure-running")).to_have_text("0 / 8")
     expect(page.locator("#facts")).to_contain_text("finished (length)")
     assert _num_colors(page, "#lanes") >= 4
-    expect(page.locator("#value-ttft")).not_to_have_text("–")
-    assert number(page, "#figure-tokens") > 0
 
 
 def test_the_page_is_accessible_and_fits_on_a_phone(

@@ -104,6 +104,9 @@ def test_the_api_page_needs_no_key_and_nothing_of_another_host(guarded: RunningS
     page = get(guarded, "/docs")
     assert page.status_code == 200
     assert "https://" not in page.text
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
     files = re.findall(r'(?:src|href|url)[=:]\s*["\']([^"\']+)', page.text)
     assert len(files) == 4
     for path in files:

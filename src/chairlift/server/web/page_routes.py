@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 import os
 from collections.abc import AsyncGenerator
@@ -76,13 +78,20 @@ def file_router() -> APIRouter:
 
 async def _get_api_page() -> HTMLResponse:
     """The description of the API, with the files of Swagger UI from the package `fastapi_swagger` instead of a CDN."""
-    return get_swagger_ui_html(
+    page = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="Chairlift: API",
         swagger_js_url="docs/swagger-ui-bundle.js",
         swagger_css_url="docs/swagger-ui.css",
         swagger_favicon_url="page/icon.svg",
     )
+    _, _, script = bytes(page.body).rpartition(b"<script>")
+    digest = base64.b64encode(hashlib.sha256(script.partition(b"</script>")[0]).digest()).decode()
+    policy = PAGE_HEADERS["Content-Security-Policy"].replace(
+        "script-src 'self'", f"script-src 'self' 'sha256-{digest}'"
+    )
+    page.headers.update(PAGE_HEADERS | {"Content-Security-Policy": policy})
+    return page
 
 
 def _page_endpoint(name: str) -> Any:
