@@ -22,7 +22,7 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing
-from chairlift.server.api import engine, health, models, requests
+from chairlift.server.api import engine, health, models, requests, tokenization
 from chairlift.server.api.endpoint import OPENAI_ERRORS
 from chairlift.server.api.endpoints import ENDPOINTS, make_planners
 from chairlift.server.api.routes import EndpointCaller, make_router
@@ -180,7 +180,7 @@ def create_models_app(
     caller = EndpointCaller(calls, admission, limits.max_json_depth)
     routers = [make_router(ENDPOINTS, caller)]
     routers += [models.router(manager), engine.router(manager, keys), requests.router(observers, calls, admission)]
-    routers += [health.router(manager, admission), file_router()]
+    routers += [health.router(manager, admission), tokenization.router(calls), file_router()]
     routers.append(data_router(manager, admission, keys, pages or PageOptions()))
     for router in routers:
         app.include_router(router)

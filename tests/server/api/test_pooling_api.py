@@ -97,6 +97,33 @@ def test_scores_and_reranking(scorer: RunningServer, scorer_folder: Path) -> Non
     assert all("document" not in each for each in every)
 
 
+def test_reranking_with_the_client_of_cohere(scorer: RunningServer) -> None:
+    """The body is that of `ClientV2.rerank` of cohere 7.3.1, whose types accept the answer."""
+    query, documents = TEXTS[0], TEXTS[1:5]
+    body = {"model": "scorer", "query": query, "documents": documents, "top_n": 2, "max_tokens_per_doc": 4096}
+    expected = scorer.post("/v1/rerank", {"query": query, "documents": documents, "top_n": 2}).json()
+    answer = scorer.post("/v2/rerank", body)
+    assert answer.status_code == 200, answer.text
+    order = [each["index"] for each in expected["results"]]
+    assert [each["index"] for each in answer.json()["results"]] == order
+    assert answer.json()["meta"]["api_version"] == {"version": "2"}
+    assert answer.json()["meta"]["tokens"]["input_tokens"] == expected["usage"]["prompt_tokens"]
+    more = scorer.post("/v2/rerank", {**body, "priority": 3, "relevant_spans": {"mode": "enabled"}})
+    assert more.headers["x-chairlift-ignored"] == "relevant_spans, priority"
+    assert [each["index"] for each in more.json()["results"]] == order
+    nulls = dict.fromkeys(("top_n", "max_tokens_per_doc", "relevant_spans", "priority", "return_documents"))
+    assert len(scorer.post("/v2/rerank", {**body, **nulls}).json()["results"]) == 4
+
+
+def test_documents_are_cut_to_a_number_of_tokens(scorer: RunningServer) -> None:
+    documents = [TEXTS[1], TEXTS[1] + " and more" * 20]
+    body = {"query": TEXTS[0], "documents": documents}
+    num_tokens = scorer.post("/tokenize", {"prompt": TEXTS[1], "add_special_tokens": False}).json()["count"]
+    first, second = scorer.post("/v1/rerank", {**body, "max_tokens_per_doc": num_tokens}).json()["results"]
+    assert first["relevance_score"] == pytest.approx(second["relevance_score"], abs=1e-6)
+    assert {first["document"]["text"], second["document"]["text"]} == set(documents)
+
+
 def test_scores_of_a_model_of_vectors_are_cosines(embedder: RunningServer, embedder_folder: Path) -> None:
     vectors = np.array(LLM(model=str(embedder_folder), num_threads=1).embed(TEXTS, use_tqdm=False))
     cosines = vectors[1:] @ vectors[0]

@@ -113,7 +113,8 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (
             ResponsesRequest,
             {"input": [{"type": "song"}]},
-            "input[0].type must be one of 'message', 'function_call', 'function_call_output', 'reasoning', got 'song'",
+            "input[0].type must be one of 'message', 'function_call', 'custom_tool_call', 'function_call_output', "
+            "'reasoning', 'item_reference', 'web_search_call', got 'song'",
         ),
     ],
 )

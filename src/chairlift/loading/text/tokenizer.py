@@ -84,6 +84,11 @@ class Tokenizer:
         ids: list[int] = self.backend.encode(unmarked(text), add_special_tokens=add_special_tokens).ids
         return ids
 
+    def first_tokens(self, text: str, max_tokens: int) -> str:
+        """The text up to the end of its token number `max_tokens`, or the whole text if it has fewer tokens."""
+        offsets = self.backend.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= max_tokens else text[: offsets[max_tokens - 1][1]]
+
     def encode_pair(self, text: str, second: str | None = None, max_tokens: int | None = None) -> list[int]:
         """Encode a text, or two texts with the model's tokens between them, for a vector or a score.
 

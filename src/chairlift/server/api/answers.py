@@ -27,18 +27,19 @@ def plan_conversation(model: PlanningModel, body: Conversation) -> ChatPlan:
 
 @dataclass(slots=True)
 class AnswerItem:
-    """A part of an answer: reasoning, a message or a function call.
+    """A part of an answer: reasoning, a message or a call.
 
     Attributes:
-        text: the text so far; for a function call its arguments.
-        call_id, name: those of a function call.
+        text: the text so far; for a call the arguments of the function.
+        call_id, name, namespace: those of a call.
         logprobs: the logprobs of a message in the form of the endpoint, if the request includes them.
     """
 
-    kind: Literal["reasoning", "message", "function_call"]
+    kind: Literal["reasoning", "message", "function_call", "custom_tool_call"]
     text: str = ""
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 

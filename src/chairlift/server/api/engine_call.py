@@ -120,7 +120,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             token_ids,
             self.plan.params_for(len(token_ids), self.llm.engine.input_processor.limits),
             request_id=request_id,
-            priority=self.body.priority or 0,
+            priority=0 if "priority" in self.plan.ignored else self.body.priority or 0,
             tenant=self.permit.tenant,
             cache_salt=self.permit.cache_salt,
             deadline=self.permit.deadline,
@@ -196,7 +196,7 @@ class GeneratingCall(EngineCall[Fields, Plans]):
                     compile_constraint = service.llm.engine.input_processor.prepare
                     unfollowed = await service.preparation.run_and_wait(compile_constraint, plan.params)
             call = await cls.start(context, body, plan)
-        context.call.ignored = ignored = _ignored_fields(body, plan, unfollowed)
+        context.call.ignored = ignored = ignored_fields(body, plan, unfollowed)
         if body.stream:
             response: Response = EventStream(call._stream(), on_close=call.close, ping=cls.ping)
         else:
@@ -324,7 +324,7 @@ class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
         return Chunk(call.id, self._kind, call.created, call.model, choices, self._usage)
 
 
-def _ignored_fields(body: EngineFields, plan: RequestPlan, unfollowed: tuple[str, ...]) -> list[str]:
+def ignored_fields(body: CallFields, plan: RequestPlan, unfollowed: tuple[str, ...] = ()) -> list[str]:
     """The fields of a body that have no effect, by the names that they have at its endpoint.
 
     Args:

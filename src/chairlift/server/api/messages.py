@@ -20,7 +20,6 @@ from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.preparation.planners import PlanningModel
 from chairlift.server.protocol.base import ErrorInfo
-from chairlift.server.protocol.chunks import MessagesEvent
 from chairlift.server.protocol.messages import (
     CountTokensRequest,
     MessagesError,
@@ -48,7 +47,7 @@ ERROR_TYPES = {
 class MessagesCall(GeneratingCall[MessagesRequest, ChatPlan]):
     """One call of /v1/messages."""
 
-    ping = to_event(MessagesEvent("ping"))
+    ping = to_event("ping")
 
     def response(self, outputs: list[RequestOutput]) -> MessagesResponse:
         (output,) = outputs[0].outputs
@@ -113,32 +112,30 @@ class _MessagesStream(ItemStreamWriter):
         message = MessagesResponse(
             id=call.id, model=call.model, content=[], stop_reason=None, stop_sequence=None, usage=usage
         )
-        return to_event(MessagesEvent("message_start", message=message))
+        return to_event("message_start", message=message)
 
     def closing(self) -> bytes:
         assert self.last is not None
         events = self.end("completed")
         reason, sequence = stop_reason(self.last, any(item.kind == "function_call" for item in self.ended_items))
-        ending = MessagesEvent("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence})
-        ending.usage = messages_usage(self.call.usage)
+        ending = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": messages_usage(self.call.usage)}
         if self.call.body.timings and (timings := self.call.usage.timings()) is not None:
-            ending.timings = timings
-        return events + to_event(ending) + to_event(MessagesEvent("message_stop"))
+            ending["timings"] = timings
+        return events + to_event("message_delta", **ending) + to_event("message_stop")
 
     def failure(self, error: ChairliftError) -> bytes:
-        return to_event(MessagesEvent("error", error=_error_info(error_body(error)[0], str(error))))
+        return to_event("error", error=_error_info(error_body(error)[0], str(error)))
 
     def item_start(self, item: AnswerItem) -> bytes:
-        event = MessagesEvent("content_block_start", index=len(self.ended_items), content_block=_block(item))
-        return to_event(event)
+        return to_event("content_block_start", index=len(self.ended_items), content_block=_block(item))
 
     def item_delta(self, item: AnswerItem, text: str, positions: list[TokenLogprobs]) -> bytes:
         kind, name = DELTAS[item.kind]
         delta = {"type": kind, name: text}
-        return to_event(MessagesEvent("content_block_delta", index=len(self.ended_items), delta=delta))
+        return to_event("content_block_delta", index=len(self.ended_items), delta=delta)
 
     def item_end(self, item: AnswerItem, status: str) -> bytes:
-        return to_event(MessagesEvent("content_block_stop", index=len(self.ended_items)))
+        return to_event("content_block_stop", index=len(self.ended_items))
 
 
 def _error_info(status: int, message: str) -> MessagesErrorInfo:

@@ -6,17 +6,19 @@ import base64
 import math
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import mul
 from typing import Final, TypeVar
 
 from starlette.responses import Response
 
+from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.pooling import POOLING_PARAMS, TASKS, check_task, pooled_values, sigmoid, truncate_vector
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.server.api.endpoint import CallContext, Endpoint
-from chairlift.server.api.engine_call import EngineCall
+from chairlift.server.api.engine_call import IGNORED_HEADER, EngineCall, ignored_fields
 from chairlift.server.preparation.planners import PlanningModel
 from chairlift.server.preparation.request_plan import RequestPlan
 from chairlift.server.protocol.pooling import (
@@ -70,7 +72,13 @@ def _plan_score(model: PlanningModel, body: ScoreRequest) -> RequestPlan:
 
 
 def _plan_rerank(model: PlanningModel, body: RerankRequest) -> RequestPlan:
-    return _plan_pairs(model.engine, [body.query], body.texts(), body)
+    engine, texts = model.engine, body.texts()
+    if (most := body.max_tokens_per_doc) is not None:
+        assert not isinstance(engine.tokenizer, NoTokenizer), "a model that computes scores has a tokenizer"
+        texts = [engine.tokenizer.first_tokens(text, most) for text in texts]
+    plan = _plan_pairs(engine, [body.query], texts, body)
+    has_effect = not body.priority or engine.input_processor.limits.supports_priority
+    return plan if has_effect else replace(plan, ignored=("priority",))
 
 
 def _plan_pairs(engine: ServedEngine, firsts: list[str], seconds: list[str], body: CallFields) -> RequestPlan:
@@ -97,8 +105,9 @@ class PoolingCall(EngineCall[PoolingBody, RequestPlan]):
         outputs = await call.collect()
         size = sum(len(output.pooled or b"") for output in outputs) // VALUES_PER_TOKEN
         content = await call.write(size, call.response_json, outputs)
-        context.call.ignored = body.ignored_fields()
-        return Response(content, media_type="application/json")
+        context.call.ignored = ignored = ignored_fields(body, plan)
+        headers = {IGNORED_HEADER: ", ".join(ignored)} if ignored else None
+        return Response(content, media_type="application/json", headers=headers)
 
     @property
     def pooling_usage(self) -> EmbeddingUsage:
@@ -162,7 +171,8 @@ class RerankCall(PoolingCall[RerankRequest]):
             )
             for index in ranked
         ]
-        return RerankResponse(id=self.id, model=self.model, results=results, usage=self.pooling_usage)
+        meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": self.usage.prompt_tokens}}
+        return RerankResponse(id=self.id, model=self.model, results=results, usage=self.pooling_usage, meta=meta)
 
 
 EMBEDDINGS: Final = Endpoint(
@@ -194,6 +204,6 @@ RERANK: Final = Endpoint(
     RerankResponse,
     _plan_rerank,
     RerankCall.serve,
-    aliases=("/rerank",),
+    aliases=("/rerank", "/v2/rerank"),
     id_prefix="rerank-",
 )

@@ -7,8 +7,6 @@ from typing import Any, Final
 import msgspec
 from pydantic import BaseModel
 
-from chairlift.server.protocol.chunks import MessagesEvent, ResponsesEvent
-
 
 def _plain_value(value: Any) -> Any:
     """A pydantic model as plain values. Large parts of a response are JSON already (`msgspec.Raw`), which is not the
@@ -30,9 +28,9 @@ def to_chunk(value: Any) -> bytes:
     return b"data: %b\n\n" % encode(value)
 
 
-def to_event(value: MessagesEvent | ResponsesEvent) -> bytes:
-    """One server-sent event with the type of the value."""
-    return to_named_event(value.type, encode(value))
+def to_event(kind: str, **fields: Any) -> bytes:
+    """One server-sent event with its type and these fields."""
+    return to_named_event(kind, encode({"type": kind, **fields}))
 
 
 def to_named_event(name: str, body: bytes) -> bytes:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from fastapi import APIRouter, Request
+
 from chairlift.errors import RequestError
+from chairlift.server.access.call import call_of
 from chairlift.server.api.endpoint import Endpoint, serve_planned
 from chairlift.server.api.logprobs import token_text
+from chairlift.server.models.model_calls import ModelCalls, ModelSelection
 from chairlift.server.preparation.planners import PlanningModel
+from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -50,6 +55,19 @@ def _detokenize(model: PlanningModel, body: DetokenizeRequest) -> bytes:
         raise RequestError(f"tokens must be token ids from 0 to {vocab_size - 1}, got {largest}", "tokens")
     text = engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
     return DetokenizeResponse(prompt=text).model_dump_json().encode()
+
+
+def router(calls: ModelCalls) -> APIRouter:
+    """The route that describes a tokenizer."""
+    routes = APIRouter()
+
+    @routes.get("/tokenizer_info", responses={404: {"model": ErrorBody}})
+    async def get_tokenizer_info(request: Request, model: str | None = None) -> dict[str, str | None]:
+        """Return the special tokens and the chat template of a model (vLLM)."""
+        async with calls.lease("", ModelSelection(model), call_of(request)) as lease:
+            return lease.service.preparation.model.conversations.tokenizer_info()
+
+    return routes
 
 
 TOKENIZE: Final = Endpoint(

@@ -162,7 +162,7 @@ class Preparation:
     """
 
     def __init__(self, model: PlanningModel, planners: Planners, workers: PreparationWorkers | None = None) -> None:
-        self._model = model
+        self.model = model
         self._planners = planners
         self._workers = workers
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
@@ -181,7 +181,7 @@ class Preparation:
 
     def log_template_warnings(self) -> None:
         """Check the chat template of the model on a thread."""
-        self._threads.submit(self._model.conversations.log_template_warnings)
+        self._threads.submit(self.model.conversations.log_template_warnings)
 
     async def plan(self, endpoint: str, body: RequestBody) -> Any:
         """Plan a body on a thread.
@@ -192,14 +192,14 @@ class Preparation:
         Raises:
             RequestError: the request is invalid or exceeds a limit.
         """
-        return await self.run(self._planners[endpoint].plan, self._model, body)
+        return await self.run(self._planners[endpoint].plan, self.model, body)
 
     async def prepare(self, tenant: str, endpoint: str, raw: bytes, max_depth: int) -> PreparedRequest:
         """Parse, validate and plan a large body in a worker (see `PreparationWorkers.run`), or on a thread if there are
         no workers."""
         if self._workers is not None:
             return await self._workers.run(tenant, endpoint, raw)
-        return await self.run(self._planners[endpoint].prepare, self._model, raw, max_depth)
+        return await self.run(self._planners[endpoint].prepare, self.model, raw, max_depth)
 
     def stop(self, message: str) -> None:
         """End all calls that workers are preparing with an error."""

@@ -35,9 +35,8 @@ def prepare(
     try:
         return planner.prepare(model, raw, max_depth)
     except RequestError as error:
-        return RequestError(
-            str(error), error.param, error.code
-        )  # The traceback of the first one would keep the body in memory.
+        # The traceback of the first one would keep the body in memory.
+        return RequestError(str(error), error.param, error.code)
     except MemoryError:
         return RequestError(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it")
     except Exception as error:

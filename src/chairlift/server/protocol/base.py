@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
@@ -39,10 +39,12 @@ class RequestBody(BaseModel):
     Attributes:
         content_fields: fields that are not read after planning, with their empty values. They may be large, so a
             preparation worker does not send them back.
+        advisory_fields: the advisory fields, with the values that describe what the server does anyway.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     content_fields: ClassVar[dict[str, Any]] = {}
+    advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -57,6 +59,17 @@ class RequestBody(BaseModel):
     def without_content(self) -> Self:
         """A copy with empty `content_fields`."""
         return self.model_copy(update=self.content_fields)
+
+    def ignored_fields(self) -> list[str]:
+        """The advisory fields that have no effect, also those of bodies in other fields."""
+        found: list[str] = []
+        for name in self.model_fields_set:
+            value = getattr(self, name)
+            if isinstance(value, RequestBody):
+                found += (f"{name}.{inner}" for inner in value.ignored_fields())
+            if name in self.advisory_fields and value not in (None, *self.advisory_fields[name]):
+                found.append(name)
+        return sorted(found)
 
     @model_validator(mode="before")
     @classmethod

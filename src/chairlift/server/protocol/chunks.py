@@ -1,4 +1,4 @@
-"""The chunks and events of streams.
+"""The chunks of completions and chat completions.
 
 They are msgspec structs, because serializing a pydantic model takes longer than computing a token of a small model. A
 field that is UNSET is left out. The tests validate the chunks with the types of the official clients.
@@ -12,8 +12,6 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from chairlift.server.protocol.base import Timings, UsageInfo
-from chairlift.server.protocol.messages import MessagesErrorInfo, MessagesResponse, MessagesUsage
-from chairlift.server.protocol.responses import ResponseObject
 
 
 class FunctionChunk(Struct):
@@ -66,36 +64,3 @@ class Chunk(Struct):
     choices: list[ChunkChoice]
     usage: UsageInfo | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
-
-
-class MessagesEvent(Struct):
-    """An event of /v1/messages. Each type of event has some of the fields."""
-
-    type: str
-    message: MessagesResponse | UnsetType = UNSET
-    index: int | UnsetType = UNSET
-    content_block: dict[str, Any] | UnsetType = UNSET
-    delta: dict[str, Any] | UnsetType = UNSET
-    usage: MessagesUsage | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-    error: MessagesErrorInfo | UnsetType = UNSET
-
-
-class ResponsesEvent(Struct):
-    """An event of /v1/responses. Each type of event has some of the fields."""
-
-    type: str
-    sequence_number: int
-    response: ResponseObject | UnsetType = UNSET
-    item_id: str | UnsetType = UNSET
-    output_index: int | UnsetType = UNSET
-    content_index: int | UnsetType = UNSET
-    item: dict[str, Any] | UnsetType = UNSET
-    part: dict[str, Any] | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-    logprobs: list[dict[str, Any]] | UnsetType = UNSET
-    code: str | UnsetType = UNSET
-    message: str | UnsetType = UNSET
-    param: str | UnsetType | None = UNSET

@@ -15,11 +15,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.base import MAX_FIELDS, RequestBody
 from chairlift.server.protocol.item_limits import MAX_METADATA, Metadata, MetadataKey, MetadataValue, limit_entries
 
 EmptyValue = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any], Field(max_length=0)] | None
 """null, or an empty list or object."""
+
+AnyFields = Annotated[dict[str, Any], limit_entries(MAX_FIELDS)]
+ServiceTier = Literal["auto", "default", "standard_only", "flex", "scale", "priority", "fast", "ultrafast"]
 
 
 class CacheControl(RequestBody):
@@ -34,7 +37,6 @@ class CompatibilityFields(RequestBody):
     """Accepted by every endpoint that generates.
 
     Attributes:
-        advisory_fields: the advisory fields, with the values that describe what the server does anyway.
         clamps_max_tokens: `max_tokens` is lowered to what fits beside the prompt, whatever the server's options are.
     """
 
@@ -47,12 +49,9 @@ class CompatibilityFields(RequestBody):
         "prompt_cache_retention": ("in_memory",),
         "metadata": ({},),
         "verbosity": ("medium",),
+        "relevant_spans": ({"mode": "disabled"},),
+        "service_tier": ("auto", "default", "standard_only"),
     }
-
-    def ignored_fields(self) -> list[str]:
-        """The advisory fields of the request that have no effect."""
-        given = self.model_fields_set & self.advisory_fields.keys()
-        return sorted(name for name in given if getattr(self, name) not in (None, *self.advisory_fields[name]))
 
     def ignored_content(self) -> list[str]:
         """The parts of `content_fields` that have no effect, such as fields of messages and tools."""
@@ -67,6 +66,7 @@ class CompatibilityFields(RequestBody):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         None, description="Has no effect: the prefix cache is always in memory."
     )
+    service_tier: ServiceTier | None = Field(None, description="Has no effect: there is only one service tier.")
     moderation: None = Field(None, description="Moderation is not supported.")
     kv_transfer_params: None = Field(None, description="KV transfer between servers is not supported.")
     mm_processor_kwargs: EmptyValue = Field(None, description="Only text is supported.")
@@ -77,9 +77,6 @@ class SamplingCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/completions and /v1/chat/completions."""
 
     metadata: Metadata | None = Field(None, description="Key-value pairs for the client; they are not stored.")
-    service_tier: Literal["auto", "default"] | None = Field(
-        None, description="Has no effect: there is only one service tier."
-    )
     use_beam_search: Literal[False] | None = Field(None, description="Beam search is not supported.")
     spaces_between_special_tokens: bool | None = Field(
         None, description="Has no effect: no spaces are added between special tokens."
@@ -117,7 +114,11 @@ class ResponsesCompatibilityFields(CompatibilityFields):
         **{name: values for name, values in CompatibilityFields.advisory_fields.items() if name != "metadata"},
         "truncation": ("disabled",),
         "max_tool_calls": (),
+        "client_metadata": ({},),
+        "prompt_cache_options": ({},),
     }
+    client_metadata: AnyFields | None = Field(None, description="Describes the client (Codex); has no effect.")
+    prompt_cache_options: AnyFields | None = Field(None, description="Has no effect: every prefix is cached.")
     background: Literal[False] | None = Field(None, description="Background responses are not supported.")
     conversation: None = Field(None, description="Conversations are not stored.")
     previous_response_id: None = Field(None, description="Responses are not stored: send the whole conversation.")
@@ -125,9 +126,6 @@ class ResponsesCompatibilityFields(CompatibilityFields):
     prompt: None = Field(None, description="Prompt templates are not stored.")
     truncation: Literal["disabled", "auto"] | None = Field(
         None, description="Has no effect: a prompt that is too long is rejected."
-    )
-    service_tier: Literal["auto", "default"] | None = Field(
-        None, description="Has no effect: there is only one service tier."
     )
     max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Limits calls of built-in tools, which are not supported; has no effect."
@@ -158,9 +156,6 @@ class MessagesCompatibilityFields(CompatibilityFields):
     }
     metadata: Annotated[dict[MetadataKey, MetadataValue | None], limit_entries(MAX_METADATA)] | None = Field(
         None, description="Identifies the end user; has no effect."
-    )
-    service_tier: Literal["auto", "standard_only"] | None = Field(
-        None, description="Has no effect: there is only one service tier."
     )
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
     cache_control: CacheControl | None = Field(None, description="Has no effect: every prefix is cached.")

@@ -73,13 +73,16 @@ class RerankDocument(RequestBody):
 
 
 class RerankRequest(CallFields):
-    """The body of POST /v1/rerank."""
+    """The body of POST /v1/rerank and /v2/rerank."""
 
     # The documents are part of the response.
     query: str
     documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_PROMPTS)]
     top_n: int | None = Field(None, ge=0, description="Number of results; null or 0 for all.")
     return_documents: bool = True
+    # -- fields of Cohere --
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="The end of longer documents is not compared.")
+    relevant_spans: dict[str, Any] | None = Field(None, description="Has no effect: spans are not searched.")
 
     def texts(self) -> list[str]:
         """The texts of the documents."""
@@ -101,3 +104,4 @@ class RerankResponse(BaseModel):
     model: str
     results: list[RerankResult]
     usage: EmbeddingUsage
+    meta: dict[str, Any] = Field(description="The version of Cohere's API, and the tokens in its form.")

@@ -1,0 +1,213 @@
+"""The tools of /v1/responses, and the functions of a chat as which the model sees them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.item_limits import MAX_TOOLS
+from chairlift.server.protocol.tools import ToolName
+
+MAX_NAME_LENGTH: Final = 128
+CUSTOM_ARGUMENT: Final = "input"
+"""The argument of the function as which the model sees a custom tool."""
+
+HOSTED_TYPE: Final = re.compile(
+    r"(apply_patch|code_interpreter|computer|file_search|image_generation|local_shell|mcp|programmatic_tool_calling"
+    r"|shell|tool_search|web_search)(_[a-z0-9_]+)?"
+)
+"""The types of tools that OpenAI executes, or whose calls have a form of their own. The end is a version."""
+
+
+def _check_hosted(kind: str) -> str:
+    if HOSTED_TYPE.fullmatch(kind) is None:
+        expected = "'function', 'custom', 'namespace' or a hosted tool such as 'web_search'"
+        raise PydanticCustomError("literal_error", "must be a known type", {"expected": expected})
+    return kind
+
+
+class ClientTool(RequestBody):
+    """The base of tools that the client executes."""
+
+    name: ToolName
+    description: str | None = None
+    defer_loading: bool | None = Field(None, description="Has no effect: all tools are part of the prompt.")
+    allowed_callers: list[str] | None = Field(None, description="Has no effect: only the model calls tools.")
+    is_async: bool | None = Field(None, alias="async", description="Has no effect.")
+
+
+class ResponsesFunction(ClientTool):
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = Field(None, description="Has no effect.")
+
+    def function_fields(self) -> dict[str, Any]:
+        """The fields of the function of a chat, except the name."""
+        return self.model_dump(include={"description", "parameters", "strict"}, exclude_none=True)
+
+
+class CustomFormat(RequestBody):
+    """The form of the input of a custom tool. A grammar becomes part of the description, and is not enforced."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomTool(ClientTool):
+    """A tool whose input is text."""
+
+    type: Literal["custom"]
+    format: CustomFormat | None = None
+
+    def function_fields(self) -> dict[str, Any]:
+        """The fields of a function whose only argument is the input."""
+        parts = [self.description]
+        if self.format is not None and self.format.definition:
+            parts.append(f"`{CUSTOM_ARGUMENT}` follows this {self.format.syntax} grammar:\n{self.format.definition}")
+        properties = {CUSTOM_ARGUMENT: {"type": "string"}}
+        schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        return {"description": "\n\n".join(filter(None, parts)) or None, "parameters": schema}
+
+
+class ResponsesHostedTool(RequestBody):
+    model_config = ConfigDict(extra="allow")
+    type: Annotated[str, AfterValidator(_check_hosted)]
+
+
+class NamespaceTool(RequestBody):
+    """A group of tools, such as those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = None
+    tools: list[Annotated[ResponsesFunction | CustomTool, Field(discriminator="type")]] = Field(max_length=MAX_TOOLS)
+
+
+def _tool_form(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return kind if kind in ("function", "custom", "namespace") else "hosted"
+
+
+ResponsesTool = Annotated[
+    Annotated[ResponsesFunction, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[ResponsesHostedTool, Tag("hosted")],
+    Discriminator(_tool_form),
+]
+ResponsesTools = Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)]
+
+
+class ResponsesNamedTool(RequestBody):
+    """A tool, or a namespace with all of its tools."""
+
+    type: Literal["function", "custom", "namespace"]
+    name: ToolName
+    namespace: str | None = None
+
+
+class ResponsesAllowedTools(RequestBody):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponsesNamedTool | ResponsesHostedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+ResponsesToolChoice = (
+    Literal["none", "auto", "required"] | ResponsesNamedTool | ResponsesAllowedTools | ResponsesHostedTool
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """A tool as the client knows it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+class OfferedTools:
+    """The functions that the model is offered, with their tools by name: one for each tool that the client executes.
+
+    The function of a tool in a namespace is named `NAMESPACE__NAME`, with a number if another function has this name.
+    `ignored` are the parts without an effect. `later` are tools that items declare, of which known ones are skipped.
+    """
+
+    def __init__(self, tools: Sequence[ResponsesTool], later: Sequence[ResponsesTool] = ()) -> None:
+        self.functions: list[dict[str, Any]] = []
+        self.called: dict[str, CalledTool] = {}
+        self.ignored: set[str] = set()
+        self._names: dict[tuple[str | None, str], str] = {}
+        self._taken = {tool.name for tool in (*tools, *later) if isinstance(tool, ClientTool)}
+        for namespace, tool in self._members(tools):
+            self._offer(namespace, tool)
+        for namespace, tool in self._members(later):
+            if (namespace, tool.name) not in self._names:
+                self._offer(namespace, tool)
+
+    def _members(self, tools: Sequence[ResponsesTool]) -> Iterator[tuple[str | None, ResponsesFunction | CustomTool]]:
+        """The tools that the client executes, with their namespaces."""
+        for tool in tools:
+            if isinstance(tool, ResponsesHostedTool):
+                self.ignored.add(HOSTED_TYPE.sub(r"tools.\1", tool.type))
+            elif isinstance(tool, NamespaceTool):
+                yield from ((tool.name, member) for member in tool.tools)
+            else:
+                yield None, tool
+
+    def _offer(self, namespace: str | None, tool: ResponsesFunction | CustomTool) -> None:
+        name = tool.name if namespace is None else self._unused_name(_flat_name(tool.name, namespace))
+        self._names[namespace, tool.name] = name
+        self.called[name] = CalledTool(tool.name, namespace, isinstance(tool, CustomTool))
+        self.functions.append({"type": "function", "function": {"name": name, **tool.function_fields()}})
+        if isinstance(tool, CustomTool) and tool.format is not None and tool.format.type == "grammar":
+            self.ignored.add("tools.format")
+        if tool.defer_loading:
+            self.ignored.add("tools.defer_loading")
+
+    def _unused_name(self, wanted: str) -> str:
+        name, number = wanted, 1
+        while name in self._taken:
+            number += 1
+            name = f"{wanted[: MAX_NAME_LENGTH - 4]}_{number}"
+        self._taken.add(name)
+        return name
+
+    def function_name(self, name: str, namespace: str | None) -> str:
+        """The name of the function of a tool, which need not be declared."""
+        return self._names.get((namespace, name)) or (name if namespace is None else _flat_name(name, namespace))
+
+    def choice(self, choice: ResponsesToolChoice | None) -> Any:
+        """The corresponding `tool_choice` of a chat. It is `none` if only tools that are not offered may be called."""
+        is_possible = choice != "required" or self.functions or not self.ignored
+        if is_possible and (choice is None or isinstance(choice, str)):
+            return choice
+        given: Sequence[Any] = choice.tools if isinstance(choice, ResponsesAllowedTools) else [choice]
+        named = [{"type": "function", "function": {"name": name}} for tool in given for name in self._chosen(tool)]
+        if not named:
+            self.ignored.add("tool_choice")
+            return "none"
+        if isinstance(choice, ResponsesAllowedTools):
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": named}}
+        return named[0]
+
+    def _chosen(self, tool: object) -> list[str]:
+        """The functions of a tool in `tool_choice`; none for a hosted tool."""
+        if not isinstance(tool, ResponsesNamedTool):
+            return []
+        if tool.type == "namespace":
+            return [name for name, called in self.called.items() if called.namespace == tool.name]
+        return [self.function_name(tool.name, tool.namespace)]
+
+
+def _flat_name(name: str, namespace: str) -> str:
+    """The name of a function for a tool in a namespace, as Codex writes it."""
+    return f"{namespace.rstrip('_')}__{name.lstrip('_')}"[:MAX_NAME_LENGTH]
