@@ -14,6 +14,7 @@ from openai.types.responses import Response
 from pydantic import ValidationError
 
 from chairlift.errors import RequestError
+from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponsesRequest
@@ -255,9 +256,11 @@ def events_of(server: RunningServer, body: Row) -> list[Row]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
-def test_a_call_carries_its_namespace(api_server: RunningServer) -> None:
+@pytest.mark.parametrize("num_bytes", [1, LARGE_BODY])
+def test_a_call_carries_its_namespace(api_server: RunningServer, num_bytes: int) -> None:
     choice = {"type": "function", "name": "weather", "namespace": "mcp__demo"}
-    body = {"input": "x", "tools": [FLAT_TOOLS[0], MCP], "tool_choice": choice, "max_output_tokens": 40, "seed": 1}
+    other = {**FLAT_TOOLS[0], "output_schema": {"description": "x" * num_bytes}}
+    body = {"input": "x", "tools": [other, MCP], "tool_choice": choice, "max_output_tokens": 40, "seed": 1}
     answer = api_server.post("/v1/responses", body).json()
     (item,) = answer["output"]
     assert (item["type"], item["namespace"], item["name"]) == ("function_call", "mcp__demo", "weather")

@@ -50,6 +50,10 @@ WRONG_SCHEMA = {"type": "nothing"}
 WRONG_FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": WRONG_SCHEMA}}
 WRONG_OUTPUT = {"format": {"type": "json_schema", "schema": WRONG_SCHEMA}}
 FORCED = {"tools": TOOLS, "tool_choice": "required"}
+NAMESPACE = {
+    "tools": [{"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "look"}]}],
+    "tool_choice": {"type": "function", "name": "look", "namespace": "ns"},
+}
 GREEDY = {"temperature": 0, "seed": 1}
 
 
@@ -106,6 +110,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 9, "response_format": SCHEMA, **GREEDY}),
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "stop": ["zz"], "bad_words": ["a"], **GREEDY}),
     ("/v1/responses", {"input": "one", "max_output_tokens": 4, "instructions": "be", "metadata": {"a": "b"}, **GREEDY}),
+    ("/v1/responses", {"input": "one", "max_output_tokens": 9, **NAMESPACE, **GREEDY}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4, "system": "be", **GREEDY}),
     ("/v1/messages/count_tokens", {"messages": MESSAGES}),
     ("/tokenize", {"prompt": "one two", "return_token_strs": True}),

@@ -64,7 +64,8 @@ class RequestPlanner(Generic[Fields, Result]):
     def prepare(self, model: PlanningModel, raw: bytes, max_depth: int) -> PreparedRequest:
         """Parse, validate and plan a body; raises RequestError."""
         body = parse_body(self.body_type, raw, max_depth)
-        return PreparedRequest(body.without_content(), self.plan(model, body))
+        plan = self.plan(model, body)  # This may also determine private attributes of the body.
+        return PreparedRequest(body.without_content(), plan)
 
 
 Planners = Mapping[str, RequestPlanner[Any, Any]]
