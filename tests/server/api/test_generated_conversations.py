@@ -203,7 +203,7 @@ async def replay(client: httpx.AsyncClient, path: str, draw: random.Random) -> i
         answer = await client.post(path, json=body)
         assert answer.status_code == 200, (answer.text, turns)
         turns += next_turns(draw, sent_lines(answer))
-        if draw.random() < 0.7:
+        if draw.random() < 0.7 or turns[-1].get("role") == "assistant":
             turns.append({"role": "user", "content": draw.choice(["Go on.", "", "é"])})
     return num_turns
 
