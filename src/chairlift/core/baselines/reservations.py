@@ -71,6 +71,9 @@ class ReservationKVCacheManager(KVCacheManager):
     request finishes.
     """
 
+    num_rounding_blocks = 0
+    version = 0
+
     def __init__(self, arena: Arena, block_size: int, max_model_len: int, reservation: Reservation) -> None:
         self.num_blocks = arena.num_blocks
         self.block_size = block_size
@@ -78,20 +81,10 @@ class ReservationKVCacheManager(KVCacheManager):
         self._max_model_len = max_model_len
         self._reservation = reservation
         self._tables: dict[str, _ReservedTable] = {}
-        self._num_rounding = 0
-        self._version = 0
 
     @property
     def num_free_blocks(self) -> int:
         return self._arena.num_free
-
-    @property
-    def num_rounding_blocks(self) -> int:
-        return self._num_rounding
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     def block_tables(self, request: Request) -> list[list[int]]:
         return [self._tables[request.request_id].block_ids]
@@ -121,7 +114,7 @@ class ReservationKVCacheManager(KVCacheManager):
         if piece is None:
             return None
         self._tables[request.request_id] = _ReservedTable(piece, list(range(piece.start, piece.start + count)))
-        self._num_rounding += piece.size - count
+        self.num_rounding_blocks += piece.size - count
         request.num_slots = count * self.block_size
         return 0
 
@@ -130,9 +123,9 @@ class ReservationKVCacheManager(KVCacheManager):
 
     def free(self, request: Request) -> None:
         table = self._tables.pop(request.request_id)
-        self._num_rounding -= table.piece.size - len(table.block_ids)
+        self.num_rounding_blocks -= table.piece.size - len(table.block_ids)
         self._arena.release(table.piece)
-        self._version += 1
+        self.version += 1
         request.num_slots = 0
 
     def _num_reserved_blocks(self, request: Request) -> int:

@@ -18,6 +18,8 @@ class BlockPool:
     """Owns `num_blocks` blocks of equal size.
 
     Attributes:
+        num_evictable: number of free blocks that can still be found by their hash.
+        num_shared: number of blocks with several references.
         version: changes whenever a block becomes free or can be found by its hash.
         on_index_change: called with each hash that enters (True) or leaves (False) the index; None if it is not
             observed.
@@ -26,29 +28,17 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
-        self.version = 0
+        self.num_evictable = self.num_shared = self.version = 0
         self.on_index_change: Callable[[bytes, bool], None] | None = None
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._num_evictable = 0
-        self._num_shared = 0
 
     @property
     def num_free(self) -> int:
         """Number of blocks without references, including evictable ones."""
         return len(self._free)
-
-    @property
-    def num_evictable(self) -> int:
-        """Number of free blocks that can still be found by their hash."""
-        return self._num_evictable
-
-    @property
-    def num_shared(self) -> int:
-        """Number of blocks with several references."""
-        return self._num_shared
 
     def is_free(self, block_id: int) -> bool:
         return self._references[block_id] == 0
@@ -78,9 +68,9 @@ class BlockPool:
             if self._references[block_id] == 0:
                 assert self._hashes[block_id] is not None
                 del self._free[block_id]
-                self._num_evictable -= 1
+                self.num_evictable -= 1
             elif self._references[block_id] == 1:
-                self._num_shared += 1
+                self.num_shared += 1
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -90,14 +80,14 @@ class BlockPool:
             self._references[block_id] -= 1
             assert self._references[block_id] >= 0
             if self._references[block_id] == 1:
-                self._num_shared -= 1
+                self.num_shared -= 1
             elif self._references[block_id] == 0:
                 self.version += 1
                 self._free[block_id] = None
                 if self._hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
                 else:
-                    self._num_evictable += 1
+                    self.num_evictable += 1
 
     def register(self, block_id: int, block_hash: bytes) -> None:
         """Index a held, full block by its hash. If another block has the same hash, that one stays in the index."""
@@ -114,6 +104,6 @@ class BlockPool:
         if block_hash is not None:
             del self._block_by_hash[block_hash]
             self._hashes[block_id] = None
-            self._num_evictable -= 1
+            self.num_evictable -= 1
             if self.on_index_change is not None:
                 self.on_index_change(block_hash, False)

@@ -10,6 +10,7 @@ Every group has a block table of its own for each request, and all tables take b
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -60,14 +61,9 @@ class KVGroups:
         """
         if not self.has_windows:
             return num_blocks * self.block_size
-        low, high = 0, self.num_blocks(limit)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if sum(self.most_blocks(middle * self.block_size)) <= num_blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low * self.block_size
+        counts = range(1, self.num_blocks(limit) + 1)
+        fitting = bisect_right(counts, num_blocks, key=lambda count: sum(self.most_blocks(count * self.block_size)))
+        return fitting * self.block_size
 
     def longest_hit(self, columns: Iterable[Sequence[int | None]]) -> list[list[int]]:
         """Return the tables of the longest prefix that a request can share.
