@@ -20,6 +20,7 @@ ANSWER = "The answer is chairlift-42."
 CODEX = f"""\
 model = "scripted"
 model_provider = "chairlift"
+model_context_window = 65536
 check_for_update_on_startup = false
 [analytics]
 enabled = false
@@ -27,6 +28,7 @@ enabled = false
 name = "Chairlift"
 base_url = "{URL}/v1"
 """
+QWEN = {"privacy": {"usageStatisticsEnabled": False}, "general": {"enableAutoUpdate": False}}
 OPENCODE = {
     "model": "chairlift/scripted",
     "autoupdate": False,
@@ -67,6 +69,7 @@ AGENTS = {
             "ANTHROPIC_BASE_URL": URL,
             "ANTHROPIC_AUTH_TOKEN": "none",
             "ANTHROPIC_MODEL": "scripted",
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "65536",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "IS_SANDBOX": "1",
         },
@@ -74,7 +77,7 @@ AGENTS = {
     "qwen": Agent(
         ("qwen", "--auth-type", "openai", "--yolo", "-p", PROMPT),
         {"OPENAI_BASE_URL": f"{URL}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "scripted"},
-        {".qwen/settings.json": json.dumps({"privacy": {"usageStatisticsEnabled": False}})},
+        {".qwen/settings.json": json.dumps(QWEN)},
     ),
     "opencode": Agent(
         ("opencode", "run", PROMPT),
