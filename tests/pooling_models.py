@@ -64,7 +64,10 @@ def _random(model: Any) -> Any:
 
 
 def make_model(kind: str) -> Any:
-    """A random model of transformers: "bert", "roberta", "modernbert", "qwen3" or a cross-encoder ("bert-score")."""
+    """A random model of transformers: "bert", "roberta", "modernbert", "qwen3" or a cross-encoder ("bert-score").
+
+    "qwen3bare" is what AutoModel writes: names without `model.`, and no LM head.
+    """
     import transformers
 
     family, _, is_score = kind.partition("-")
@@ -79,8 +82,11 @@ def make_model(kind: str) -> Any:
         config = transformers.ModernBertConfig(**options, **IDS, local_attention=8, global_attn_every_n_layers=2)
         kinds = (transformers.ModernBertModel, transformers.ModernBertForSequenceClassification)
     else:
-        config = transformers.Qwen3Config(**options, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)
-        kinds = (transformers.Qwen3ForCausalLM, transformers.Qwen3ForCausalLM)
+        is_bare = family == "qwen3bare"
+        config = transformers.Qwen3Config(
+            **options, num_key_value_heads=2, head_dim=16, tie_word_embeddings=not is_bare
+        )
+        kinds = (transformers.Qwen3Model if is_bare else transformers.Qwen3ForCausalLM,) * 2
     return _random(kinds[bool(is_score)](config))
 
 
@@ -92,7 +98,7 @@ def write_pooling_model(folder: Path, kind: str, pooling: str | None = "mean", n
     """
     make_model(kind).save_pretrained(folder)
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]") if kind.startswith("roberta") else ()
-    write_tokenizer(folder, "[SEP]" if kind == "qwen3" else None, special)
+    write_tokenizer(folder, "[SEP]" if kind.startswith("qwen3") else None, special)
     if pooling is None:
         return folder
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] if normalize else [])]

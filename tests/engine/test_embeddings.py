@@ -20,7 +20,10 @@ from native import needs_native
 from pooling_models import TEXTS, write_pooling_model
 
 KERNELS = ["reference", "torch", pytest.param("native", marks=needs_native)]
-EMBEDDERS = [("bert", "mean"), ("bert", "cls"), ("roberta", "mean"), ("modernbert", "cls"), ("qwen3", "lasttoken")]
+EMBEDDERS = [
+    *(("bert", "mean"), ("bert", "cls"), ("roberta", "mean"), ("modernbert", "cls")),
+    *(("qwen3", "lasttoken"), ("qwen3bare", "lasttoken")),
+]
 
 
 @pytest.fixture(scope="module", params=EMBEDDERS, ids=lambda each: "-".join(each))

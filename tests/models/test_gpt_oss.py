@@ -129,7 +129,7 @@ def test_layer_types_alternate_where_the_file_does_not_contain_them() -> None:
         ({"sliding_window": None}, "layer_types must hold 24 of full_attention"),
         ({"sliding_window": None, "layer_types": None}, "sliding_window is missing"),
         ({"num_local_experts": None}, "num_experts is missing"),
-        ({"expert_dropout": 0.1}, "expert_dropout is 0.1, and the gpt-oss architecture does not declare"),
+        ({"expert_capacity": 0.1}, "expert_capacity is 0.1, and the gpt-oss architecture does not declare"),
         (
             {"quantization_config": {"quant_method": "mxfp4", "dequantize": True}},
             "dequantize is True, which is not supp",

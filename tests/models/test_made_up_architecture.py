@@ -363,7 +363,7 @@ def changed(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("attention_soft_cap", 50.0), ("rope_scaling", {"type": "yarn"}), ("query_pre_norm", False), ("num_experts", 8)],
+    [("attention_soft_cap", 50.0), ("rope_scaling", {"type": "yarn"}), ("query_pre_norm", True), ("num_experts", 8)],
 )
 def test_undeclared_property_is_an_error(changed: Any, key: str, value: Any) -> None:
     with pytest.raises(ModelLoadError, match=rf"config\.json: {key} is .*the made-up architecture does not declare"):

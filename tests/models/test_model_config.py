@@ -157,7 +157,7 @@ def test_end_tokens_of_both_files_are_merged() -> None:
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps", "nan"]),
         ({"rms_norm_eps": 0}, ["rms_norm_eps", "0"]),
         ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, ["rope_scaling.rope_type", "ntk", "llama3", "yarn"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ["rope_scaling.original_max_position_embeddings"]),
+        ({"rope_scaling": {"rope_type": "yarn"}}, ["rope_scaling.factor", "missing"]),
         ({"rope_scaling": {"rope_type": "linear"}}, ["rope_scaling.factor", "missing"]),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
         ({"rope_scaling": "linear"}, ["rope_scaling", "object"]),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from chairlift.models.declaration import ModelConfig
 
 PoolingType = Literal["cls", "mean", "last"]
 PoolingTask = Literal["embed", "score"]
@@ -27,3 +29,9 @@ class PoolingConfig:
     normalize: bool = False
     max_seq_length: int | None = None
     classifier_tokens: tuple[int, int] | None = None
+
+    def without_unused_head(self, config: ModelConfig) -> ModelConfig:
+        """Return the declaration without an LM head of its own, which a decoder needs for scores only."""
+        if self.task == "score" or config.encoder is not None:
+            return config
+        return replace(config, tie_word_embeddings=True, unneeded_modules=(*config.unneeded_modules, "lm_head"))

@@ -6,6 +6,8 @@ Keys of `config.json` are those of transformers 4 and 5; keys of GGUF metadata a
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -30,7 +32,7 @@ from chairlift.models.declaration import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, GGUFReader, HFReader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened, unique
 from chairlift.models.reading.nearest_names import describe_supported
-from chairlift.models.reading.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
+from chairlift.models.reading.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF, is_harmless
 from chairlift.models.reading.quantization_fields import read_quantization
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {
@@ -56,6 +58,10 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
 }
 """The supported architectures, by `ModelConfig.architecture`."""
 
+logger = logging.getLogger(__name__)
+
+BARE_MODEL: Final = re.compile(r"(Text)?Model$")
+"""The end of the names of models without LM head, which AutoModel writes."""
 DTYPES: Final = ("float32", "float16", "bfloat16")
 GGUF_END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 GGUF_FILE_TYPES: Final = {0: "float32", 1: "float16", 32: "bfloat16"}
@@ -103,16 +109,26 @@ def read_hf_config(
         dtype=fields.choice(dtype_key, DTYPES, "float32"),
         quantization=quantization,
     )
-    fields.reject_undeclared(f"{architecture.name} architecture", NEUTRAL_HF)
+    _check_undeclared(fields, architecture.name, NEUTRAL_HF)
     return read
+
+
+def _check_undeclared(fields: ConfigFields, architecture: str, neutral: Collection[str]) -> None:
+    """Raise if a field may change results and was not read, and warn of other unknown fields."""
+    if unknown := fields.reject_undeclared(f"{architecture} architecture", neutral, is_harmless):
+        logger.warning(
+            f"{fields.source}: ignored, because the {architecture} architecture does not read these fields: "
+            f"{', '.join(unknown)}"
+        )
 
 
 def _find_hf_reader(fields: ConfigFields) -> tuple[Architecture, HFReader]:
     names = fields.get("architectures", REQUIRED)
     for name in names if isinstance(names, list) else [names]:
-        for architecture in ARCHITECTURES.values():
-            if isinstance(name, str) and name in architecture.hf_readers:
-                return architecture, architecture.hf_readers[name]
+        for form in (name, BARE_MODEL.sub("ForCausalLM", name)) if isinstance(name, str) else ():
+            for architecture in ARCHITECTURES.values():
+                if form in architecture.hf_readers:
+                    return architecture, architecture.hf_readers[form]
     known = [name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers]
     supported = describe_supported(_first_text(names), known)
     raise fields.error("architectures", f"is {shortened(names)}, which is not supported; {supported}")
@@ -168,5 +184,5 @@ def read_gguf_config(
         eos_token_ids=unique(*(tokens.token_ids(key) for key in GGUF_END_KEYS)),
         dtype=GGUF_FILE_TYPES.get(general.integer("file_type", 0, low=0), "float16"),
     )
-    header.fields.reject_undeclared(f"{name} architecture", NEUTRAL_GGUF)
+    _check_undeclared(header.fields, name, NEUTRAL_GGUF)
     return read

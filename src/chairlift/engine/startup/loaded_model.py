@@ -220,7 +220,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     config.check_files()
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files)
-    pooling = _read_pooling(config, files, model_config)
+    if (pooling := _read_pooling(config, files, model_config)) is not None:
+        model_config = pooling.without_unused_head(model_config)
     device = _device(config.device)
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype, is_pooling=pooling is not None)

@@ -52,6 +52,8 @@ def plan_required_memory(config: EngineConfig, memory_bytes: int) -> tuple[Engin
     """
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files)
+    if (pooling := load_pooling_config(files, model_config)) is not None:
+        model_config = pooling.without_unused_head(model_config)
     plan = plan_memory(
         config,
         model_config,
@@ -59,7 +61,7 @@ def plan_required_memory(config: EngineConfig, memory_bytes: int) -> tuple[Engin
         memory_bytes - PROCESS_BYTES,
         FREE_MEMORY_SHARE[config.device.split(":")[0]],
         budget=f"models_memory_bytes={format_memory(memory_bytes)} for model {files.name!r}",
-        is_pooling=load_pooling_config(files, model_config) is not None,
+        is_pooling=pooling is not None,
     )
     if config.num_kv_blocks is None:
         config = replace(config, kv_cache_memory_bytes=plan.kv_bytes)

@@ -358,7 +358,7 @@ def _read_ropes(fields: ConfigFields, windows: Sequence[int | None], layers: Seq
         kind = "full_attention" if window is None else "sliding_attention"
         if (scaling := both.mapping(kind)) is None:
             raise fields.error("rope_parameters", f"has no {kind}")
-        ropes.append(read_proportional_rope(scaling, layer.head_dim))
+        ropes.append(read_proportional_rope(fields, scaling, layer.head_dim))
     return ropes
 
 

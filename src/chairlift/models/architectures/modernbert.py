@@ -39,7 +39,8 @@ def _read(fields: ConfigFields, classifier: bool) -> ModelConfig:
         fields.allow_only(key, False, "no published model has these biases")
     thetas, is_global = _read_positions(fields, count)
     fields.get("tie_word_embeddings")  # concerns the head of masked language models
-    fields.get("decoder_bias")
+    for key in ("decoder_bias", "layer_norm_eps"):
+        fields.get(key)
     # A token attends to half of the window on each side.
     window = fields.integer("local_attention", 128) // 2 + 1
 

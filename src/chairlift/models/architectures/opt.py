@@ -152,6 +152,4 @@ def read_opt(fields: ConfigFields) -> ModelConfig:
     ).declare()
 
 
-OPT: Final = Architecture(
-    name="opt", hf_readers={"OPTForCausalLM": read_opt}, other_prefixes=(("model.decoder.", "decoder."),)
-)
+OPT: Final = Architecture(name="opt", hf_readers={"OPTForCausalLM": read_opt})

@@ -6,11 +6,11 @@ Some models rotate a part of each head only, and scale the rotary embedding for 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader
+from chairlift.models.architectures.llama import LlamaConfigReader, uniform_windows
 from chairlift.models.declaration import ModelConfig, RopeConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields
@@ -106,11 +106,6 @@ def _are_factors(values: Any, expected: int) -> bool:
     )
 
 
-def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
-    return (window,) * layers
-
-
 def read_phi3_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file of Phi-3 or Phi-4."""
     fields = header.fields
@@ -138,7 +133,7 @@ def read_phi3_gguf(header: GGUFHeader) -> ModelConfig:
 
 PHI3: Final = Architecture(
     name="phi3",
-    hf_readers={"Phi3ForCausalLM": Phi3ConfigReader("phi3", _windows, architecture="phi3", qkv_bias=False)},
+    hf_readers={"Phi3ForCausalLM": Phi3ConfigReader("phi3", uniform_windows, architecture="phi3", qkv_bias=False)},
     gguf_readers={"phi3": read_phi3_gguf},
     gguf_names={
         **GGUF_NAMES,

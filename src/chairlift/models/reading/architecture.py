@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 """The numbers of layer and expert in the name of a parameter."""
 
+BARE_PREFIX: Final = "model."
+"""The beginning of names that a model without LM head (AutoModel) does not have."""
+
 
 class StoredName(NamedTuple):
     """The place of a parameter in a file.
@@ -112,7 +115,7 @@ class Architecture:
 
     def _with_other_prefixes(self, name: str) -> list[str]:
         others = (other + name.removeprefix(prefix) for prefix, other in self.other_prefixes if name.startswith(prefix))
-        return [name, *others]
+        return list(dict.fromkeys((name, *others, name.removeprefix(BARE_PREFIX))))
 
 
 def _stored_name(names: Mapping[str, str | StoredName], name: str) -> StoredName | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
@@ -97,24 +97,38 @@ class ConfigFields:
         if value != supported:
             raise self.error(key, f"is {value!r}, which is not supported: {reason}")
 
-    def reject_undeclared(self, owner: str, neutral: Collection[str] = ()) -> None:
-        """Raise if no reader has read a field of this object or of a nested one.
+    def reject_undeclared(
+        self,
+        owner: str,
+        neutral: Collection[str] = (),
+        is_harmless: Callable[[str, Any], bool] = lambda key, value: False,
+    ) -> list[str]:
+        """Raise if no reader has read a field of this object or of a nested one that may change results.
 
         Args:
             owner: what the reader that has read the fields belongs to ("llama architecture"), for the message.
             neutral: the keys that have no influence on inference, and need no reader.
+            is_harmless: (key, value) -> whether the field cannot change results.
+
+        Returns:
+            The keys of the harmless fields that are no switches.
         """
+        harmless: list[str] = []
         for name, value in self._values.items():
             key = name.removeprefix(self._prefix)
             has_prefix = isinstance(name, str) and name.startswith(self._prefix)
             if has_prefix and value is not None and key not in self._read_keys and key not in neutral:
-                raise self.error(
-                    key,
-                    f"is {shortened(value)}, and the {owner} does not declare this property; "
-                    f"remove it from the file if it has no influence on inference",
-                )
+                if not is_harmless(key, value):
+                    raise self.error(
+                        key,
+                        f"is {shortened(value)}, and the {owner} does not declare this property; "
+                        f"remove it from the file if it has no influence on inference",
+                    )
+                if value not in (False, True):
+                    harmless.append(name)
         for nested in self._nested.values():
-            nested.reject_undeclared(owner, neutral)
+            harmless += nested.reject_undeclared(owner, neutral, is_harmless)
+        return harmless
 
 
 def shortened(value: Any, most: int = 80) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.models.declaration import RopeConfig
-from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 
 WHOLE_HEAD = "the rotation must cover the whole head"
 
@@ -25,7 +25,7 @@ def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConf
     scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
     if scaling is None:
         return RopeConfig(theta=fields.number("rope_theta", default_theta))
-    return _read_scaling(scaling, _theta(fields, scaling, default_theta))
+    return _read_scaling(fields, scaling, _theta(fields, scaling, default_theta))
 
 
 def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> tuple[RopeConfig, RopeConfig]:
@@ -39,31 +39,31 @@ def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> 
     both = fields.mapping("rope_parameters")
     if both is None:
         scaling, base = fields.mapping("rope_scaling"), fields.number("rope_theta", theta)
-        scaled = RopeConfig(theta=base) if scaling is None else _read_scaling(scaling, base)
+        scaled = RopeConfig(theta=base) if scaling is None else _read_scaling(fields, scaling, base)
         return RopeConfig(theta=local_theta), scaled
     local, whole = both.mapping("sliding_attention"), both.mapping("full_attention")
-    return _read_own_rope(local, local_theta), _read_own_rope(whole, theta)
+    return _read_own_rope(fields, local, local_theta), _read_own_rope(fields, whole, theta)
 
 
-def read_proportional_rope(scaling: ConfigFields, head_dim: int) -> RopeConfig:
+def read_proportional_rope(fields: ConfigFields, scaling: ConfigFields, head_dim: int) -> RopeConfig:
     """Read the rotary embedding of a type of layer, which may be "proportional": the frequencies are those of the whole
     head, and only the first pairs of dimensions are rotated."""
     theta = scaling.number("rope_theta")
     if scaling.get("rope_type") != "proportional":
-        return _read_scaling(scaling, theta)
+        return _read_scaling(fields, scaling, theta)
     share, factor = scaling.number("partial_rotary_factor", 1.0, high=1.0), scaling.number("factor", 1.0)
     num_rotated = int(share * head_dim // 2)
     factors = (factor,) * num_rotated + (NOT_ROTATED,) * (head_dim // 2 - num_rotated)
     return RopeConfig(theta=theta, scaling="factors", freq_factors=factors)
 
 
-def _read_own_rope(scaling: ConfigFields | None, default_theta: float) -> RopeConfig:
+def _read_own_rope(fields: ConfigFields, scaling: ConfigFields | None, default_theta: float) -> RopeConfig:
     if scaling is None:
         return RopeConfig(theta=default_theta)
-    return _read_scaling(scaling, scaling.number("rope_theta", default_theta))
+    return _read_scaling(fields, scaling, scaling.number("rope_theta", default_theta))
 
 
-def _read_scaling(scaling: ConfigFields, theta: float) -> RopeConfig:
+def _read_scaling(fields: ConfigFields, scaling: ConfigFields, theta: float) -> RopeConfig:
     scaling.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
     kind = _kind(scaling)
     rope = RopeConfig(theta=theta)
@@ -71,7 +71,18 @@ def _read_scaling(scaling: ConfigFields, theta: float) -> RopeConfig:
         scaling.allow_only("factor", 1.0, "rotary embeddings of type default have no factor")
         return rope
     rope = replace(rope, scaling=kind, factor=scaling.number("factor"))
+    if kind != "linear":
+        rope = replace(rope, original_max_position_embeddings=_original_context(fields, scaling))
     return _SCALINGS[kind](rope, scaling)
+
+
+def _original_context(fields: ConfigFields, scaling: ConfigFields) -> int:
+    """Read the context before the scaling, which is the whole context in files that do not contain it."""
+    key = "original_max_position_embeddings"
+    if fields.get(key) is None and scaling.get(key) is not None:
+        return scaling.integer(key)
+    scaling.get(key)  # The value outside takes precedence.
+    return fields.integer("max_position_embeddings") if fields.get(key) is None else fields.integer(key)
 
 
 def _kind(scaling: ConfigFields) -> str:
@@ -97,8 +108,7 @@ def _llama3(rope: RopeConfig, scaling: ConfigFields) -> RopeConfig:
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if low >= high:
         raise scaling.error("low_freq_factor", f"({low:g}) must be below high_freq_factor ({high:g})")
-    original = scaling.integer("original_max_position_embeddings")
-    return replace(rope, low_freq_factor=low, high_freq_factor=high, original_max_position_embeddings=original)
+    return replace(rope, low_freq_factor=low, high_freq_factor=high)
 
 
 def _yarn(rope: RopeConfig, scaling: ConfigFields) -> RopeConfig:
@@ -113,7 +123,6 @@ def _yarn(rope: RopeConfig, scaling: ConfigFields) -> RopeConfig:
         attention = yarn_attention_factor(rope.factor)
     return replace(
         rope,
-        original_max_position_embeddings=scaling.integer("original_max_position_embeddings"),
         beta_fast=scaling.number("beta_fast", 32),
         beta_slow=scaling.number("beta_slow", 1),
         truncate=scaling.flag("truncate", True),
@@ -167,7 +176,9 @@ def _gguf_yarn(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
         rope,
         scaling="yarn",
         factor=factor,
-        original_max_position_embeddings=fields.integer("rope.scaling.original_context_length"),
+        original_max_position_embeddings=fields.integer(
+            "rope.scaling.original_context_length", fields.get("context_length", REQUIRED)
+        ),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1),
         attention_factor=fields.number("rope.scaling.attn_factor", 1.0) * attention,

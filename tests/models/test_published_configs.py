@@ -1,0 +1,128 @@
+"""Configurations with the fields of published models load; fields that change results are refused by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.errors import ModelLoadError
+from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.registry import read_gguf_config, read_hf_config
+
+FILE = Path(__file__).parents[1] / "data" / "published_configs.jsonl"
+CONFIGS: dict[str, dict[str, Any]] = {
+    config.pop("name"): config for config in map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
+}
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("Qwen2.5-7B", {"use_mrope": True}),
+    ("Qwen2.5-7B-Instruct", {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}}),
+    ("Qwen3-0.6B", {"partial_rotary_factor": 0.5}),
+    ("Qwen3-0.6B", {"attn_logit_softcapping": 50.0}),
+    ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 512}),
+    ("Qwen3-30B-A3B", {"scoring_func": "sigmoid"}),
+    ("Llama-2-7b-hf", {"sliding_window": 4096}),
+    ("Llama-2-7b-hf", {"num_experts": 8}),
+    ("Llama-3.1-8B-Instruct", {"attention_multiplier": 0.01}),
+    ("Llama-3.1-8B-Instruct", {"residual_multiplier": 0.22}),
+    ("Llama-3.2-1B-Instruct", {"no_rope_layers": [1, 1, 1, 0] * 4}),
+    ("Llama-3.2-1B-Instruct", {"layer_types": ["linear_attention"] * 16}),
+    ("SmolLM2-135M", {"rope_interleaved": True}),
+    ("SmolLM2-135M", {"is_causal": False}),
+    ("Mistral-7B-v0.1", {"use_qk_norm": True}),
+    ("Mistral-7B-v0.1", {"alibi": True}),
+    ("OLMoE-1B-7B", {"clip_qkv": 8.0}),
+    ("OLMo-2-1124-7B", {"logit_scale": 0.0625}),
+    ("gemma-3-1b-it", {"use_bidirectional_attention": True}),
+    ("phi-4", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+    ("DeepSeek-R1-Distill-Llama-8B", {"kv_lora_rank": 512}),
+    ("granite-3.3-2b-instruct", {"mamba_d_conv": 4}),
+    ("bert-base-uncased", {"position_embedding_type": "relative_key"}),
+    ("Mixtral-8x7B-Instruct", {"n_shared_experts": 2}),
+]
+
+
+def read(name: str, **changes: Any) -> ModelConfig:
+    return read_hf_config({**CONFIGS[name], **changes}, source=f"{name}/config.json")
+
+
+def test_there_are_sixty() -> None:
+    assert len(CONFIGS) >= 60
+    assert len(CHANGES) >= 20
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_published_configurations_load(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = read(name)
+    assert len(config.layers) > 5
+    assert len(caplog.messages) == (name in ("Falcon3-7B-Instruct", "ModernBERT-base")), "these have an unknown field"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), CHANGES, ids=lambda value: value if isinstance(value, str) else next(iter(value))
+)
+def test_fields_that_change_results_are_refused_by_name(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(
+        ModelLoadError, match=rf"config\.json: (rope_scaling\.)?\w*({'|'.join(changes)}|type)"
+    ) as caught:
+        read(name, **changes)
+    assert next(iter(changes)) in str(caught.value)
+
+
+def test_unknown_fields_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    text = {**CONFIGS["gemma-3-4b-it"]["text_config"], "team": "x"}
+    with caplog.at_level(logging.WARNING, "chairlift"):
+        assert read("Qwen3-0.6B", my_note="x", trained_tokens=5, use_mrope=False, use_cache_v2=True) == read(
+            "Qwen3-0.6B"
+        )
+        read("gemma-3-4b-it", text_config=text)
+    first, second = caplog.messages
+    assert first.endswith("the llama architecture does not read these fields: my_note, trained_tokens")
+    assert second.endswith(": text_config.team")
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"use_qk_norm": False, "num_shared_experts": 0, "mamba_layers": [], "clip_qkv": None},
+        {"residual_multiplier": 1.0, "logits_scaling": 1, "logit_scale": 1.0},
+        {"is_causal": True, "use_rope": True},
+        {"attention_dropout_rate": 0.1, "use_flash_attn_3": True, "activation": "silu"},
+    ],
+)
+def test_values_that_switch_a_field_off_are_neutral(neutral: dict[str, Any]) -> None:
+    assert read("SmolLM2-135M", **neutral) == read("SmolLM2-135M")
+
+
+def ropes(config: ModelConfig) -> set[RopeConfig | None]:
+    return {layer.attention.rope for layer in config.layers}
+
+
+def test_the_original_length_of_yarn_is_the_context() -> None:
+    (rope,) = ropes(read("Qwen2.5-Coder-32B-yarn"))
+    assert rope is not None
+    assert (rope.factor, rope.original_max_position_embeddings) == (4.0, 32768)
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    (inner,) = ropes(read("Qwen3-0.6B", rope_scaling=scaling))
+    (outer,) = ropes(read("Qwen3-0.6B", rope_scaling=scaling, original_max_position_embeddings=2048))
+    assert inner is not None
+    assert outer is not None
+    assert (inner.original_max_position_embeddings, outer.original_max_position_embeddings) == (4096, 2048)
+
+
+def test_the_original_length_of_yarn_in_gguf_is_the_context() -> None:
+    sizes = {"context_length": 4096, "embedding_length": 64, "feed_forward_length": 96, "block_count": 1}
+    other = {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": 256}
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+    fields = {f"llama.{key}": value for key, value in {**sizes, **other, **scaling}.items()}
+    (rope,) = ropes(read_gguf_config({"general.architecture": "llama", **fields}, source="m.gguf"))
+    assert rope is not None
+    assert rope.original_max_position_embeddings == 4096
+
+
+@pytest.mark.parametrize(("name", "bare"), [("Qwen3-0.6B", "Qwen3Model"), ("gemma-3-1b-it", "Gemma3TextModel")])
+def test_names_of_models_without_head(name: str, bare: str) -> None:
+    assert read(name, architectures=[bare]) == read(name)
