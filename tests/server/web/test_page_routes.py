@@ -19,7 +19,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
 from chairlift.lab.bench.static_comparison import simulate_static_batching
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing, key_record, parse_key
 from chairlift.server.http.root_path import parse_root_path
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
@@ -323,7 +323,7 @@ def test_a_simulation_needs_the_cost_of_steps(tiny_model_dir: Callable[..., Path
 
 def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
-        def admit(self, _key: KeyInfo, prompts: list[range], _params: SamplingParams) -> Permit:
+        def admit(self, _key: KeyInfo, prompts: list[range], _params: SamplingParams, slot: object) -> Permit:
             assert len(prompts) == 32
             raise OverloadedError("the queue is full", 1.0, "queue_full")
 
@@ -331,4 +331,6 @@ def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytes
     llm = cast(AsyncLLM, SimpleNamespace(engine=SimpleNamespace(facts=facts)))
     monkeypatch.setattr("chairlift.server.web.burst._make_prompts", lambda *_: pytest.fail("prompts were drawn"))
     with pytest.raises(OverloadedError):
-        asyncio.run(BurstSender(cast(AdmissionController, Full())).send(llm, BurstBody(), ANONYMOUS))
+        asyncio.run(
+            BurstSender(cast(AdmissionController, Full())).send(llm, BurstBody(), ANONYMOUS, cast(CallSlot, None))
+        )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from chairlift.engine.async_llm import AsyncLLM, Generation
 from chairlift.errors import ChairliftError, RequestError
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.web.page_bodies import BurstBody, BurstRequest, BurstView
 
@@ -25,8 +25,8 @@ class BurstSender:
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def send(self, llm: AsyncLLM, body: BurstBody, key: KeyInfo) -> BurstView:
-        """Start the requests of a burst. They count as one call of the key, and as its tokens.
+    async def send(self, llm: AsyncLLM, body: BurstBody, key: KeyInfo, slot: CallSlot) -> BurstView:
+        """Start the requests of a burst. They count as one call of the key, which held `slot`, and as its tokens.
 
         Raises:
             RequestError: the longest request does not fit in `max_model_len`, or a limit of the queue is exceeded.
@@ -41,7 +41,8 @@ class BurstSender:
                 "max_prompt_tokens",
             )
         lengths = _draw_lengths(body)
-        permit = self._admission.admit(key, [range(length) for length, _ in lengths], SamplingParams(max_tokens=1))
+        prompt_lengths = [range(length) for length, _ in lengths]
+        permit = self._admission.admit(key, prompt_lengths, SamplingParams(max_tokens=1), slot=slot)
         burst_id = f"burst-{uuid.uuid4().hex[:12]}"
         requests, generations = [], []
         try:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -147,12 +148,11 @@ def data_router(
     async def send_burst(request: Request, model: str | None = None) -> BurstView:
         """Send a burst of synthetic requests."""
         require_control()
-        body = await _read_page_body(request, BurstBody)
-        lease = await manager.acquire(manager.find(model, call_of(request).key), call_of(request).key)
-        try:
-            return await sender.send(lease.service.llm, body, call_of(request).key)
-        finally:
-            lease.close()
+        key = call_of(request).key
+        with closing(admission.reserve_slot(key)) as slot:
+            body = await _read_page_body(request, BurstBody)
+            with closing(await manager.acquire(manager.find(model, key), key)) as lease:
+                return await sender.send(lease.service.llm, body, key, slot)
 
     @routes.post("/v1/page/simulation")
     async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
