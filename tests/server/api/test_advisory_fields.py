@@ -19,6 +19,8 @@ from running_server import RunningServer, run_server, wait_for
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
 INPUT: dict[str, Any] = {"input": "hi", "max_output_tokens": 3, "temperature": 0}
 PROMPT: dict[str, Any] = {"prompt": "hi", "max_tokens": 3, "temperature": 0}
+SCHEMA: dict[str, Any] = {"properties": {"é\r\n" * 30: {"not": {"type": "null"}, "uniqueItems": True}}}
+FORCED = {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}], "tool_choice": "required"}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ PROMPT: dict[str, Any] = {"prompt": "hi", "max_tokens": 3, "temperature": 0}
             "reasoning.summary, text.verbosity",
         ),
         ("/v1/messages", CHAT, {"metadata": {"user_id": "me"}}, "metadata"),
+        ("/v1/chat/completions", CHAT, FORCED, f"tools.f.properties.{'%C3%A9%0D%0A' * 30}"[:160]),
     ],
 )
 def test_the_response_names_fields_without_an_effect(

@@ -240,6 +240,7 @@ def test_calls_of_strict_tools_follow_the_schema_in_every_format_and_are_parsed(
 
 
 KEYS = [*UNFOLLOWED, *BOUNDS, *COUNTS, *SCHEMA_MAPS, *SCHEMA_LISTS, "type", "enum", "$ref", "$id", "format", "required"]
+KEYS += ["$anchor", "$dynamicAnchor"]
 VALUES = [None, True, 1, -1.5, 1e300, float("nan"), "#", "#/a", "#/items/0", "object", "int32", "integer", "", [], {}]
 
 
@@ -258,3 +259,26 @@ def test_any_json_is_reduced_to_an_object_schema() -> None:
         before = json.dumps(schema)
         assert FollowedSchema(schema).schema["type"] == "object"
         assert json.dumps(schema) == before
+
+
+HOSTILE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "an index of 5000 digits": (
+        {"allOf": [{}], "$ref": f"#/allOf/{'9' * 5000}"},
+        ["$ref"],
+    ),
+    "an anchor that is no text": ({"$dynamicAnchor": 5}, ["$dynamicAnchor"]),
+    "a map of schemas that is also a schema": (
+        {"allOf": [{"$ref": "#/x/properties"}, {"$ref": "#/x"}], "x": {"properties": {"$ref": "y"}}},
+        ["x.properties.$ref"],
+    ),
+    "long names": (
+        {"properties": {"k" * 10_000: {"properties": {str(i): {"not": {"type": "null"}} for i in range(2)}}}},
+        [f"properties.{'k' * 89}"] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_schema_is_reduced_and_what_is_left_out_has_short_names(name: str) -> None:
+    schema, left_out = HOSTILE[name]
+    assert FollowedSchema(schema).left_out == left_out

@@ -44,6 +44,9 @@ IGNORED_HEADER: Final = "x-chairlift-ignored"
 MAX_IGNORED: Final = 24
 """The maximum number of names in that header."""
 
+MAX_IGNORED_CHARACTERS: Final = 160
+"""The maximum length of a name in that header. Some proxies accept only 4 KiB of headers in all."""
+
 LARGE_OUTPUT: Final = 1024
 """An output of more tokens and logprob entries than this is written on a thread."""
 
@@ -331,8 +334,10 @@ def ignored_fields(body: CallFields, plan: RequestPlan, unfollowed: tuple[str, .
         unfollowed: parts of the schemas of tools that the compiled grammar does not follow.
     """
     names = body.chat_field_names
-    ignored = [*body.ignored_fields(), *(names.get(field, field) for field in plan.ignored), *dict.fromkeys(unfollowed)]
-    return ignored[:MAX_IGNORED] + [f"{len(ignored) - MAX_IGNORED}-more"] * (len(ignored) > MAX_IGNORED)
+    given = [*body.ignored_fields(), *(names.get(field, field) for field in plan.ignored), *unfollowed]
+    ignored = list(dict.fromkeys(given))
+    shown = [f"{name:.{MAX_IGNORED_CHARACTERS}}" for name in ignored[:MAX_IGNORED]]
+    return shown + [f"{len(ignored) - MAX_IGNORED}-more"] * (len(ignored) > MAX_IGNORED)
 
 
 def _remaining_seconds(timeout: float | None, model_seconds: float) -> float | None:

@@ -50,9 +50,11 @@ NUMBER_FORMATS: Final = frozenset(("float", "double"))
 BOUNDS: Final = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 COUNTS: Final = frozenset(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"))
 CHOICES: Final = frozenset(("enum", "anyOf", "oneOf"))
-STRINGS: Final = frozenset(("$id", "$ref", "$anchor", "format"))
+STRINGS: Final = frozenset(("$id", "$ref", "$anchor", "$dynamicAnchor", "format"))
+INDEX: Final = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 ADDRESS: Final = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]*")
 MAX_NUMBER: Final = 1e21
+MAX_PATH_CHARACTERS: Final = 100
 MAX_PATTERN_CHARACTERS: Final = 1000
 MAX_PATTERNS: Final = 64
 """The maximum number of patterns of a schema whose syntax is checked. Others are left to the compiler of grammars."""
@@ -66,7 +68,7 @@ class FollowedSchema:
 
     Attributes:
         schema: the copy, without annotations. Integers with a format such as int32 have its bounds.
-        left_out: the paths of the keywords that were left out.
+        left_out: the paths of the keywords that were left out, as far as MAX_PATH_CHARACTERS.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -76,25 +78,26 @@ class FollowedSchema:
         self._reduced: set[int] = set()
         self._references: list[tuple[str, dict[str, Any]]] = []
         self._addresses: set[str] = set()
+        self._has_identifiers = False
         self._reduce("", self.schema)
         for path, part in self._references:  # The list grows when a reference leads to a place that is no keyword's.
-            if self._is_dangling(part["$ref"]):
+            reference = part.get("$ref")  # No text if the same object is also read as a map of schemas.
+            if isinstance(reference, str) and self._is_dangling(reference):
                 self._leave_out(path, part, "$ref")
         self._require_object()
 
     def _is_dangling(self, reference: str) -> bool:
         """Whether a reference leads nowhere. Those of a schema with identifiers are left to the compiler."""
-        has_identifiers = any(address[0] != "#" for address in self._addresses)
         if not reference.startswith("#/"):
-            return not (has_identifiers or reference in self._addresses or "://json-schema.org/" in reference)
+            return not (self._has_identifiers or reference in self._addresses or "://json-schema.org/" in reference)
         target: Any = self.schema
         for key in unquote(reference[2:]).split("/"):
             if isinstance(target, list):
-                target = target[int(key)] if key.isdecimal() and int(key) < len(target) else None
+                target = target[int(key)] if INDEX.fullmatch(key) and int(key) < len(target) else None
             else:
                 target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
-        self._reduce(reference[2:].replace("/", "."), target)
-        return not (isinstance(target, (dict, bool)) or has_identifiers)
+        self._reduce(reference[2 : 2 + MAX_PATH_CHARACTERS].replace("/", "."), target)
+        return not (isinstance(target, (dict, bool)) or self._has_identifiers)
 
     def _require_object(self) -> None:
         """Arguments are an object, even if the schema permits other values."""
@@ -105,7 +108,7 @@ class FollowedSchema:
 
     def _leave_out(self, path: str, part: dict[str, Any], key: str) -> None:
         del part[key]
-        self.left_out.append(f"{path}.{key}".lstrip("."))
+        self.left_out.append(_joined(path, key))
 
     def _reduce(self, path: str, part: Any) -> None:
         if not isinstance(part, dict) or id(part) in self._reduced:
@@ -121,6 +124,7 @@ class FollowedSchema:
         if "$dynamicAnchor" in part:
             part.setdefault("$anchor", part.pop("$dynamicAnchor"))
         self._addresses |= {"#", part.get("$id") or "#", "#" + part.get("$anchor", "")}
+        self._has_identifiers |= not part.get("$id", "#").startswith("#")
         if "$ref" in part:
             self._references.append((path, part))
         self._reduce_format(path, part)
@@ -128,7 +132,7 @@ class FollowedSchema:
             if key in ("minimum", "exclusiveMinimum"):
                 part[key] = max(part[key], -LARGEST)
             elif key in SCHEMAS or key in SCHEMA_LISTS or key in SCHEMA_MAPS:
-                self._reduce_subschemas(f"{path}.{key}", part, key)
+                self._reduce_subschemas(_joined(path, key), part, key)
 
     def _reduce_subschemas(self, path: str, part: dict[str, Any], key: str) -> None:
         """Reduce the schemas of a keyword. A value that is no schema is replaced by one that permits everything."""
@@ -136,11 +140,11 @@ class FollowedSchema:
         is_list = key in SCHEMA_LISTS and isinstance(value, list)
         holder: Any = value if is_list or key in SCHEMA_MAPS else {key: value}
         for name, child in list(enumerate(holder) if is_list else holder.items()):
-            place = path if holder is not value else f"{path}.{name}"
+            place = path if holder is not value else _joined(path, name)
             if isinstance(child, (dict, bool)):
                 self._reduce(place, child)
             else:
-                self.left_out.append(place.lstrip("."))
+                self.left_out.append(place)
                 (part if holder is not value else holder)[name] = True
 
     def _is_valid(self, key: str, value: Any) -> bool:
@@ -180,6 +184,10 @@ class FollowedSchema:
             del part["format"]
         elif kind is not None and kind not in FORMATS:
             self._leave_out(path, part, "format")
+
+
+def _joined(path: str, key: object) -> str:
+    return (f"{path}.{key}" if path else str(key))[:MAX_PATH_CHARACTERS]
 
 
 @lru_cache(256)
