@@ -24,35 +24,28 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import fixed_batch, memory_use, rate_sweep
+from chairlift.lab.presets import memory_use, rate_sweep
 from chairlift.lab.presets.study import Study, StudyResult
 from chairlift.lab.tables import constants_table, make_text_table, print_parts, print_report
+from chairlift.options import check_options, option
 
 RUNNERS: Final[dict[str, Callable[[Study], StudyResult]]] = {
     "rate sweep": rate_sweep.run,
     "memory use": memory_use.run,
-    "fixed batch": fixed_batch.run,
+    "fixed batch": rate_sweep.run,
 }
 """The function that runs a study of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresetOptions:
-    """The options of a preset; None selects the preset's value.
+    """The options of a preset; None selects the preset's value."""
 
-    Attributes:
-        workload_seed: the seed of lengths, tokens and arrivals.
-        num_prompts: number of requests in each run.
-    """
-
-    workload_seed: int | None = None
-    num_prompts: int | None = None
+    workload_seed: int | None = option(None, "Seed of lengths, tokens and arrivals.", minimum=0)
+    num_prompts: int | None = option(None, "Number of requests in each run.", minimum=1)
 
     def __post_init__(self) -> None:
-        for name, low in (("workload_seed", 0), ("num_prompts", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -74,12 +67,12 @@ class Preset:
         Raises:
             ConfigError: an option does not apply to the preset.
         """
-        supported = self.data.get("options", [option.name for option in fields(options)])
-        for option in fields(options):
-            value = getattr(options, option.name)
-            if value is not None and option.name not in supported:
+        supported = self.data.get("options", [field.name for field in fields(options)])
+        for field in fields(options):
+            value = getattr(options, field.name)
+            if value is not None and field.name not in supported:
                 raise ConfigError(
-                    f"preset {self.name}: {option.name}={value} does not apply; its options are: "
+                    f"preset {self.name}: {field.name}={value} does not apply; its options are: "
                     f"{', '.join(supported) or 'none'}"
                 )
         seed = options.workload_seed or 0

@@ -1,7 +1,8 @@
 """The runner of studies by request rate: measures at given rates, or the highest rate that meets a limit.
 
-A study has `rates`, in requests per second, and then a row for each rate and system. Or it has `limits` by heading, and
-then a row for each system with the highest rate at which all conditions of a limit hold:
+A study has `rates`, in requests per second, and then a row for each rate and system. Without them all requests arrive
+at the start ("fixed batch"). Or it has `limits` by heading, and then a row for each system with the highest rate at
+which all conditions of a limit hold:
 
     "at_most"    measures with their maximum; {"times_alone": N, ...} is a multiple of the value of a single request
     "at_least"   measures with their minimum
@@ -32,16 +33,18 @@ TOLERANCE: Final = 0.02
 
 
 def run(study: Study) -> StudyResult:
-    """Simulate each system at the rates, or search its highest rates."""
+    """Simulate each system at the rates, with all requests at the start, or search its highest rates."""
     rows: dict[str, Row] = {}
     keys = {}
     for system in study.systems():
         requests = system.requests(study.seed)
-        for rate in system.rates:
-            label = f"{rate:g}/s, {system.label}"
+        rates = {f"{rate:g}/s, ": rate for rate in system.rates}
+        if not rates and not system.limits:
+            rates = {"": math.inf}
+        for prefix, rate in rates.items():
             found = measure_run(system, requests, rate)
-            rows[label] = {name: MeasuredValue(found[name]) for name in study.measures}
-            keys[label] = (f"{rate:g}/s, {system.case}", system.name)
+            rows[prefix + system.label] = {name: MeasuredValue(found[name]) for name in study.measures}
+            keys[prefix + system.label] = (prefix + system.case, system.name)
         if system.limits:
             rows[system.label] = _highest_rates(study, system, requests)
             keys[system.label] = (system.case, system.name)
