@@ -135,6 +135,10 @@ IGNORED: list[tuple[Row, str | None]] = [
     (with_items({"type": "compaction", "id": "c", "encrypted_content": "abc"}), "input.compaction"),
     (with_items({"type": "item_reference", "id": "rs_1"}), "input.item_reference"),
     (with_items({"id": "rs_1"}), "input.item_reference"),
+    (
+        with_items({"role": "assistant", "content": "a", "phase": "p", "parsed": {"a": 1}, "refusal": None}),
+        "input.parsed",
+    ),
     (with_items({"type": "additional_tools", "role": "developer", "tools": [MCP, SHELL]}), None),
 ]
 
@@ -164,7 +168,13 @@ def test_what_agents_send_is_accepted_and_named(api_server: RunningServer, field
         ({"tool_choice": {"type": "function"}}, "tool_choice.name is required"),
         ({"tool_choice": {"type": "any"}}, "tool_choice.type must be "),
         ({"input": [{"type": "song"}]}, "input[0].type must be one of 'message', "),
-        ({"input": [{**call("{}"), "argment": "x"}]}, "input[0].argment is unknown or not supported"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "argment": ""}]},
+            "input[0].arguments is req",
+        ),
+        ({"input": [{**HI, "nme": "x"}]}, "input[0].nme is unknown or not supported"),
+        ({"input": [{**result("x"), "outputs": "x"}]}, "input[0].outputs is unknown"),
+        ({"input": [{**HI, "role": "robot"}]}, "input[0].role must be 'user', 'assistant', 'system' or 'developer', "),
     ],
 )
 def test_what_is_misspelled_is_an_error(fields: Row, message: str) -> None:

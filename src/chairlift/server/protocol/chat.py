@@ -132,13 +132,14 @@ class AssistantMessage(RequestBody):
 
     def ignored_keys(self) -> Iterator[str]:
         """The additional fields of the message and its calls that have a value."""
-        yield from _keys_with_values(self.model_extra)
+        yield from keys_with_values(self.model_extra)
         for call in self.tool_calls or []:
             for extra in (call.model_extra, call.function.model_extra):
-                yield from (f"tool_calls.{key}" for key in _keys_with_values(extra))
+                yield from (f"tool_calls.{key}" for key in keys_with_values(extra))
 
 
-def _keys_with_values(extra: Mapping[str, Any] | None) -> Iterator[str]:
+def keys_with_values(extra: Mapping[str, Any] | None) -> Iterator[str]:
+    """The names of additional fields that have a value."""
     return (key for key, value in (extra or {}).items() if value not in (None, "", [], {}) and NAMED_KEY.fullmatch(key))
 
 

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
 from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.chat import keys_with_values
 from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT, OfferedTools, ResponsesTools
 
@@ -22,6 +23,9 @@ SERVER_ITEM: Final = re.compile(
     r"|mcp_(list_tools|approval_request|approval_response)|(context_)?compaction(_summary)?|ghost_snapshot"
 )
 """The types of items without text that the model could read. They are skipped."""
+
+RETURNED_FIELDS: Final = {"id", "status", "phase", "caller", "created_by", "async", "type", "role"}
+"""Fields of OpenAI's items that have no effect on later answers."""
 
 ReturnedValue = Annotated[Any, Field(description="Part of a received item; has no effect.")]
 
@@ -42,21 +46,22 @@ def _text(content: str | list[InputPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or [])
 
 
-class ReceivedItem(RequestBody):
-    """An item that may have been received in a response."""
-
-    id: ReturnedValue = None
-    status: ReturnedValue = None
-    created_by: ReturnedValue = None
-    caller: ReturnedValue = None
-    is_async: Any = Field(None, alias="async", description="Part of a received item; has no effect.")
-
-
-class InputMessage(ReceivedItem):
+class InputMessage(RequestBody):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | InputParts | None
-    phase: ReturnedValue = None
+    id: ReturnedValue = None
+    status: ReturnedValue = None
+
+
+class ReceivedItem(RequestBody):
+    """An item that a server has produced. Fields that a server or a client has added are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class InputAnswer(InputMessage, ReceivedItem):
+    """A message of the assistant."""
 
 
 class InputFunctionCall(ReceivedItem):
@@ -80,12 +85,16 @@ class InputCustomCall(ReceivedItem):
         return json.dumps({CUSTOM_ARGUMENT: self.input}, ensure_ascii=False)
 
 
-class InputCallOutput(ReceivedItem):
+class InputCallOutput(RequestBody):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | InputParts
+    id: ReturnedValue = None
+    status: ReturnedValue = None
     name: ReturnedValue = None
     namespace: ReturnedValue = None
+    caller: ReturnedValue = None
+    created_by: ReturnedValue = None
 
 
 class InputReasoning(ReceivedItem):
@@ -117,18 +126,26 @@ class OtherItem(RequestBody):
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _value(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+
+
 def _item_form(item: Any) -> str:
     """The alternative for an input item. An item without a type is a message, or a reference if it has no role."""
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    kind = _value(item, "type")
     if not isinstance(kind, str):
-        return "item_reference" if isinstance(item, dict) and "id" in item and "role" not in item else "message"
+        return "item_reference" if _value(item, "id") is not None and _value(item, "role") is None else "message"
     if kind == "additional_tools" or CLIENT_ITEM.fullmatch(kind) or SERVER_ITEM.fullmatch(kind):
         return "web_search_call"
     return "function_call_output" if kind == "custom_tool_call_output" else kind
 
 
+Message = Annotated[
+    Annotated[InputMessage, Tag("prompt")] | Annotated[InputAnswer, Tag("answer")],
+    Discriminator(lambda item: "answer" if _value(item, "role") == "assistant" else "prompt"),
+]
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")]
+    Annotated[Message, Tag("message")]
     | Annotated[InputFunctionCall, Tag("function_call")]
     | Annotated[InputCustomCall, Tag("custom_tool_call")]
     | Annotated[InputCallOutput, Tag("function_call_output")]
@@ -150,7 +167,10 @@ class ConvertedInput:
             self._add(item, index)
 
     def _add(self, item: InputItem, index: int) -> None:
-        if isinstance(item, InputMessage) and item.role == "assistant":
+        if isinstance(item, ReceivedItem):
+            extra = item.model_extra or {}
+            self.ignored |= {f"input.{name}" for name in keys_with_values(extra) if name not in RETURNED_FIELDS}
+        if isinstance(item, InputAnswer):
             self._answer("content")["content"] = _text(item.content)
         elif isinstance(item, InputMessage):
             self.messages.append({"role": item.role, "content": _text(item.content)})
