@@ -128,8 +128,7 @@ def existing_parts(path: Path) -> list[Path]:
         ModelLoadError: a part of a split model is missing.
     """
     paths = part_paths(path)
-    missing = [each.name for each in paths if not each.is_file()] if len(paths) > 1 else []
-    if missing:
+    if len(paths) > 1 and (missing := [each.name for each in paths if not each.is_file()]):
         raise ModelLoadError(
             f"{path}: is one of {len(paths)} parts of a model, and {', '.join(missing[:3])} is missing in "
             f"{path.parent}; put all parts in one folder"
@@ -182,19 +181,14 @@ class GGUFFile:
 
 
 def _check_parts(parts: list[_GGUFPart]) -> None:
-    """Check `split.no`, `split.count` and `split.tensors.count`.
-
-    Raises:
-        ModelLoadError: a file is another part than its name says, or the parts do not have all tensors.
-    """
+    """Raise if `split.no` and `split.count` do not agree with the names, or `split.tensors.count` with the tensors."""
     for index, part in enumerate(parts):
         number, count = part.split.integer("no", 0, low=0), part.split.integer("count", 0, low=0)
         if (number, count) != (index, len(parts)) and max(count, len(parts)) > 1:
             expected = "a whole file" if len(parts) == 1 else f"part {index + 1} of {len(parts)}"
             raise ModelLoadError(
                 f"{part.path}: is {expected} by its name, but part {number + 1} of {max(count, 1)} by its header "
-                "(split.no, split.count); give all parts the names with which they were published "
-                "(NAME-00001-of-00002.gguf)"
+                "(split.no, split.count); restore the names of all parts (NAME-00001-of-00002.gguf)"
             )
     total = sum(part.num_tensors for part in parts)
     if len(parts) > 1 and (declared := parts[0].split.integer("tensors.count", low=0)) != total:

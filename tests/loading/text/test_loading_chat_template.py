@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chairlift.errors import RequestError
-from chairlift.loading.text.chat_template import ChatTemplate, select_template
+from chairlift.loading.text.chat_template import ChatTemplate, named_templates
 
 USER = {"role": "user", "content": "<hi> & 'bye' é"}
 
@@ -67,9 +67,26 @@ def test_errors_name_messages_as_the_parameter(text: str, problem: str) -> None:
 
 
 def test_named_templates() -> None:
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    assert select_template("X") == "X"
-    assert select_template(named) == "D"
-    assert select_template(named[:1]) == "T"
-    assert select_template([]) is None
-    assert select_template(None) is None
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}, {"name": "x"}, "y"]
+    assert named_templates("X") == {"default": "X"}
+    assert (
+        named_templates(named)
+        == named_templates({"tool_use": "T", "default": "D"})
+        == {"tool_use": "T", "default": "D"}
+    )
+    assert named_templates([]) == named_templates(None) == named_templates({"default": 1}) == {}
+
+
+@pytest.mark.parametrize(
+    ("named", "without", "with_tools"),
+    [
+        ({"tool_use": "T", "default": "D"}, "D", "T"),
+        ({"default": "D", "rag": "R"}, "D", "D"),
+        ({"tool_use": "T"}, "T", "T"),
+    ],
+)
+def test_tools_choose_the_template(named: dict[str, str], without: str, with_tools: str) -> None:
+    template = ChatTemplate(named, {})
+    assert (template.render([]), template.render([], tools=None)) == (without, without)
+    assert template.render([], tools=[]) == template.render([], tools=[{"type": "function"}]) == with_tools
+    assert template.text == "".join(dict.fromkeys((without, with_tools)))

@@ -292,6 +292,24 @@ def test_errors_name_file_and_key(tmp_path: Path, base: dict[str, Any], changes:
         load(tmp_path, base, **changes)
 
 
+def test_named_templates_of_a_file(tmp_path: Path) -> None:
+    path = load_path(tmp_path)
+    file = GGUFFile(path)
+    file.metadata |= {
+        "tokenizer.chat_template": "D",
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": "T",
+    }
+    template = gguf_tokenizer.gguf_tokenizer(file).chat_template
+    assert template is not None
+    assert (template.render([]), template.render([], tools=[])) == ("D", "T")
+
+
+def load_path(folder: Path) -> Path:
+    load(folder, BPE)
+    return folder / "t.gguf"
+
+
 def cached_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.tokenizer.json"))
 

@@ -101,3 +101,39 @@ def test_errors_name_missing_and_damaged_files(tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").write_text(text)
         with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: "):
             folder_tokenizer(tmp_path)
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+NAMED = {
+    "rag": "R",
+    "tool_use": "{% for m in messages %}T:{{ m.content }};{% endfor %}{{ tools | length }}",
+    "default": "{% for m in messages %}D:{{ m.content }};{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", ["list", "files"])
+def test_named_templates_are_chosen_as_by_transformers(tmp_path: Path, form: str) -> None:
+    make(tmp_path)
+    if form == "list":
+        named = [{"name": name, "template": text} for name, text in NAMED.items()]
+        edit(tmp_path / "tokenizer_config.json", chat_template=named)
+    else:
+        (tmp_path / "additional_chat_templates").mkdir()
+        for name, text in NAMED.items():
+            file = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
+            (tmp_path / file).write_text(text)
+    oracle, ours = PreTrainedTokenizerFast.from_pretrained(tmp_path), folder_tokenizer(tmp_path)
+    messages = [{"role": "user", "content": "hi"}]
+    for tools in (None, TOOLS):
+        expected = oracle.apply_chat_template(messages, tools=tools, tokenize=False)
+        assert ours.render_chat(messages, tools=tools) == expected
+    assert ours.chat_template is not None
+    assert "tools" in ours.chat_template.variables
+
+
+def test_without_a_default_the_first_template_is_used(tmp_path: Path) -> None:
+    make(tmp_path)
+    edit(tmp_path / "tokenizer_config.json", chat_template=[{"name": "rag", "template": "r"}, {"name": "x"}, 1])
+    assert folder_tokenizer(tmp_path).render_chat([]) == "r"
+    edit(tmp_path / "tokenizer_config.json", chat_template=[])
+    assert not folder_tokenizer(tmp_path).has_chat_template

@@ -25,12 +25,19 @@ class ChatTemplate:
     """A chat template, which is compiled when it is first used.
 
     Args:
-        text: the source of the template.
+        text: the source of the template, or the sources of named templates: `tool_use` renders conversations with
+            tools, as in transformers, and `default`, or else the first one, all others.
         special_tokens: the special tokens by their variable names (`bos_token`, `eos_token`, ...).
+
+    Attributes:
+        text: the sources of both.
     """
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
-        self.text = text
+    def __init__(self, text: str | Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        named = {"default": text} if isinstance(text, str) else text
+        self._default = named.get("default", next(iter(named.values()), ""))
+        self._with_tools = named.get("tool_use", self._default)
+        self.text = "".join(dict.fromkeys((self._default, self._with_tools)))
         self._special_tokens = {name: template_text(token) for name, token in special_tokens.items()}
 
     @cached_property
@@ -42,8 +49,9 @@ class ChatTemplate:
             return frozenset()
 
     @cached_property
-    def _compiled(self) -> jinja2.Template:
-        return TemplateEnvironment().from_string(self.text)
+    def _compiled(self) -> list[jinja2.Template]:
+        """The templates of conversations without and with tools."""
+        return [TemplateEnvironment().from_string(text) for text in (self._default, self._with_tools)]
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
@@ -71,7 +79,7 @@ class ChatTemplate:
             if isinstance(message, dict) and (role := message.get("role")) in ROLES:
                 message["role"] = template_text(role)
         try:
-            text = self._compiled.render(marked)
+            text = self._compiled[extra.get("tools") is not None].render(marked)
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(
                 f"messages: the model's chat template cannot be compiled (line {error.lineno}: {error.message}); send "
@@ -109,14 +117,10 @@ def _reason(error: Exception) -> str:
     return str(error)[:1000] or type(error).__name__
 
 
-def select_template(value: Any) -> str | None:
-    """Return the template of a configuration: its text, or of a list of named templates the entry `default` or else the
-    first one."""
+def named_templates(value: Any) -> dict[str, str]:
+    """Return the templates of a configuration by their names: a text is `default`; a list has objects with names."""
     if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        entries = (entry for entry in value if isinstance(entry, dict) and isinstance(entry.get("name"), str))
-        named = {entry["name"]: entry.get("template") for entry in entries}
-        chosen = named.get("default", next(iter(named.values()), None))
-        return chosen if isinstance(chosen, str) else None
-    return None
+        return {"default": value}
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    named = value if isinstance(value, dict) else {entry.get("name"): entry.get("template") for entry in entries}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}

@@ -18,13 +18,14 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from chairlift.loading.cache import models_dir, write_atomically
 from chairlift.loading.gguf_file import GGUFFile
-from chairlift.loading.text.chat_template import select_template
+from chairlift.loading.text.chat_template import named_templates
 from chairlift.loading.text.tokenizer import Tokenizer, set_bos_and_eos
 from chairlift.loading.text.tokenizer_class import SPACE
 from chairlift.models.reading.config_fields import ConfigFields
 
 BUILD: Final = 1  # Increase it when the same file gives a different tokenizer, so that cached ones are not used.
 PREFIX: Final = "tokenizer.ggml."
+TEMPLATE: Final = "tokenizer.chat_template"
 MAX_SPLIT_CHARACTERS: Final = 10**9  # Work to derive the merges; a real vocabulary has about 10^8.
 ROLES: Final = {
     "bos_token": "bos_token_id",
@@ -102,10 +103,13 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     vocabulary = GGUFVocabulary(file)
     backend = _cached(file.path, len(vocabulary.tokens)) or _build_and_cache(vocabulary)
     roles = {role: vocabulary.token_at(key) for role, key in ROLES.items()}
+    named = {
+        key.removeprefix(TEMPLATE).removeprefix("."): value for key, value in file.metadata.items() if TEMPLATE in key
+    }
     return Tokenizer(
         backend,
         special_tokens={role: token for role, token in roles.items() if token is not None},
-        chat_template=select_template(file.metadata.get("tokenizer.chat_template")),
+        chat_template=named_templates({name or "default": text for name, text in named.items()}),
     )
 
 

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.text.chat_template import select_template
+from chairlift.loading.text.chat_template import named_templates
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.loading.text.tokenizer_class import apply_tokenizer_class, tokenizer_class
 
@@ -52,7 +52,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         _add_tokens(backend, settings)
     except Exception as error:  # The library raises no narrower type.
         raise ModelLoadError(f"{folder / SETTINGS}: has a value of a wrong type ({error}); download it again") from None
-    return Tokenizer(backend, special_tokens=special_tokens, chat_template=_chat_template(folder, settings))
+    return Tokenizer(backend, special_tokens=special_tokens, chat_template=_chat_templates(folder, settings))
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -119,11 +119,12 @@ def _special_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
             yield AddedToken(token, special=True)
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
+def _chat_templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """The templates by name. Files take precedence over the settings."""
+    named = {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    files = {"default": folder / "chat_template.jinja", **named}
     try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return select_template(settings.get("chat_template"))
+        found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.exists()}
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file}: cannot be read ({error}); download it again") from error
+        raise ModelLoadError(f"{folder}: a chat template cannot be read ({error}); download it again") from error
+    return found or named_templates(settings.get("chat_template"))

@@ -26,7 +26,7 @@ class Tokenizer:
     Args:
         backend: a tokenizer of the `tokenizers` library, whose truncation and padding are switched off.
         special_tokens: role ("bos_token", "eos_token", ...) -> text. Texts that are not tokens are ignored.
-        chat_template: the source of the Jinja2 template, or None.
+        chat_template: the source of the Jinja2 template, or those of named templates; None or nothing for no template.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         special_tokens: Mapping[str, str] | None = None,
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -49,7 +49,7 @@ class Tokenizer:
         self._added = {i: token.content for i, token in added.items()}
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self._token_to_bytes = make_token_to_bytes(backend)
-        self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+        self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template else None
 
     def check_vocabulary(self, model: str, num_rows: int) -> None:
         """Check that each token has a row in the embedding of the model, which has `num_rows`.
