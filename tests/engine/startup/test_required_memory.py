@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.models.parameter_memory import parameter_bytes
+from pooling_models import write_pooling_model
 
 
 @pytest.mark.parametrize("max_loras", [0, 3])
@@ -43,3 +45,16 @@ def test_too_little_memory_is_an_error_with_the_numbers(tiny_model_dir: Callable
         plan_required_memory(given, 200 << 20)
     with pytest.raises(ModelLoadError, match="there is no such file or folder"):
         plan_required_memory(EngineConfig("/nowhere/model"), 1 << 30)
+
+
+def test_an_encoder_does_not_get_the_options_of_all_models_that_it_lacks(tmp_path: Path) -> None:
+    model = str(write_pooling_model(tmp_path / "bert", "bert"))
+    common = EngineConfig(kv_cache_memory_bytes=1 << 20, prefix_cache_dir=str(tmp_path), max_num_seqs=3)
+    given = replace(common, model=model)
+    config, required = plan_required_memory(given, 1 << 30, common)
+    assert config == EngineConfig(model, max_num_seqs=3)
+    assert required.kv_cache == 0
+    build_engine(config)
+    own, _ = plan_required_memory(replace(given, max_loras=2), 1 << 30, common)
+    with pytest.raises(ConfigError, match="max_loras has no use for 'bert', an encoder: remove it"):
+        build_engine(own)

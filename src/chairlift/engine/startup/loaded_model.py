@@ -11,7 +11,7 @@ import torch
 
 from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
-from chairlift.engine.startup.memory_plan import MatrixFormats, plan_lora, plan_weights
+from chairlift.engine.startup.memory_plan import ENCODER_LACKS, MatrixFormats, plan_lora, plan_weights
 from chairlift.engine.startup.threads import set_threads
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.grammar.compiler import GrammarCompiler
@@ -62,22 +62,6 @@ LOADING_OPTIONS: Final = (
     "max_lora_rank",
 )
 """The properties of EngineConfig that affect how a model is loaded."""
-
-ENCODER_LACKS: Final = (
-    "kv_cache_memory_bytes",
-    "num_kv_blocks",
-    "kv",
-    "kv_arena",
-    "kv_cache_dtype",
-    "enable_prefix_caching",
-    "prefix_cache_dir",
-    "speculative_config",
-    "lora_modules",
-    "max_loras",
-    "record_trace",
-    "classifier_from_token",
-)
-"""Options of KV memory, of generation and of adapters. An encoder has none of them."""
 
 MAX_NAMES_SHOWN: Final = 5
 """Maximum number of tensor names in a message."""

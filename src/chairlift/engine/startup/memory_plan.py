@@ -50,6 +50,22 @@ ENCODER_TOKENS: Final = 2048
 NO_POOL: Final = KVCachePlan(0, 1, 0, "demand")
 """The pool of an encoder, which keeps no K and V."""
 
+ENCODER_LACKS: Final = (
+    "kv_cache_memory_bytes",
+    "num_kv_blocks",
+    "kv",
+    "kv_arena",
+    "kv_cache_dtype",
+    "enable_prefix_caching",
+    "prefix_cache_dir",
+    "speculative_config",
+    "lora_modules",
+    "max_loras",
+    "record_trace",
+    "classifier_from_token",
+)
+"""Options of KV memory, of generation and of adapters. An encoder has none of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:

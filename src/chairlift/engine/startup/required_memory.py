@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift.config import EngineConfig
-from chairlift.engine.startup.memory_plan import plan_memory
+from chairlift.engine.startup.memory_plan import ENCODER_LACKS, plan_memory
 from chairlift.kernels.kernel_memory import total
 from chairlift.loading.pooling_config import load_pooling_config
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 from chairlift.worker.memory import format_memory
+
+logger = logging.getLogger("chairlift")
 
 PROCESS_BYTES: Final = 256 << 20
 """Memory of an engine process without a model: Python, the libraries of torch, tokenizer and message buffers. With
@@ -39,9 +42,15 @@ class RequiredMemory:
         )
 
 
-def plan_required_memory(config: EngineConfig, memory_bytes: int) -> tuple[EngineConfig, RequiredMemory]:
+def plan_required_memory(
+    config: EngineConfig, memory_bytes: int, common: EngineConfig | None = None
+) -> tuple[EngineConfig, RequiredMemory]:
     """Plan an engine within a budget. K and V get the same share of the rest as in a server with one model, unless the
     configuration has their size.
+
+    Args:
+        common: the configuration of all models of the server. An encoder does not get those of its options that have
+            no use for it.
 
     Returns:
         The configuration with the planned size of the pool, and the memory that it needs, which may exceed the budget.
@@ -52,6 +61,8 @@ def plan_required_memory(config: EngineConfig, memory_bytes: int) -> tuple[Engin
     """
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files)
+    if model_config.encoder is not None and common is not None:
+        config = _encoder_config(config, common, files.name)
     if (pooling := load_pooling_config(files, model_config)) is not None:
         model_config = pooling.without_unused_head(model_config)
     plan = plan_memory(
@@ -66,3 +77,16 @@ def plan_required_memory(config: EngineConfig, memory_bytes: int) -> tuple[Engin
     if config.num_kv_blocks is None:
         config = replace(config, kv_cache_memory_bytes=plan.kv_bytes)
     return config, RequiredMemory(total(plan.weights), total(plan.activations), plan.pool.num_bytes)
+
+
+def _encoder_config(config: EngineConfig, common: EngineConfig, name: str) -> EngineConfig:
+    """The configuration of an encoder without the options of all models that have no use for it."""
+    defaults = EngineConfig()
+    unused = {
+        option: getattr(defaults, option)
+        for option in ENCODER_LACKS
+        if getattr(config, option) == getattr(common, option) != getattr(defaults, option)
+    }
+    if unused:
+        logger.info("model %r is an encoder, on which %s of all models have no effect", name, ", ".join(unused))
+    return replace(config, **unused)

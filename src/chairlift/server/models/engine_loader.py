@@ -84,7 +84,8 @@ class ProcessLoader:
         self._is_aborted = False
 
     def plan(self, spec: ModelSpec, budget: int | None) -> LoadPlan:
-        config, required = plan_required_memory(spec.config, available_host_memory() if budget is None else budget)
+        memory_bytes = available_host_memory() if budget is None else budget
+        config, required = plan_required_memory(spec.config, memory_bytes, spec.common)
         return LoadPlan(config, required.total, str(required))
 
     async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:

@@ -126,7 +126,7 @@ class ModelOptions:
         elif not paths and self.models is None:
             paths = [config.model]  # the default model
         for path in paths:
-            yield ModelSpec(model_name(path), replace(config, model=path), (), self._keep_alive(None), api)
+            yield ModelSpec(model_name(path), replace(config, model=path), (), self._keep_alive(None), api, config)
 
     def _named(self, config: EngineConfig, api: ApiOptions) -> Iterator[ModelSpec]:
         for name, given in (self.models or {}).items():
@@ -136,7 +136,8 @@ class ModelOptions:
             try:
                 own = read_options(NamedModelOptions, given or {}, f"models: {name}", base=base, environment=False)
                 engine = replace(own.engine, model=self._find(str(own.engine.model)))
-                yield ModelSpec(name, engine, tuple(own.aliases or ()), self._keep_alive(own.keep_alive), own.api)
+                aliases = tuple(own.aliases or ())
+                yield ModelSpec(name, engine, aliases, self._keep_alive(own.keep_alive), own.api, config)
             except ConfigError as error:
                 raise ConfigError(f"models: {name}: {str(error).removeprefix(f'models: {name}: ')}") from None
 

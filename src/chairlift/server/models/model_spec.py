@@ -18,6 +18,7 @@ class ModelSpec:
         aliases: other names in requests.
         keep_alive: seconds without a request after which it is unloaded; None never unloads it for this reason.
         api: the options of the API for its requests.
+        common: the configuration of all models. An encoder has no use for some of its options.
     """
 
     name: str
@@ -25,6 +26,7 @@ class ModelSpec:
     aliases: tuple[str, ...] = ()
     keep_alive: float | None = None
     api: ApiOptions = field(default_factory=ApiOptions)
+    common: EngineConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
