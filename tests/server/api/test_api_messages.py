@@ -149,6 +149,7 @@ def after(*blocks: Row) -> Row:
         ({"container": "c"}, "container"),
         ({"container": {"id": None, "skills": []}, "speed": "fast"}, "container, speed"),
         ({"diagnostics": {"previous_message_id": None}, "fallbacks": "default"}, "diagnostics, fallbacks"),
+        ({"user_profile_id": "u", "billing_policy": {"bill_to": "self"}}, "billing_policy, user_profile_id"),
         ({"thinking": {"type": "adaptive", "display": "summarized"}}, "thinking.display"),
         ({"system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral", "scope": "global"}}]}, None),
         ({"tools": [SEARCH]}, "tools.web_search_20250305"),

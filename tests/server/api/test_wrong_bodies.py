@@ -69,7 +69,7 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (
             ChatCompletionRequest,
             chat([IMAGE], "assistant"),
-            "messages[0].content[0].type must be 'text' or 'refusal', got 'image_url'",
+            "messages[0].content[0].type must be one of 'text', 'refusal', 'thinking', got 'image_url'",
         ),
         (
             ChatCompletionRequest,

@@ -86,6 +86,8 @@ def turns(text: str) -> list[tuple[str, str]]:
         answered(),
         answered(content=None, reasoning_content="Hm."),
         answered(content="Well.", provider_specific_fields={"refusal": None}, reasoning="Hm."),
+        answered(content=None, reasoning={"effort": "low"}),
+        answered(content=[{"type": "thinking", "thinking": "Hm."}]),
         answered(content="", reasoning_content="Hm.")[:2],
         answered(content=None, tool_calls=[call(CUT)])[:2],
     ],
@@ -113,6 +115,12 @@ def test_arguments_reach_the_template_as_an_object() -> None:
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_reasoning_of_an_answer_has_two_names(name: str) -> None:
     assert "<think>\nHm.\n</think>\n\nWell." in chat("qwen3", answered(content="Well.", **{name: "Hm."})[:2])
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}], "signature": "s"}
+    parts = [thinking, {"type": "text", "text": "Well.", "annotations": [{}], "index": None}]
+    messages = answered(content=parts)[:2]
+    assert "<think>\nHm.\n</think>\n\nWell." in chat("qwen3", messages)
+    ignored = plan("qwen3", ChatCompletionRequest, messages=messages).ignored
+    assert ignored == ("messages.content.annotations", "messages.content.signature")
 
 
 def test_additional_fields_of_answers_are_named() -> None:
@@ -233,8 +241,9 @@ LINE = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
     [
         [{"type": "text", "text": LINE}, {"type": "text", "text": "Be brief."}],
         LINE + "\nBe brief.",
+        "\n" + LINE.replace("x-a", "X-A") + "\nBe brief.",
     ],
-    ids=["blocks", "text"],
+    ids=["blocks", "text", "capitals"],
 )
 def test_the_changing_line_of_a_client_is_no_part_of_the_prompt(system: Any) -> None:
     texts = {claude("qwen3", [USER], system=json.loads(json.dumps(system) % cch)) for cch in ("a", "b")}

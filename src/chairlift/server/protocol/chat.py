@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -28,7 +28,7 @@ RESERVED_VARIABLES = ("messages", "self", "add_generation_prompt", "tools", "doc
 """Variables of a chat template that `chat_template_kwargs` must not set."""
 
 
-BILLING_LINE: Final = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
+BILLING_LINE: Final = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 """The line at the beginning of Claude Code's system prompt that differs in each request, so that no prefix of a prompt
 would be found in the cache. Only Anthropic reads it."""
 
@@ -44,7 +44,12 @@ class TextPart(RequestBody):
     cache_control: CacheControl | None = None
 
 
+class AnswerText(TextPart):
+    model_config = ConfigDict(extra="allow")
+
+
 class RefusalPart(RequestBody):
+    model_config = ConfigDict(extra="allow")
     type: Literal["refusal"]
     refusal: str
 
@@ -53,10 +58,21 @@ class RefusalPart(RequestBody):
         return self.refusal
 
 
+class ThinkingPart(RequestBody):
+    """Reasoning as a part of the content, as some servers return it."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["thinking"]
+    thinking: str | list[TextPart]
+    text: ClassVar[str] = ""
+
+
+AnswerPart = Annotated[AnswerText | RefusalPart | ThinkingPart, Field(discriminator="type")]
+
 Text = str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS)]
 
 
-def plain_text(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
+def plain_text(content: str | Sequence[TextPart | RefusalPart | ThinkingPart]) -> str:
     """The content of a message as one string, as chat templates expect it."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -110,11 +126,11 @@ class AssistantMessage(RequestBody):
 
     model_config = ConfigDict(extra="allow")
     role: Literal["assistant"]
-    content: str | Annotated[list[TextPart | RefusalPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
+    content: str | Annotated[list[AnswerPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallParam], Field(max_length=MAX_TOOL_CALLS)] | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning: Any = None
     refusal: str | None = None
     cache_control: CacheControl | None = None
     # -- These fields of a received answer are null, because a call or speech would be lost without them. --
@@ -125,17 +141,26 @@ class AssistantMessage(RequestBody):
         """The message as chat templates expect it, with the arguments of tool calls as objects."""
         content = self.refusal if self.content is None else plain_text(self.content)
         calls = [_call_for_template(call) for call in self.tool_calls or []] or None
-        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
-        others = {"name": self.name, "reasoning_content": reasoning, "tool_calls": calls}
+        others = {"name": self.name, "reasoning_content": self._reasoning_text(), "tool_calls": calls}
         given = {name: value for name, value in others.items() if value is not None}
         return {"role": "assistant", "content": content or "", **given}
 
     def ignored_keys(self) -> Iterator[str]:
-        """The additional fields of the message and its calls that have a value."""
+        """The additional fields of the message, its parts and its calls that have a value."""
         yield from keys_with_values(self.model_extra)
+        for part in self._parts():
+            yield from (f"content.{key}" for key in keys_with_values(part.model_extra))
         for call in self.tool_calls or []:
             for extra in (call.model_extra, call.function.model_extra):
                 yield from (f"tool_calls.{key}" for key in keys_with_values(extra))
+
+    def _parts(self) -> Sequence[TextPart | RefusalPart | ThinkingPart]:
+        return self.content if isinstance(self.content, list) else []
+
+    def _reasoning_text(self) -> str | None:
+        thoughts = [plain_text(part.thinking) for part in self._parts() if isinstance(part, ThinkingPart)]
+        given = (self.reasoning_content, self.reasoning, "".join(thoughts) if thoughts else None)
+        return next((text for text in given if isinstance(text, str)), None)
 
 
 def keys_with_values(extra: Mapping[str, Any] | None) -> Iterator[str]:

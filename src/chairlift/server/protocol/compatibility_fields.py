@@ -148,11 +148,14 @@ class MessagesCompatibilityFields(CompatibilityFields):
 
     advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
         **CompatibilityFields.advisory_fields,
+        "billing_policy": (),
         "container": (),
         "context_management": ([], {}, ContextManagement(), ContextManagement(edits=[])),
         "diagnostics": ({},),
+        "fallback_credit_token": (),
         "fallbacks": ([],),
         "speed": ("standard",),
+        "user_profile_id": (),
     }
     metadata: Annotated[dict[MetadataKey, MetadataValue | None], limit_entries(MAX_METADATA)] | None = Field(
         None, description="Identifies the end user; has no effect."
@@ -164,6 +167,9 @@ class MessagesCompatibilityFields(CompatibilityFields):
     diagnostics: dict[str, Any] | None = Field(
         None, description="Has no effect: there are no diagnostics of the cache."
     )
+    billing_policy: dict[str, Any] | None = Field(None, description="Has no effect: nothing is billed.")
+    fallback_credit_token: str | dict[str, Any] | None = Field(None, description="Has no effect: nothing is billed.")
+    user_profile_id: str | None = Field(None, description="Identifies the end user; has no effect.")
     fallbacks: str | list[Any] | None = Field(None, description="Has no effect: the model does not decline requests.")
     mcp_servers: EmptyValue = Field(None, description="MCP servers are not supported.")
     speed: Literal["standard", "fast"] | None = Field(None, description="Has no effect: there is only one speed.")

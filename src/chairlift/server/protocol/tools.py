@@ -64,7 +64,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoic
 class FunctionCallParam(RequestBody):
     model_config = ConfigDict(extra="allow")
     name: str
-    arguments: str
+    arguments: str | None = None
 
 
 class ToolCallParam(RequestBody):
@@ -77,14 +77,14 @@ class ToolCallParam(RequestBody):
     index: int | None = Field(None, description="Index of a streamed call; has no effect.")
 
 
-def parse_arguments(text: str) -> dict[str, Any]:
+def parse_arguments(text: str | None) -> dict[str, Any]:
     """The arguments of a tool call as an object.
 
     Text that is not a JSON object, such as that of a call that the token limit has cut, becomes the value of
     `INVALID_JSON`, as at Anthropic.
     """
     try:
-        value = from_json(text.strip() or "{}", allow_inf_nan=False)
+        value = from_json((text or "").strip() or "{}", allow_inf_nan=False)
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {"INVALID_JSON": text}
