@@ -2,6 +2,7 @@
 
 The variable has a list of [text, answer] as JSON. The first rule whose text the prompt contains has the answer. The
 server is the real one, with the tokenizer of its model, so the answers are streamed, parsed and limited as always.
+Streams have pings between the tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain, repeat
@@ -30,9 +32,11 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.server import serve
+from chairlift.server.http import streaming
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 MAX_MODEL_LEN, NUM_BATCHED_TOKENS = 65_536, 8192
+STEP_SECONDS, PING_SECONDS = 0.005, 0.002
 
 
 class ScriptedExecutor:
@@ -45,6 +49,7 @@ class ScriptedExecutor:
         self._uncomputed: dict[str, int] = {}
 
     def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        time.sleep(STEP_SECONDS)
         for request in output.new_requests:
             self._answers[request.request_id] = self._answer(request)
             self._uncomputed[request.request_id] = len(request.token_ids) - request.num_computed_tokens
@@ -95,5 +100,6 @@ if __name__ == "__main__":
     else:
         from chairlift.cli.main import main
 
+        streaming.PING_SECONDS = PING_SECONDS
         serve.ProcessClient = partial(ProcessClient, command=(sys.executable, __file__, "--engine"))
         main()

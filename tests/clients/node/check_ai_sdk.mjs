@@ -24,11 +24,12 @@ const weather = tool({
 });
 const City = z.object({ name: z.string().max(20), inhabitants: z.number().int() });
 
-async function checkTools(model) {
+async function checkTools(model, hasReasoning) {
   const call = { model, prompt: "How is the weather in Rome?", tools: { weather }, stopWhen: stepCountIs(3) };
   const whole = await generateText(call);
   assert.equal(whole.steps.length, 2);
   assert.match(whole.text, /chairlift-42/);
+  assert.equal(whole.steps[0].reasoningText?.trim(), hasReasoning ? "A tool can find it." : undefined);
   const stream = streamText(call);
   let text = "";
   for await (const part of stream.fullStream) {
@@ -36,15 +37,17 @@ async function checkTools(model) {
     if (part.type === "text-delta") text += part.text;
   }
   assert.match(text, /chairlift-42/);
-  assert.equal((await stream.steps)[0].toolCalls[0].input.city, "Rome");
+  const [called] = await stream.steps;
+  assert.equal(called.toolCalls[0].input.city, "Rome");
+  assert.equal(called.reasoningText?.trim(), whole.steps[0].reasoningText?.trim());
 }
 
 for (const [title, provider] of Object.entries(providers)) {
-  await checkTools(provider(`${CHAIRLIFT_SCRIPTED_URL}/v1`)("scripted"));
+  await checkTools(provider(`${CHAIRLIFT_SCRIPTED_URL}/v1`)("scripted"), !title.includes("chat"));
   const model = provider(`${CHAIRLIFT_URL}/v1`)("smollm2-135m-instruct");
   const { object } = await generateObject({ model, schema: City, prompt: "Describe Paris.", maxOutputTokens: 200 });
   assert.equal(typeof object.inhabitants, "number");
-  console.log(`AI SDK, ${title}: generateText and streamText with tools, generateObject`);
+  console.log(`AI SDK, ${title}: tools and reasoning, whole and streamed, and generateObject`);
 }
 for (const create of [createOpenAI, createOpenAICompatible]) {
   const model = create({ name, baseURL: `${CHAIRLIFT_URL}/v1`, apiKey }).embeddingModel("tiny-bert");

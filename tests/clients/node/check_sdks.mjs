@@ -35,7 +35,7 @@ async function checkOpenAI() {
   });
   let deltas = "";
   stream.on("response.function_call_arguments.delta", (event) => (deltas += event.delta));
-  const [called] = (await stream.finalResponse()).output;
+  const called = (await stream.finalResponse()).output.find((item) => item.type === "function_call");
   assert.equal(JSON.parse(called.arguments).city, "Rome");
   assert.equal(deltas, called.arguments);
   const tool = { type: "function", function: { ...about, parameters, parse: JSON.parse, function: answer } };
