@@ -18,6 +18,7 @@ from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponsesRequest
+from chairlift.server.protocol.tools import AllowedToolsChoice, select_tools
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 from running_server import RunningServer
 
@@ -120,6 +121,7 @@ IGNORED: list[tuple[Row, str | None]] = [
     (with_tools(PATCH), "tools.format"),
     (with_tools(MCP), None),
     (with_tools({**SHELL, "name": "later", "defer_loading": True, "output_schema": {}}), "tools.defer_loading"),
+    (with_tools({**SHELL, "name": "s", "async": True, "output_schema": {"a": 1}}), "tools.async, tools.output_schema"),
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice, tools.web_search"),
     (
         {**with_tools({"type": "web_search"}), "tool_choice": {"type": "web_search_preview"}},
@@ -259,6 +261,21 @@ def test_every_form_of_tool_choice(choice: Row, expected: list[str]) -> None:
     assert chosen is not None
     dumped = chosen if isinstance(chosen, str) else chosen.model_dump()
     assert re.findall(r"'name': '(\w+)'", str(dumped)) == expected
+
+
+def test_a_choice_of_a_namespace_is_one_of_its_tools() -> None:
+    namespace = {**MCP, "tools": [SHELL, PATCH]}
+    choice = to_chat(tools=[namespace], tool_choice={"type": "namespace", "name": MCP["name"]}).tool_choice
+    assert isinstance(choice, AllowedToolsChoice)
+    names = [tool.function.name for tool in choice.allowed_tools.tools]
+    assert (choice.allowed_tools.mode, names) == ("required", ["mcp__demo__shell", "mcp__demo__apply_patch"])
+
+
+def test_tools_of_namespaces_are_limited_and_unique() -> None:
+    with pytest.raises(RequestError, match="at most 512 tools are allowed, including those of namespaces"):
+        to_chat(tools=[{**MCP, "tools": [SHELL] * 100}] * 6)
+    with pytest.raises(RequestError, match="names must be unique, but mcp__demo__weather occurs"):
+        select_tools(to_chat(tools=[MCP, MCP]).tools or [], None)
 
 
 def events_of(server: RunningServer, body: Row) -> list[Row]:

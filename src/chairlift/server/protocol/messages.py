@@ -263,6 +263,7 @@ def _messages(message: MessageParam) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     other: dict[str, Any] = {"role": message.role}
+    texts: dict[str, list[str]] = {}
     results: list[dict[str, Any]] = []
     for block in message.content:
         if isinstance(block, ToolResultBlock):
@@ -275,7 +276,8 @@ def _messages(message: MessageParam) -> list[dict[str, Any]]:
             name, text = (
                 ("content", block.text) if isinstance(block, TextBlock) else ("reasoning_content", block.thinking)
             )
-            other[name] = other.get(name, "") + text
+            texts.setdefault(name, []).append(text)
+    other |= {name: "".join(parts) for name, parts in texts.items()}
     return results if results and len(other) == 1 else [*results, {"content": "", **other}]
 
 

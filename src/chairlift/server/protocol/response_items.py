@@ -165,6 +165,9 @@ class ConvertedInput:
         self._tools = tools
         for index, item in enumerate(items):
             self._add(item, index)
+        for message in self.messages:
+            if "reasoning_content" in message:
+                message["reasoning_content"] = "".join(message["reasoning_content"])
 
     def _add(self, item: InputItem, index: int) -> None:
         if isinstance(item, ReceivedItem):
@@ -202,8 +205,7 @@ class ConvertedInput:
         if item.encrypted_content:
             self.ignored.add("input.encrypted_content")
         if text := _text(item.content or item.summary):
-            answer = self._answer("content", "tool_calls")
-            answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+            self._answer("content", "tool_calls").setdefault("reasoning_content", []).append(text)
 
     def _add_call(self, call_id: str, name: str, arguments: str) -> None:
         call = {"id": call_id, "function": {"name": name, "arguments": arguments}}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from chairlift.errors import RequestError
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.item_limits import MAX_TOOLS
 from chairlift.server.protocol.tools import ToolName
@@ -139,6 +140,7 @@ class OfferedTools:
 
     The function of a tool in a namespace is named `NAMESPACE__NAME`, with a number if another function has this name.
     `ignored` are the parts without an effect. `later` are tools that items declare, of which known ones are skipped.
+    Raises RequestError if there are more than MAX_TOOLS.
     """
 
     def __init__(self, tools: Sequence[ResponsesTool], later: Sequence[ResponsesTool] = ()) -> None:
@@ -164,14 +166,20 @@ class OfferedTools:
                 yield None, tool
 
     def _offer(self, namespace: str | None, tool: ResponsesFunction | CustomTool) -> None:
-        name = tool.name if namespace is None else self._unused_name(_flat_name(tool.name, namespace))
+        if len(self.functions) == MAX_TOOLS:
+            raise RequestError(
+                f"tools: at most {MAX_TOOLS} tools are allowed, including those of namespaces: declare fewer", "tools"
+            )
+        name = tool.name
+        if namespace is not None:  # A tool that is declared twice has the same name twice, which is rejected.
+            name = self._names.get((namespace, name)) or self._unused_name(_flat_name(name, namespace))
         self._names[namespace, tool.name] = name
         self.called[name] = CalledTool(tool.name, namespace, isinstance(tool, CustomTool))
         self.functions.append({"type": "function", "function": {"name": name, **tool.function_fields()}})
         if isinstance(tool, CustomTool) and tool.format is not None and tool.format.type == "grammar":
             self.ignored.add("tools.format")
-        if tool.defer_loading:
-            self.ignored.add("tools.defer_loading")
+        without_effect = {name: getattr(tool, name, None) for name in ("defer_loading", "output_schema", "is_async")}
+        self.ignored |= {f"tools.{name.removeprefix('is_')}" for name, value in without_effect.items() if value}
 
     def _unused_name(self, wanted: str) -> str:
         name, number = wanted, 1
@@ -195,8 +203,9 @@ class OfferedTools:
         if not named:
             self.ignored.add("tool_choice")
             return "none"
-        if isinstance(choice, ResponsesAllowedTools):
-            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": named}}
+        mode = choice.mode if isinstance(choice, ResponsesAllowedTools) else "required"
+        if isinstance(choice, ResponsesAllowedTools) or len(named) > 1:  # A namespace has several tools.
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
         return named[0]
 
     def _chosen(self, tool: object) -> list[str]:
