@@ -20,6 +20,7 @@ the smallest counter of the tenants that wait here or were served elsewhere.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from chairlift.config import SchedulerConfig
@@ -46,7 +47,7 @@ class RequestQueue:
     has_constant_keys = True
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self._requests: deque[Request] = deque()
 
     def key(self, request: Request) -> Key:
         return (0.0, 0, request.arrival_index)
@@ -64,7 +65,7 @@ class RequestQueue:
 
     def pop(self) -> Request:
         """Remove and return the head."""
-        return self._requests.pop(0)
+        return self._requests.popleft()
 
     def discard(self, request: Request) -> None:
         """Remove a request, which is in the queue."""
