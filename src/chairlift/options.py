@@ -82,13 +82,17 @@ def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
         declared_by: the dataclass that declares the options, if the record has some of its fields; None is its own.
 
     Raises:
-        ConfigError: a value has another form, or is outside of the declared ones.
+        ConfigError: a value has another form, or is outside of the declared ones, or is None without being the default.
     """
-    for name, declared in declared_options(declared_by or type(record)).items():
+    owner = declared_by or type(record)
+    required = {each.name for each in fields(owner) if each.default is not None and hasattr(record, each.name)}
+    for name, declared in declared_options(owner).items():
         value = getattr(record, name, None)
         if declared.parse is not None and isinstance(value, str | list):
             value = declared.parse(value, declared.name or name)
             object.__setattr__(record, name, value)
+        if value is None and name in required:
+            raise ConfigError(f"{name} must have a value, got None: leave it out for the default")
         if value is None:
             continue
         for each in value if isinstance(value, tuple) else (value,):
@@ -99,10 +103,9 @@ def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
 
 
 def _check_minimum(name: str, value: Any, low: float) -> None:
-    if isinstance(low, int) and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ConfigError(f"{name} must be an integer, got {value!r:.80}")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name} must be a number, got {value!r:.80}")
+    kind, types = ("an integer", (int,)) if isinstance(low, int) else ("a number", (int, float))
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise ConfigError(f"{name} must be {kind}, got {value!r:.80}")
     if not value >= low:
         raise ConfigError(f"{name} must be at least {low:g}, got {value}")
 

@@ -10,6 +10,7 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from chairlift.cli.option_tables import option_tables, options_page
+from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.option_sources import Given, read_options, service_sources, with_options
 from chairlift.options import Selection, check_options, option
@@ -85,6 +86,14 @@ def test_errors_name_the_option_the_value_and_the_limit(arguments: list[str], me
     with pytest.raises((ConfigError, CycloptsError)) as failed:
         run(*arguments)
     assert message in str(failed.value)
+
+
+def test_an_option_with_a_default_is_never_none() -> None:
+    with pytest.raises(ConfigError, match="mode must have a value, got None: leave it out for the default"):
+        PumpOptions(mode=None)  # type: ignore[arg-type]
+    for name in ("scheduling_policy", "batching", "max_num_seqs"):
+        with pytest.raises(ConfigError, match=f"{name} must have a value"):
+            EngineConfig(**{name: None})
 
 
 def test_a_selection_has_only_some_options() -> None:
