@@ -51,6 +51,11 @@ def test_draft_tokens_are_summed() -> None:
     assert (drafted.num_kept, drafted.num_rejected, drafted.num_accepted) == ([3, 1], [2, 0], 2)
     run = summarize([STARTED, drafted, step(1, 2.0, 3.0, [("a", 1, 12, 1)])])
     assert (run.draft_tokens, run.accepted_draft_tokens) == (4, 2)
+    assert run.values()["draft_acceptance"] == 0.5
+
+
+def test_there_are_no_values_of_draft_tokens_without_them() -> None:
+    assert not [name for name in summarize(CHUNKED).values() if "draft" in name]
 
 
 # Request a has a prompt of 10 in two chunks; b waits for the second step. A request's end comes before its last step.

@@ -76,7 +76,7 @@ class RunMetrics:
 
     def values(self) -> dict[str, float | None]:
         """The metrics that are not None by name. Those of summaries are named as `ttft_p50`, and shares of memory by
-        their kind of slot."""
+        their kind of slot. Without draft tokens there are no values of speculative decoding."""
         values: dict[str, float | None] = {}
         for name, value in asdict(self).items():
             if isinstance(value, dict):
@@ -86,6 +86,8 @@ class RunMetrics:
                 values[name] = value
         if self.draft_tokens:
             values["draft_acceptance"] = self.accepted_draft_tokens / self.draft_tokens
+        else:
+            del values["draft_tokens"], values["accepted_draft_tokens"]
         return values
 
 

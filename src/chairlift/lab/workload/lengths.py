@@ -6,7 +6,7 @@ lognormal:96,0.7,16..512     median 96, sigma 0.7 of the logarithm; values outsi
 exp:96,8..384                mean 96; values outside 8..384 become the nearer bound
 exp:128,1..32,reject         values outside 1..32 are drawn again
 quantiles:1730,5696,8192     median 1730, 90th percentile 5696, at most 8192, and uniform between them
-hist:sharegpt-input          a bin of the histogram by its count, then uniform in the bin (see `HistogramLengths`)
+hist:sharegpt-input          a bin of the histogram by its count, then uniform in the bin (see `histogram_draw`)
 anyscale:1536/4              a quarter of the published output lengths with the cap 1536 (see `anyscale`)
 """
 
