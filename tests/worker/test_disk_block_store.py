@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -119,6 +120,18 @@ def test_a_removed_file_is_missing(tmp_path: Path) -> None:
     store = open_store(tmp_path, make_caches(1))
     files(tmp_path)[0].unlink()
     assert store.load(HASHES[:2], [9, 10], 0) == 0
+    store.close()
+
+
+def test_a_file_that_cannot_be_read_now_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, _max_bytes: int) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    saved(tmp_path)
+    store = open_store(tmp_path, make_caches(1))
+    monkeypatch.setattr("chairlift.worker.disk_block_store.read_bytes", fail)
+    assert store.load(HASHES[:1], [9], 0) == 0
+    assert (store.num_damaged, files(tmp_path)[0].exists()) == (0, True)
     store.close()
 
 

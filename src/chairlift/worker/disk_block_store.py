@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -166,14 +167,14 @@ class DiskBlockStore:
         return seconds < self._compute_seconds(start, num_blocks * self._num_block_tokens)
 
     def _read(self, block_hash: bytes) -> torch.Tensor | None:
-        """The contents of a block, or None if its file is missing or damaged."""
+        """The contents of a block, or None if its file is missing, unreadable or damaged."""
         path = self._path(block_hash)
         try:
             content = read_bytes(path, HEADER_BYTES + self._block_bytes)
-        except FileNotFoundError:
-            self._forget(block_hash)
-            return None
-        except OSError:  # It is longer than a block, or not a regular file.
+        except OSError as error:
+            if error.errno not in (errno.EFBIG, errno.EINVAL):  # A failure to read a file says nothing about it.
+                self._forget(block_hash)
+                return None
             content = b""
         payload = memoryview(content)[HEADER_BYTES:]
         is_whole = len(payload) == self._block_bytes and content.startswith(MAGIC)
