@@ -145,7 +145,8 @@ def test_top_shows_a_real_server(busy_server: RunningServer) -> None:
         for name in ("first", "second")
     ]
 
-    view = TopView(HttpSource(f"{busy_server.url}/v1"))
+    source = HttpSource(f"{busy_server.url}/v1")
+    view = TopView(source)
     for caller in callers:
         caller.start()
     end, text = time.monotonic() + 20, ""
@@ -153,12 +154,14 @@ def test_top_shows_a_real_server(busy_server: RunningServer) -> None:
         assert time.monotonic() < end, text
         text = shown(view, 160)
     assert "max_num_seqs=2 would have admitted it" in text
+    for name in ("cmpl-first", "cmpl-second"):  # the ids in the responses, without the number of a sequence
+        assert [line[: len(name) + 1] for line in source.explain(name) if line.startswith("cmpl")] == [f"{name}~"]
     for caller in callers:
         caller.join()
 
 
 def test_a_request_that_the_server_does_not_have(busy_server: RunningServer) -> None:
-    assert "The server no longer has this request." in shown(TopView(HttpSource(busy_server.url), "gone"))
+    assert "The server has no request gone." in shown(TopView(HttpSource(busy_server.url), "gone"))
 
 
 def test_without_a_terminal_there_is_an_error() -> None:

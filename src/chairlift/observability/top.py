@@ -80,11 +80,13 @@ class HttpSource:
         return Snapshot(engine, requests, count_of(OUTPUT_TOKENS, self._get("/metrics").text))
 
     def explain(self, request_id: str) -> list[str]:
-        """The explanation of a sequence, with one line for each span of its waits."""
+        """The explanation of a sequence or of all sequences of a call, with one line for each span of their waits."""
         call_id = request_id.rpartition("~")[0] or request_id
         response = self._get(f"/v1/requests/{call_id}/explain", accepted=(200, 404))
         sequences = response.json().get("sequences", ())
-        return explained_lines(next((s for s in sequences if s["id"] == request_id), None))
+        found = [each for each in sequences if request_id in (each["id"], call_id)]
+        lines = [line for each in found for line in (each["id"], *explained_lines(each))]
+        return lines or [f"The server has no request {request_id}."]
 
     def close(self) -> None:
         self._client.close()
@@ -122,10 +124,8 @@ class CounterRate:
         return (value - last[1]) / (now - last[0])
 
 
-def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
+def explained_lines(sequence: dict[str, Any]) -> list[str]:
     """The lines that show an explanation."""
-    if sequence is None:
-        return ["The server no longer has this request."]
     lines = [
         f"{span['end'] - span['start']:8.3f} s  {span['num_steps']:5d} steps  {span['reason']}: {span['text']}"
         for wait in sequence["waits"]
@@ -155,7 +155,7 @@ class TopView:
         try:
             snapshot = self._source.snapshot()
             explained = self._request_id or _blocked_head(snapshot.engine)
-            lines = [] if explained is None else ["", explained, *self._source.explain(explained)]
+            lines = [] if explained is None else ["", *self._source.explain(explained)]
         except SourceError as error:
             return Text(str(error), "bold")
         engine, now = snapshot.engine, time.monotonic()
