@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.system.input_files import open_regular_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -257,7 +259,7 @@ def _reject_overlaps(cursor: _Cursor, tensors: dict[str, GGUFTensor]) -> None:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular_file(path), "rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise ModelLoadError(f"{path}: the file is empty; download it again") from None

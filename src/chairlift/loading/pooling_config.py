@@ -11,6 +11,7 @@ from chairlift.loading.resolve import ModelFiles
 from chairlift.loading.text.hf_tokenizer import read_json
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.pooling import PoolingConfig, PoolingType
+from chairlift.system.input_files import read_text
 
 POOLING_NAMES: Final[dict[str, PoolingType]] = {
     "cls": "cls",
@@ -64,7 +65,7 @@ def load_pooling_config(files: ModelFiles, config: ModelConfig) -> PoolingConfig
 def _read_modules(file: Path) -> list[tuple[str, str]]:
     """The kind and the folder of each module."""
     try:
-        modules: Any = json.loads(file.read_text(encoding="utf-8"))
+        modules: Any = json.loads(read_text(file))
         return [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in modules]
     except FileNotFoundError:
         return []

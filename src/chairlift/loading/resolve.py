@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from chairlift.models.declaration import ModelConfig
 from chairlift.models.quantization import quantized_module
 from chairlift.models.registry import find_gguf_reader, get_architecture, read_gguf_config, read_hf_config
 from chairlift.sampling_params import SamplingDefaults
+from chairlift.system.input_files import open_regular_file
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +116,7 @@ def _folder(path: Path, name: str) -> ModelFiles:
 def _file(path: Path, name: str) -> ModelFiles:
     if path.suffix == ".json":
         return ModelFiles("hf", path, name)
-    with path.open("rb") as file:
+    with os.fdopen(open_regular_file(path), "rb") as file:
         magic = file.read(4)
     if path.suffix != ".gguf" and magic != b"GGUF":
         raise ModelLoadError(f"{path}: is neither a GGUF file nor a config.json; {MODEL_KINDS}")

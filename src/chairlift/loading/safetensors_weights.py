@@ -21,6 +21,7 @@ from chairlift.models.declaration import ModelConfig
 from chairlift.models.quantization import MXFP4_ENDS, quantized_module
 from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture
+from chairlift.system.input_files import read_text
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -208,7 +209,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     if not index.is_file():
         return None
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(read_text(index))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{index}: weight_map cannot be read ({error!r}); download the file again") from error
     if not isinstance(weight_map, dict) or not all(_is_plain_name(file) for file in weight_map.values()):

@@ -14,6 +14,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.text.chat_template import named_templates
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.loading.text.tokenizer_class import apply_tokenizer_class, tokenizer_class
+from chairlift.system.input_files import read_bytes, read_text
 
 ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
@@ -39,7 +40,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
             "AutoTokenizer and save_pretrained()"
         )
     try:
-        raw = file.read_bytes()
+        raw = read_bytes(file)
         backend = tokenizers.Tokenizer.from_buffer(raw)
     except Exception as error:  # The library raises no narrower type.
         raise ModelLoadError(
@@ -70,7 +71,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ModelLoadError: the file cannot be read or contains no JSON object.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(read_text(file))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -124,7 +125,7 @@ def _chat_templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     named = {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     files = {"default": folder / "chat_template.jinja", **named}
     try:
-        found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.exists()}
+        found = {name: read_text(file) for name, file in files.items() if file.exists()}
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{folder}: a chat template cannot be read ({error}); download it again") from error
     return found or named_templates(settings.get("chat_template"))
