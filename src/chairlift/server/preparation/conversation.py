@@ -30,6 +30,7 @@ from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reas
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
 from chairlift.server.tools.reasoning_parser import ReasoningParser
+from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
     describe_tools_in_messages,
@@ -129,7 +130,8 @@ class _ToolSelection:
         if self.mode == "named":
             return partial(NamedToolParser, self.tools[0].function.name, family.id_length)
         form = replace(FORCED_CALLS, id_length=family.id_length) if self.mode == "required" else family
-        return partial(ToolParser, form, self.names, self.max_calls)
+        kinds = {tool.function.name: argument_kinds(tool.function.parameters) for tool in self.tools if form.tags}
+        return partial(ToolParser, form, self.names, self.max_calls, kinds)
 
 
 class Conversation(Protocol):

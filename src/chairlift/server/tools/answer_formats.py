@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.errors import ConfigError
+from chairlift.server.tools.literal_scanners import FUNCTION_GEMMA, GEMMA, LiteralSyntax
+from chairlift.server.tools.tag_scanner import TagSyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +16,13 @@ class CallFormat:
     """How a family of models writes tool calls.
 
     Attributes:
-        openings: texts that begin one or several calls.
-        closing: the text that ends them; None if they end with the answer.
+        openings, closing: texts that begin calls, and the text that ends them; None if they end with the answer.
         is_bare: a brace or bracket at the start of an answer begins a call, without an opening.
-        names_first: `name{...}` is a call too, besides `{"name": ..., "arguments": {...}}`.
+        named: `name{...}` is a call too: an expression of the text before the brace, with `name` and perhaps `id`.
         is_pythonic: `name(key=value, ...)` is a call too.
-        is_gemma: `call:name{key:value,...}` is a call; see `GemmaCallScanner`.
+        literals: `call:name{key:value,...}` is a call, with values in this syntax.
+        tags: a call is a name and tags of its arguments.
+        skipped: texts between calls that are no part of them.
         is_list: calls are a list after one opening; otherwise each call has an opening.
         is_harmony: answers consist of messages in channels; see `HarmonyParser`.
         key: the key of the arguments in a call that is JSON.
@@ -29,9 +32,11 @@ class CallFormat:
     openings: tuple[str, ...]
     closing: str | None = None
     is_bare: bool = False
-    names_first: bool = False
+    named: str | None = None
     is_pythonic: bool = False
-    is_gemma: bool = False
+    literals: LiteralSyntax | None = None
+    tags: TagSyntax | None = None
+    skipped: tuple[str, ...] = ()
     is_list: bool = False
     is_harmony: bool = False
     key: str = "arguments"
@@ -43,37 +48,53 @@ class CallFormat:
         return self.openings if self.closing is None else (*self.openings, self.closing)
 
 
+NAMED: Final = r"(?P<name>[A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)"
+DEEPSEEK: Final = r"(?:function<｜tool▁sep｜>)?(?P<name>[\w.:-]{1,128})(?:<｜tool▁sep｜>|\s*```json)\s*(?={)"
+KIMI: Final = r"(?P<id>(?:functions\.)?(?P<name>[\w.-]{1,128}?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?={)"
+QWEN_END: Final = r"\n?</parameter>(?=\s*(?:<parameter=|</function>))"
+QWEN_TAGS: Final = TagSyntax(">", r"<parameter=([^>\n]+)>\n?", QWEN_END, "</function>")
+GLM_END: Final = r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"
+GLM_TAGS: Final = TagSyntax(r"(?=\s*<)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", GLM_END, "</tool_call>")
+MINIMAX_END: Final = r"</parameter>(?=\s*(?:<parameter name=|</invoke>))"
+MINIMAX_TAGS: Final = TagSyntax('">', r'<parameter name="([^"]+)">', MINIMAX_END, "</invoke>")
+DEEPSEEK_MARKS: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+KIMI_MARKS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
+
 TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
-    "hermes": CallFormat(openings=("<tool_call>",), closing="</tool_call>"),
-    "llama3_json": CallFormat(openings=("<|python_tag|>",), is_bare=True, key="parameters"),
-    "mistral": CallFormat(openings=("[TOOL_CALLS]",), names_first=True, is_list=True, id_length=9),
-    "granite": CallFormat(openings=("<|tool_call|>", "<tool_call>"), is_bare=True, is_list=True),
-    "phi4_mini_json": CallFormat(openings=("<|tool_call|>", "functools["), closing="<|/tool_call|>", is_list=True),
-    "olmo3": CallFormat(openings=("<function_calls>",), closing="</function_calls>", is_pythonic=True),
-    "gemma4": CallFormat(openings=("<|tool_call>",), closing="<tool_call|>", is_gemma=True),
-    "openai": CallFormat(openings=("<|channel|>",), is_harmony=True),
-    "pythonic": CallFormat(openings=("```tool_code", "```json"), closing="```", is_bare=True, is_pythonic=True),
+    "hermes": CallFormat(("<tool_call>",), "</tool_call>"),
+    "llama3_json": CallFormat(("<|python_tag|>",), is_bare=True, key="parameters"),
+    "mistral": CallFormat(("[TOOL_CALLS]",), named=NAMED, is_list=True, id_length=9),
+    "granite": CallFormat(("<|tool_call|>", "<tool_call>"), is_bare=True, is_list=True),
+    "phi4_mini_json": CallFormat(("<|tool_call|>", "functools["), "<|/tool_call|>", is_list=True),
+    "olmo3": CallFormat(("<function_calls>",), "</function_calls>", is_pythonic=True),
+    "gemma4": CallFormat(("<|tool_call>",), "<tool_call|>", literals=GEMMA),
+    "openai": CallFormat(("<|channel|>",), is_harmony=True),
+    "pythonic": CallFormat(("```tool_code", "```json"), "```", is_bare=True, is_pythonic=True),
+    "qwen3_coder": CallFormat(("<tool_call>", "<function="), "</tool_call>", tags=QWEN_TAGS),
+    "glm45": CallFormat(("<tool_call>",), "</tool_call>", tags=GLM_TAGS),
+    "minimax_m2": CallFormat(("<minimax:tool_call>", '<invoke name="'), "</minimax:tool_call>", tags=MINIMAX_TAGS),
+    "seed_oss": CallFormat(("<seed:tool_call>", "<function="), "</seed:tool_call>", tags=QWEN_TAGS),
+    "deepseek_v3": CallFormat(
+        DEEPSEEK_MARKS, "<｜tool▁calls▁end｜>", named=DEEPSEEK, skipped=("```", "<｜tool▁call▁end｜>")
+    ),
+    "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
+    "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),
+    "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", is_pythonic=True),
 }
-"""Parsers of vLLM. hermes: Hermes 2 and 3, Qwen 2.5 and 3, SmolLM2 and 3, Granite 4. llama3_json: Llama 3.1 to 3.3.
-mistral: all forms of Mistral. granite: Granite 3. gemma4: Gemma 4. openai: gpt-oss. pythonic: Gemma 3 and Llama 3.2
-with a list of Python calls, or with calls in a fence."""
+"""The names are those of vLLM's parsers. docs/guide/model-formats.md lists the models of each."""
 
 CALL_MARKS: Final = (
-    (("<|tool_call>call:",), "gemma4"),
-    (("[TOOL_CALLS]",), "mistral"),
-    (("<function_calls>",), "olmo3"),
-    (("<|channel|>",), "openai"),
-    (("<|tool|>",), "phi4_mini_json"),
-    (("functools[",), "phi4_mini_json"),
-    (("<|tool_call|>",), "granite"),
-    (("[func_name1(",), "pythonic"),
-    (("```tool_code",), "pythonic"),
-    (("<|python_tag|>",), "llama3_json"),
-    (("ipython",), "llama3_json"),
-)
+    (("<function=", "<parameter="), "qwen3_coder"), (("<arg_key>",), "glm45"), (("<|tool_call>call:",), "gemma4"),
+    (("<minimax:tool_call>",), "minimax_m2"), (("<seed:tool_call>",), "seed_oss"), (("<function_calls>",), "olmo3"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek_v3"), (("<|im_system|>",), "kimi_k2"), (("[TOOL_CALLS]",), "mistral"),
+    (("<start_function_call>",), "functiongemma"), (("<|tool_list_start|>",), "lfm2"), (("<|channel|>",), "openai"),
+    (("<|tool_call_start|>",), "lfm2"), (("<|tool|>",), "phi4_mini_json"), (("functools[",), "phi4_mini_json"),
+    (("<|tool_call|>",), "granite"), (("[func_name1(",), "pythonic"), (("```tool_code",), "pythonic"),
+    (("<|python_tag|>",), "llama3_json"), (("ipython",), "llama3_json"), (("<|tool_call_begin|>",), "kimi_k2"),
+)  # fmt: skip
 """Texts that all occur in a chat template, and the parser that they select. The first entry that applies counts."""
 
-FORCED_CALLS: Final = CallFormat(openings=(), is_bare=True)
+FORCED_CALLS: Final = CallFormat((), is_bare=True)
 """The format of an answer that is constrained to a JSON list of calls."""
 
 
@@ -101,9 +122,7 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
 }
-"""Parsers of vLLM. qwen3: Qwen 3, SmolLM3 and others that write both tags, or whose prompt ends with the opening.
-deepseek_r1, olmo3: models that write only the closing tag. gemma4: Gemma 4. granite: Granite 3.2. mistral:
-Magistral."""
+"""The names are those of vLLM's parsers, as above."""
 
 REASONING_MARKS: Final = (
     (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),

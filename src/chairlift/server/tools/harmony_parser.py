@@ -44,8 +44,8 @@ class HarmonyParser(CallingParser):
         held = self._take_held()
         if self._advance == self._in_message:
             self._add(held)
-            if is_complete or not self._written:
-                self._end_message()
+            if self._part == "call" and (is_complete or not self._written):
+                self._complete_arguments()
         elif self._is_first or (held.strip() and not held.lstrip().startswith(BEGINNINGS)):
             self._piece.content += held
         return self._take_piece()
@@ -85,15 +85,12 @@ class HarmonyParser(CallingParser):
         self._add(text)
         if end is None:
             return False
-        self._end_message()
+        if self._part == "call":
+            self._complete_arguments()
         if end == START:  # It belongs to the header of the next message.
             self._held = START + self._held
         self._advance, self._is_first = self._in_header, False
         return True
-
-    def _end_message(self) -> None:
-        if self._part == "call":
-            self._complete_arguments()
 
     def _add(self, text: str) -> None:
         if self._part == "content":

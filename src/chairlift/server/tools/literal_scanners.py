@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
-KEY: Final = re.compile(r"[A-Za-z_]\w*")
+STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 CONSTANTS: Final = {"None": "null", "True": "true", "False": "false", "null": "null", "true": "true", "false": "false"}
 PLAIN_ESCAPES: Final = "\\'\"/"
 ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
@@ -53,6 +53,9 @@ class CallScanner:
         taken, self._arguments = self._arguments, ""
         return taken
 
+    def finish(self, text: str) -> None:
+        """Read text that was not consumed, because the answer breaks off."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiteralSyntax:
@@ -64,6 +67,7 @@ class LiteralSyntax:
         word_character: the characters of numbers, constants and bare words.
         has_escapes: a backslash in a string begins an escape sequence.
         has_bare_words: keys may be words without quotes, and a value that is no constant or number is a string.
+        prefix, opening, equals: what a call has before and after its name, and after the names of arguments.
     """
 
     quotes: tuple[str, ...]
@@ -71,10 +75,15 @@ class LiteralSyntax:
     word_character: re.Pattern[str]
     has_escapes: bool
     has_bare_words: bool
+    prefix: str = ""
+    opening: str = "("
+    equals: str = "="
 
 
 PYTHON: Final = LiteralSyntax(("'", '"'), {"[": "]", "(": ")", "{": "}"}, re.compile(r"[\w.+-]"), True, False)
-GEMMA: Final = LiteralSyntax(('<|"|>',), {"[": "]", "{": "}"}, re.compile(r"[^,:{}\[\]\s]"), False, True)
+GEMMA: Final = LiteralSyntax(
+    ('<|"|>',), {"[": "]", "{": "}"}, re.compile(r"[^,:{}\[\]\s]"), False, True, "call:", "{", ":"
+)
 FUNCTION_GEMMA: Final = replace(GEMMA, quotes=("<escape>",))
 WORD: Final = re.compile(r"""[^,:{}\[\]\s"']""")
 JSON: Final = replace(PYTHON, closings=GEMMA.closings, word_character=WORD, has_bare_words=True)
@@ -84,29 +93,28 @@ JSON: Final = replace(PYTHON, closings=GEMMA.closings, word_character=WORD, has_
 class LiteralScanner(CallScanner):
     """Reads nested literals. A subclass reads what is around them."""
 
-    syntax: LiteralSyntax
-
-    def __init__(self) -> None:
+    def __init__(self, syntax: LiteralSyntax) -> None:
         super().__init__()
-        self._token = ""
+        self.syntax = syntax
+        self._call_depth = 0  # The number of brackets around the arguments of a call that are keys without quotes.
+        self._token = self._function = ""
         self._closings: list[str] = []
         self._separator = ""
         self._quote = ""
         self._surrogate = 0
         self._is_key = False
 
-    def _after_argument(self, character: str) -> None:
-        """Read what follows a value that is in no bracket."""
-        raise NotImplementedError
+    def _in_object(self) -> bool:
+        return self._closings[-1] == "}" or len(self._closings) == self._call_depth
 
     def _before_value(self, character: str) -> None:
         """Read the first character of a value or of a key of an object, or the end of the brackets around it."""
         if character.isspace():
             return
-        if self._closings and character == self._closings[-1]:
+        if character == self._closings[-1]:
             self._close_bracket(character)
             return
-        self._is_key = self._separator != ": " and self._closings[-1:] == ["}"]
+        self._is_key = self._separator != ": " and self._in_object()
         quotes = [quote for quote in self.syntax.quotes if quote[0] == character]
         self._token = ""
         if quotes:
@@ -126,7 +134,7 @@ class LiteralScanner(CallScanner):
     def _close_bracket(self, bracket: str) -> None:
         self.is_broken = self._separator == ": "
         self._separator = ""
-        self._arguments += "}" if bracket == "}" else "]"
+        self._arguments += "}" if self._in_object() else "]"
         self._closings.pop()
         self._is_key = False
         self._read = self._after_value
@@ -161,7 +169,8 @@ class LiteralScanner(CallScanner):
         self._token += character
         kind, digits = self._token[1], self._token[2:]
         if kind not in HEX_ESCAPES:
-            self._end_escape(kind if kind in PLAIN_ESCAPES else ESCAPES.get(kind, self._token))
+            self._write_character(kind if kind in PLAIN_ESCAPES else ESCAPES.get(kind, self._token))
+            self._token, self._read = "", self._in_string
         elif digits and digits[-1] not in "0123456789abcdefABCDEF":
             self.is_broken = True
         elif len(digits) == HEX_ESCAPES[kind]:
@@ -170,12 +179,9 @@ class LiteralScanner(CallScanner):
                 code = 0x10000 + ((self._surrogate - 0xD800) << 10) + code - 0xDC00
             self._surrogate = code if 0xD800 <= code < 0xDC00 else 0
             is_character = code < 0x110000 and not 0xD800 <= code < 0xE000
-            self._end_escape("" if self._surrogate else chr(code) if is_character else "\N{REPLACEMENT CHARACTER}")
-
-    def _end_escape(self, text: str) -> None:
-        if text:
-            self._write_character(text)
-        self._token, self._read = "", self._in_string
+            if not self._surrogate:
+                self._write_character(chr(code) if is_character else "\N{REPLACEMENT CHARACTER}")
+            self._token, self._read = "", self._in_string
 
     def _write_character(self, text: str) -> None:
         lost = "\N{REPLACEMENT CHARACTER}" if self._surrogate else ""
@@ -183,12 +189,13 @@ class LiteralScanner(CallScanner):
         self._arguments += json.dumps(lost + text, ensure_ascii=False)[1:-1]
 
     def _in_word(self, character: str) -> None:
-        may_be_word = self.syntax.has_bare_words or not self._is_key
+        is_name = self._is_key and len(self._closings) == self._call_depth
+        may_be_word = self.syntax.has_bare_words or is_name or not self._is_key
         if may_be_word and self.syntax.word_character.fullmatch(character):
             self._token += character
             return
         value = None if self._is_key else literal(self._token)
-        if value is None and self.syntax.has_bare_words and self._token:
+        if value is None and (self.syntax.has_bare_words or is_name) and self._token:
             value = json.dumps(self._token)
         if value is None:
             self.is_broken = True
@@ -200,10 +207,9 @@ class LiteralScanner(CallScanner):
         self._read = self._after_value
         if character.isspace():
             return
-        if not self._closings:
-            self._after_argument(character)
-        elif self._is_key:
-            self.is_broken = character != ":"
+        if self._is_key:
+            equals = self.syntax.equals if len(self._closings) == self._call_depth else ":"
+            self.is_broken = character != equals
             self._separator, self._is_key, self._read = ": ", False, self._before_value
         elif character == ",":
             self._separator, self._read = ", ", self._before_value
@@ -219,10 +225,8 @@ class JsonCallScanner(LiteralScanner):
     Name and arguments may also be in an object `function`, as in OpenAI's API, and the arguments a string with JSON.
     """
 
-    syntax = JSON
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(JSON)
         self._closings = ["}"]
         self._num_wrappers = 1
         self._key = self._name = self._result = ""
@@ -267,7 +271,7 @@ class JsonCallScanner(LiteralScanner):
             if self._is_key:
                 self._key = json.loads(text)
             elif text[0] == '"' or self._key in ARGUMENT_KEYS:
-                self._end_member(json.loads(text))
+                self._end_member(json.loads(text) if text[0] == '"' else None if text == "null" else 0)
         if self.is_broken:
             return
         super()._after_value(character)
@@ -296,109 +300,46 @@ def completion(text: str) -> str:
     """The text that completes JSON arguments which break off."""
     if not text:
         return "{}"
-    closings: list[str] = []
-    in_string = is_escaped = False
-    for character in text:
-        if in_string:
-            in_string = is_escaped or character != '"'
-            is_escaped = character == "\\" and not is_escaped
-        elif character == '"':
-            in_string = True
-        elif character in "{[":
-            closings.append("}" if character == "{" else "]")
-        elif character in "}]" and closings:
-            closings.pop()
-    end = '"' * in_string
+    rest, quote, _ = STRING.sub("", text).partition('"')
+    closings = ""
+    for character in re.sub(r"[^\[\]{}]", "", rest):
+        closings = closings[1:] if character in "}]" else ("}" if character == "{" else "]") + closings
     for value in ("", ": null", "null"):  # The text may end after a key or a colon.
-        candidate = end + value + "".join(reversed(closings))
+        candidate = quote + value + closings
         with contextlib.suppress(ValueError, RecursionError):
             json.loads(text + candidate)
             return candidate
     return ""
 
 
-class PythonCallScanner(LiteralScanner):
-    """Reads `name(key=value, ...)`. Values are strings, numbers, lists, tuples, dictionaries with strings as keys, and
-    the constants of Python or JSON. The name is known when the first argument or the end shows that it is a call."""
+class LiteralCallScanner(LiteralScanner):
+    """Reads `name(key=value, ...)` of Python or `call:name{key:value,...}` of Gemma. The name is known when the first
+    argument or the end shows that it is a call."""
 
-    syntax = PYTHON
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._read = self._in_name
-        self._function = ""
-        self._num_keys = 0
-
-    def _in_name(self, character: str) -> None:
-        if character == "(" and self._token:
-            self._function, self._read = self._token, self._before_key
-        else:
-            self._extend_token(character, NAME)
-
-    def _before_key(self, character: str) -> None:
-        if character == ")":
-            self._end_call()
-        elif not character.isspace():
-            self._token, self._read = "", self._in_key
-            self._in_key(character)
-
-    def _in_key(self, character: str) -> None:
-        if character == "=" or character.isspace():
-            self._read = self._before_equals
-            self._before_equals(character)
-        else:
-            self._extend_token(character, KEY)
-
-    def _before_equals(self, character: str) -> None:
-        if character == "=" and self._token:
-            self.name = self._function
-            self._arguments += f"{', ' if self._num_keys else '{'}{json.dumps(self._token)}: "
-            self._num_keys += 1
-            self._read = self._before_value
-        else:
-            self.is_broken = not character.isspace()
-
-    def _extend_token(self, character: str, pattern: re.Pattern[str]) -> None:
-        self.is_broken = pattern.fullmatch(self._token + character) is None
-        if not self.is_broken:
-            self._token += character
-
-    def _after_argument(self, character: str) -> None:
-        if character == ")":
-            self._end_call()
-        else:
-            self.is_broken = character != ","
-            self._read = self._before_key
-
-    def _end_call(self) -> None:
-        self.name = self._function
-        self.is_done = True
-        self._arguments += "}" if self._num_keys else "{}"
-
-
-class GemmaCallScanner(LiteralScanner):
-    """Reads `call:name{key:value,...}`. Strings are between two quotes of several characters, without escapes."""
-
-    prefix: Final = "call:"
-
-    def __init__(self, syntax: LiteralSyntax = GEMMA) -> None:
-        super().__init__()
-        self.syntax = syntax
+    def __init__(self, syntax: LiteralSyntax) -> None:
+        super().__init__(syntax)
+        self._call_depth = 1
         self._read = self._in_name
 
     def _in_name(self, character: str) -> None:
-        name = self._token.removeprefix(self.prefix)
-        if character == "{" and name != self._token and name:
-            self.name = name
+        prefix, name = self.syntax.prefix, self._token.removeprefix(self.syntax.prefix)
+        if character == self.syntax.opening and name and self._token.startswith(prefix):
+            self._function = name
             self._open_bracket(character)
+            self._arguments = "{"
             return
         self._token += character
-        name = self._token.removeprefix(self.prefix)
-        self.is_broken = not (self.prefix.startswith(self._token) or NAME.fullmatch(name))
+        self.is_broken = not (prefix.startswith(self._token) or NAME.fullmatch(self._token.removeprefix(prefix)))
+
+    def _after_value(self, character: str) -> None:
+        super()._after_value(character)
+        if self._separator == ": " and not self.is_broken:
+            self.name = self._function
 
     def _close_bracket(self, bracket: str) -> None:
         super()._close_bracket(bracket)
-        self.is_done = not self._closings
+        if not self._closings:
+            self.name, self.is_done = self._function, True
 
 
 def literal(word: str) -> str | None:

@@ -20,8 +20,7 @@ COLON: Final = "/: ?/"
 COMMA: Final = "/, ?/"
 SPACE: Final = "SPACE: /[ \\n]{0,2}/"
 TEXT: Final = "TEXT: /(.|\\n)*/"
-OTHER: Final = "OTHER: /\\s*/ | /\\s*[^\\s{\\[](.|\\n)*/"
-"""Text that is no call in a format whose calls need no opening."""
+OTHER: Final = "OTHER: /\\s*/ | /\\s*[^\\s{\\[](.|\\n)*/"  # Text that is no call where calls need no opening.
 
 
 class CallGrammar:

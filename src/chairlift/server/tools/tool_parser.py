@@ -6,15 +6,17 @@ import re
 
 from chairlift.server.tools.answer_formats import CallFormat
 from chairlift.server.tools.answer_parser import CallingParser, DeltaMessage
-from chairlift.server.tools.literal_scanners import CallScanner, GemmaCallScanner, JsonCallScanner, PythonCallScanner
+from chairlift.server.tools.literal_scanners import PYTHON, CallScanner, JsonCallScanner, LiteralCallScanner
+from chairlift.server.tools.tag_scanner import NAME, TagCallScanner, ToolKinds
 
 SEPARATORS = " \t\r\n,;[]"
-NAMED_CALL = re.compile(r"([A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)")
 MAX_NAMED_CALL_CHARACTERS = 200
 """A name that is not followed by a brace within this many characters does not begin a call."""
 
 MAX_UNNAMED_CHARACTERS = 512
 """An object without a name in this many characters is not a call. The limit bounds the text that is scanned twice."""
+
+NO_KINDS: ToolKinds = {}
 
 
 class ToolParser(CallingParser):
@@ -25,11 +27,15 @@ class ToolParser(CallingParser):
 
     Args:
         names, max_calls: as for `CallingParser`.
+        kinds: as for `TagCallScanner`.
     """
 
-    def __init__(self, form: CallFormat, names: frozenset[str], max_calls: int | None = None) -> None:
+    def __init__(
+        self, form: CallFormat, names: frozenset[str], max_calls: int | None = None, kinds: ToolKinds = NO_KINDS
+    ) -> None:
         super().__init__(self._start, names, max_calls, form.id_length)
-        self._form = form
+        self._form, self._kinds = form, kinds
+        self._call_id: str | None = None
         self._raw = ""  # The text since the opening or the last call: content, if no call follows.
         self._space = ""
         self._scanner: CallScanner = JsonCallScanner()
@@ -43,8 +49,11 @@ class ToolParser(CallingParser):
             self._add_content("" if is_after_calls else text)
         elif self._scanner.name is None:
             self._add_content(self._raw + self._scanned_from + held)
-        elif is_complete:
-            self._complete_arguments()
+        else:
+            self._scanner.finish(held)
+            self._add_arguments(self._scanner.take_arguments())
+            if is_complete:
+                self._complete_arguments()
         if not self._num_calls:
             self._piece.content += self._space
         self._raw = self._space = ""
@@ -79,11 +88,12 @@ class ToolParser(CallingParser):
     def _between_calls(self) -> bool:
         if not self._held:
             return False
-        for marker in sorted(self._form.markers, key=len):  # A fence closes with the beginning of its opening.
+        markers = (*self._form.markers, *self._form.skipped)
+        for marker in sorted(markers, key=len):  # A fence closes with the beginning of its opening.
             if self._held.startswith(marker):
                 self._consume_marker(marker)
                 return True
-        if any(marker.startswith(self._held) for marker in self._form.markers):
+        if any(marker.startswith(self._held) for marker in markers):
             return False
         if self._held[0] in SEPARATORS:
             self._raw, self._held = self._raw + self._held[0], self._held[1:]
@@ -91,9 +101,11 @@ class ToolParser(CallingParser):
             self._start_call(JsonCallScanner(), "{")
             self._held = self._held[1:]
         elif self._form.is_pythonic and (self._held[0].isalpha() or self._held[0] == "_"):
-            self._start_call(PythonCallScanner(), "")
-        elif self._form.is_gemma and self._held[0] == "c":
-            self._start_call(GemmaCallScanner(), "")
+            self._start_call(LiteralCallScanner(PYTHON), "")
+        elif self._form.literals is not None and self._held[0] == "c":
+            self._start_call(LiteralCallScanner(self._form.literals), "")
+        elif self._form.tags is not None and NAME.match(self._held):
+            self._start_call(TagCallScanner(self._form.tags, self._kinds), "")
         else:
             return self._parse_name_first()
         return True
@@ -109,13 +121,14 @@ class ToolParser(CallingParser):
             self._advance = self._look_for_opening
 
     def _parse_name_first(self) -> bool:
-        found = NAMED_CALL.match(self._held) if self._form.names_first else None
-        if found is not None and found[1] in self._names:
-            self._held = f'"name": "{found[1]}", "arguments": {self._held[found.end() :]}'
+        form = self._form.named
+        found = re.match(form, self._held) if form else None
+        if found is not None and found["name"] in self._names:
+            self._held = f'"name": "{found["name"]}", "arguments": {self._held[found.end() :]}'
+            self._call_id = found.groupdict().get("id")
             self._start_call(JsonCallScanner(), found[0])
             return True
-        might_be = self._form.names_first and re.fullmatch(r"[\w.:-]+(?:\[\w*\]?\w*){0,2}\s*", self._held)
-        if found is None and might_be and len(self._held) < MAX_NAMED_CALL_CHARACTERS:
+        if form and found is None and "{" not in self._held and len(self._held) < MAX_NAMED_CALL_CHARACTERS:
             return False
         self._reject_call()
         return True
@@ -127,7 +140,8 @@ class ToolParser(CallingParser):
     def _in_call(self) -> bool:
         scanner = self._scanner
         if scanner.name is not None:
-            self._held = self._held[scanner.feed(self._held) :]
+            num_taken = scanner.feed(self._held)
+            self._held = self._held[num_taken:]
             self._add_arguments(scanner.take_arguments())
         else:
             num_taken = scanner.feed(self._held[: MAX_UNNAMED_CHARACTERS - len(self._scanned_from)])
@@ -141,9 +155,10 @@ class ToolParser(CallingParser):
                 self._reject_call()
                 return True
             self._space = ""
-            self._begin_call(scanner.name, scanner.take_arguments())
+            self._begin_call(scanner.name, scanner.take_arguments(), self._call_id)
+            self._call_id = None
         if not (scanner.is_done or scanner.is_broken):
-            return bool(self._held)
+            return bool(self._held and num_taken)
         self._complete_arguments()
         self._raw = ""
         self._advance = self._between_calls

@@ -1,0 +1,107 @@
+"""Chat templates that write calls in a form of their own, in the manner of well-known models."""
+
+from __future__ import annotations
+
+from typing import Final
+
+START: Final = """\
+{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content or '' }}"""
+END: Final = """<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CALLS: Final = "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+
+QWEN3_CODER: Final = f"""\
+{START}{CALLS}
+<tool_call>
+<function={{{{ f.name }}}}>
+{{% for k, v in f.arguments | items %}}<parameter={{{{ k }}}}>
+{{{{ v if v is string else v | string }}}}
+</parameter>
+{{% endfor %}}</function>
+</tool_call>{{% endfor %}}{END}"""
+
+GLM: Final = f"""\
+{START}{CALLS}
+<tool_call>{{{{ f.name }}}}
+{{% for k, v in f.arguments.items() %}}<arg_key>{{{{ k }}}}</arg_key>
+<arg_value>{{{{ v if v is string else v | tojson(ensure_ascii=False) }}}}</arg_value>
+{{% endfor %}}</tool_call>{{% endfor %}}{END}"""
+
+GLM47: Final = f"""\
+{START}{CALLS}<tool_call>{{{{ f.name }}}}{{% for k, v in f.arguments.items() %}}<arg_key>{{{{ k }}}}</arg_key>\
+<arg_value>{{{{ v if v is string else v | tojson(ensure_ascii=False) }}}}</arg_value>{{% endfor %}}</tool_call>\
+{{% endfor %}}{END}"""
+
+MINIMAX: Final = f"""\
+{START}{{% if m.tool_calls %}}
+<minimax:tool_call>
+{CALLS}<invoke name="{{{{ f.name }}}}">
+{{% for k, v in f.arguments | items %}}<parameter name="{{{{ k }}}}">\
+{{{{ v if v is string else v | tojson }}}}</parameter>
+{{% endfor %}}</invoke>
+{{% endfor %}}</minimax:tool_call>{{% endif %}}{END}"""
+
+DEEPSEEK_V3: Final = """\
+{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}{% endif %}\
+{% if m.role == 'assistant' and m.content is none %}{{ '<｜Assistant｜><｜tool▁calls▁begin｜>' }}\
+{% for c in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + c['type'] + '<｜tool▁sep｜>' + c['function']['name'] \
++ '\\n```json\\n' + c['function']['arguments'] + '\\n```<｜tool▁call▁end｜>' }}\
+{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}\
+{{ '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}{% endif %}\
+{% if m.role == 'assistant' and m.content is not none %}\
+{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"""
+
+DEEPSEEK_V31: Final = """\
+{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}\
+{{ '<｜User｜>' + m.content + '<｜Assistant｜></think>' }}\
+{% elif m.role == 'assistant' %}{{ m.content }}{% if m.tool_calls %}{{ '<｜tool▁calls▁begin｜>' }}\
+{% for c in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + c['function']['name'] + '<｜tool▁sep｜>' + \
+c['function']['arguments'] + '<｜tool▁call▁end｜>' }}{% endfor %}{{ '<｜tool▁calls▁end｜>' }}{% endif %}\
+{{ '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"""
+
+KIMI: Final = """\
+{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content or '' }}\
+{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c['id'] }}\
+<|tool_call_argument_begin|>{{ c['function']['arguments'] | tojson }}<|tool_call_end|>{% endfor %}\
+<|tool_calls_section_end|>{% endif %}<|im_end|>{% endfor %}\
+{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"""
+
+FUNCTION_GEMMA: Final = """\
+{%- macro written(v) -%}{%- if v is string -%}{{ '<escape>' + v + '<escape>' }}\
+{%- elif v is boolean -%}{{ 'true' if v else 'false' }}{%- elif v is none -%}null{%- elif v is mapping -%}{{ '{' }}\
+{%- for k, item in v | dictsort -%}{{ k }}:{{ written(item) }}{%- if not loop.last %},{% endif -%}\
+{%- endfor -%}{{ '}' }}\
+{%- elif v is sequence -%}[{%- for item in v -%}{{ written(item) }}{%- if not loop.last %},{% endif -%}{%- endfor -%}]\
+{%- else -%}{{ v }}{%- endif -%}{%- endmacro -%}
+{{ bos_token }}{%- for m in messages -%}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}
+{{ m.content or '' }}{%- for c in m.tool_calls or [] -%}\
+{{ '<start_function_call>call:' + c.function.name }}{{ written(c.function.arguments) }}<end_function_call>\
+{%- endfor -%}<end_of_turn>
+{% endfor -%}{%- if add_generation_prompt -%}<start_of_turn>model
+{% endif -%}"""
+
+LFM2: Final = f"""\
+{START}{{% if m.tool_calls %}}<|tool_call_start|>[{CALLS}{{{{ f.name }}}}(\
+{{% for k, v in f.arguments.items() %}}{{{{ k }}}}={{{{ v | tojson }}}}\
+{{% if not loop.last %}}, {{% endif %}}{{% endfor %}})\
+{{% if not loop.last %}}, {{% endif %}}{{% endfor %}}]<|tool_call_end|>{{% endif %}}{END}"""
+
+UNKNOWN: Final = f"{START}{CALLS}CALL {{{{ f.name }}}} WITH {{{{ f.arguments }}}} PLEASE{{% endfor %}}{END}"
+
+WRITING: Final[dict[str, tuple[str, str]]] = {
+    "qwen3_coder": ("qwen3_coder", QWEN3_CODER),
+    "glm": ("glm45", GLM),
+    "glm47": ("glm45", GLM47),
+    "minimax": ("minimax_m2", MINIMAX),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
+    "deepseek_v31": ("deepseek_v3", DEEPSEEK_V31),
+    "kimi": ("kimi_k2", KIMI),
+    "functiongemma": ("functiongemma", FUNCTION_GEMMA),
+    "lfm2": ("lfm2", LFM2),
+}
+"""Name -> the format of its calls, and the template."""
