@@ -26,8 +26,9 @@ from chairlift.server.protocol.turns import (
     leading_system,
     merge_leading_system,
 )
-from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format, tool_call_format
+from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
+from chairlift.server.tools.call_detection import call_style, detect_format
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
 from chairlift.server.tools.reasoning_parser import ReasoningParser
 from chairlift.server.tools.tag_scanner import argument_kinds
@@ -162,7 +163,8 @@ class ConversationPlanner:
         if options.chat_template is not None:
             self._template = ChatTemplate(options.chat_template, engine.tokenizer.special_tokens)
         text = None if self._template is None else self._template.text
-        self._calls = tool_call_format(options.tool_call_parser, text)
+        self._style = call_style(self._template)
+        self._calls = detect_format(options.tool_call_parser, self._template, self._style)
         self._reasoning = reasoning_format(options.reasoning_parser, text)
         if self._calls.is_harmony and self._reasoning is not None:
             raise ConfigError(
@@ -292,6 +294,7 @@ class ConversationPlanner:
         messages = self._with_tools(template, body.template_messages(), declared, variables)
 
         def render(messages: list[dict[str, Any]]) -> MarkedText:
+            messages = [self._style.adapt(message) for message in messages]
             if self._calls.is_harmony:
                 messages = [{REASONING_NAMES.get(name, name): value for name, value in m.items()} for m in messages]
             return _render_template(template, messages, variables, body)

@@ -1,0 +1,33 @@
+"""The format of calls is derived from what a chat template writes for a call."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from test_call_formats import FAMILIES, template_of
+
+from call_templates import UNKNOWN
+from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
+from chairlift.server.tools.call_detection import call_style, detect_format
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_format_is_derived_from_what_the_template_writes(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    name, text = FAMILIES[family]
+    template = template_of(text)
+    style = call_style(template)
+    assert detect_format("auto", template, style) is TOOL_CALL_FORMATS[name]
+    assert caplog.text == ""
+    assert style.has_text_arguments == family.startswith("deepseek")
+    assert style.has_null_content == (family == "deepseek_v3")
+
+
+def test_a_call_in_an_unknown_form_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    template = template_of(UNKNOWN)
+    with caplog.at_level(logging.WARNING):
+        assert detect_format("auto", template, call_style(template)) is TOOL_CALL_FORMATS["hermes"]
+        assert "CALL qzvx WITH" in caplog.text
+        caplog.clear()
+        assert detect_format("mistral", template, call_style(template)) is TOOL_CALL_FORMATS["mistral"]
+    assert caplog.text == ""
