@@ -164,3 +164,14 @@ def test_a_budget_without_reasoning_is_named(reasoning_server: RunningServer) ->
     assert planned.ignored == ("thinking_token_budget",)
     assert planned.params.structured_outputs is None
     assert MESSAGES_FIELDS[planned.ignored[0]] == "thinking.budget_tokens"
+
+
+def test_an_answer_that_goes_on_with_the_last_message_does_not_reason_by_a_budget() -> None:
+    body = {
+        "messages": [*MESSAGES, {"role": "assistant", "content": "{"}],
+        "max_tokens": 3,
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    planned = planner("qwen3").plan(MessagesRequest.model_validate(body))
+    assert planned.ignored == ("thinking_token_budget",)
+    assert planned.params.structured_outputs is None

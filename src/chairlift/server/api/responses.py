@@ -17,11 +17,7 @@ from chairlift.server.api.stream_chunks import to_event
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
-from chairlift.server.protocol.responses import (
-    ResponseObject,
-    ResponsesRequest,
-    ResponsesUsage,
-)
+from chairlift.server.protocol.responses import ResponseObject, ResponsesRequest, ResponsesUsage
 
 ITEM_NAMES: Final = {
     "reasoning": ("rs", "response.reasoning_text"),

@@ -20,12 +20,7 @@ from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.tools import FunctionTool, select_tools
-from chairlift.server.protocol.turns import (
-    BLANK_LINE,
-    adapted_turns,
-    leading_system,
-    merge_leading_system,
-)
+from chairlift.server.protocol.turns import BLANK_LINE, adapted_turns, leading_system, merge_leading_system
 from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_detection import call_style, detect_format
@@ -192,7 +187,8 @@ class ConversationPlanner:
         is_structured = tools.is_forced or (structure is not None and not tools.has_own_calls(structure))
         if self._calls.is_harmony and is_structured:
             text = join_marked([text, template_text(FINAL_HEADER)])
-        reasoning = self._reasoning_in(text, body.thinking_token_budget)
+        # An answer that goes on with the last message does not begin with reasoning.
+        reasoning = self._reasoning_in(text, None if body.continue_final_message else body.thinking_token_budget)
         with attribute_errors_to(body.constraint_field):
             params, ignored = self._params(body, tools, reasoning)
         token_ids = self._engine.input_processor.encode_text(
@@ -213,7 +209,8 @@ class ConversationPlanner:
 
     def _ignored(self, given: Conversation, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
         effort = ["reasoning_effort"] * _is_effort_ignored(chat, self._template_for(chat))
-        budget = ["thinking_token_budget"] * (chat.thinking_token_budget is not None and reasoning is None)
+        has_budget = chat.thinking_token_budget is not None and not (reasoning and reasoning.max_tokens)
+        budget = ["thinking_token_budget"] * has_budget
         return [*given.ignored_content(), *effort, *budget]
 
     def prompt_token_ids(self, conversation: Conversation) -> list[int]:

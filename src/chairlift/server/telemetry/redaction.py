@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.events import (
-    EngineStarted,
-    Event,
-    PrefixCacheChanged,
-    RequestArrived,
-    RequestRejected,
-    Step,
-)
+from chairlift.events import EngineStarted, Event, PrefixCacheChanged, RequestArrived, RequestRejected, Step
 from chairlift.observability.explain import Viewer
 from chairlift.observability.tracker import RequestTracker
 
