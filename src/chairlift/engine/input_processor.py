@@ -27,6 +27,11 @@ SIBLING_STRIDE = 0xD1B54A32D192ED03
 TRUNCATED_TEXT_FACTOR: Final = 8
 """Maximum length of a text that is truncated, in multiples of the context. The whole text is tokenized first."""
 
+UTF8_BYTES: Final = 4
+"""Maximum number of bytes of a character."""
+
+CUT_TO_CONTEXT: Final = SamplingParams(truncate_prompt_tokens=-1)
+
 
 class NoTokenizer:
     """Replaces the tokenizer if none was loaded: prompts must be token ids, and answers have no text."""
@@ -204,13 +209,18 @@ class InputProcessor:
             RequestError: as `encode`.
         """
         assert not isinstance(self.tokenizer, NoTokenizer), "a model that computes vectors has a tokenizer"
-        params = None if truncate_prompt_tokens is None else SamplingParams(truncate_prompt_tokens=-1)
+        if truncate_prompt_tokens is not None:
+            text, second = self.beginning(text), second and self.beginning(second)
         for each in (text, second or ""):
-            self._check_text(each, "input", params)
+            self._check_text(each, "input", None if truncate_prompt_tokens is None else CUT_TO_CONTEXT)
         most = self._most_pooled(truncate_prompt_tokens)
         if self._is_reranker and second is not None:
             return self._checked(encode_rerank_prompt(self.tokenizer, text, second, most), "input")
         return self._checked(self.tokenizer.encode_pair(text, second, most), "input")
+
+    def beginning(self, text: str) -> str:
+        """The beginning of a text that has more tokens than the context. Its end is cut off before it is tokenized."""
+        return text[: self.limits.max_model_len * self.tokenizer.max_token_bytes * TRUNCATED_TEXT_FACTOR // UTF8_BYTES]
 
     def check_pooled(self, token_ids: list[int], truncate_prompt_tokens: int | None = None) -> list[int]:
         """Check the tokens of a text, of which a model computes a vector; as `encode_pooled`."""

@@ -159,6 +159,8 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
         assert message in answer.json()["error"]["message"]
     cut = embedder.post("/v1/embeddings", {"input": long, "truncate_prompt_tokens": -1}).json()
     assert cut["usage"]["prompt_tokens"] == 80
+    longer = embedder.post("/v1/embeddings", {"input": f"{long} " * 200, "truncate_prompt_tokens": -1}).json()
+    assert longer["data"] == cut["data"], "a text of any length is cut off"
     tokens = embedder.post("/v1/embeddings", {"input": [5] * 90, "truncate_prompt_tokens": 7}).json()
     assert tokens["usage"]["prompt_tokens"] == 7
 

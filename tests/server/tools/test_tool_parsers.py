@@ -173,6 +173,8 @@ def test_calls_without_an_object_of_arguments_are_content(written: str) -> None:
         ('{"name": "f", "arguments": {"a": ', {}),
         ('{"name": "f", "arguments": {"a": "x" "y"}} and', {"a": "x"}),
         ('{"name": "f", "arguments": {"a": tr', {}),
+        ('{"name": "f", "arguments": {"a": 12', {"a": 12}),
+        ('{"name": "f", "arguments": {"a": [True', {"a": [True]}),
     ],
 )
 def test_arguments_that_break_off_are_completed_if_the_model_ended_the_answer(text: str, arguments: Any) -> None:

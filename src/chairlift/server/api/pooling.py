@@ -75,7 +75,8 @@ def _plan_rerank(model: PlanningModel, body: RerankRequest) -> RequestPlan:
     engine, texts = model.engine, body.texts()
     if (most := body.max_tokens_per_doc) is not None:
         assert not isinstance(engine.tokenizer, NoTokenizer), "a model that computes scores has a tokenizer"
-        texts = [engine.tokenizer.first_tokens(text, most) for text in texts]
+        shorten = engine.input_processor.beginning
+        texts = [engine.tokenizer.first_tokens(shorten(text), most) for text in texts]
     plan = _plan_pairs(engine, [body.query], texts, body)
     has_effect = not body.priority or engine.input_processor.limits.supports_priority
     return plan if has_effect else replace(plan, ignored=("priority",))

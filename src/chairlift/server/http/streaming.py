@@ -87,6 +87,7 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             pings.cancel()
+            await asyncio.gather(pings, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_pings(self, send: Send) -> None:

@@ -65,15 +65,16 @@ class NamedToolParser(AnswerParser):
     def __init__(self, name: str, id_length: int | None) -> None:
         self._name = name
         self._id_length = id_length
-        self._text = ""
+        self._written: list[str] = []
 
     def finish(self, is_complete: bool = False) -> DeltaMessage:
-        return self.feed(completion(self._text)) if is_complete and self._text else DeltaMessage()
+        return self.feed(completion("".join(self._written))) if is_complete and self._written else DeltaMessage()
 
     def feed(self, text: str) -> DeltaMessage:
         if not text:
             return DeltaMessage()
-        is_first, self._text = not self._text, self._text + text
+        is_first = not self._written
+        self._written.append(text)
         call_id = new_call_id(self._id_length) if is_first else None
         call = DeltaToolCall(0, call_id, self._name if is_first else None, text)
         return DeltaMessage(tool_calls=[call])
@@ -140,22 +141,22 @@ class CallingParser(MarkerParser):
         self._max_calls = max_calls
         self._id_length = id_length
         self._num_calls = 0
-        self._written = ""
+        self._written: list[str] = []
 
     def _begin_call(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
         self._num_calls += 1
-        self._written = arguments
+        self._written = [arguments] if arguments else []
         self._add_call_delta(call_id or new_call_id(self._id_length), name, arguments)
 
     def _add_arguments(self, text: str) -> None:
         if text:
-            self._written += text
+            self._written.append(text)
             self._add_call_delta(None, None, text)
 
     def _complete_arguments(self) -> None:
         """Complete the arguments of the last call if they break off."""
         if self._num_calls:
-            self._add_arguments(completion(self._written))
+            self._add_arguments(completion("".join(self._written)))
 
     def _add_call_delta(self, call_id: str | None, name: str | None, arguments: str) -> None:
         if self._max_calls is None or self._num_calls <= self._max_calls:

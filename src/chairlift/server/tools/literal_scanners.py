@@ -104,6 +104,11 @@ class LiteralScanner(CallScanner):
         self._surrogate = 0
         self._is_key = False
 
+    def finish(self, text: str) -> None:
+        """End a number or a constant at the end of the answer."""
+        if self._read == self._in_word and literal(self._token) is not None:
+            self.feed(" ")
+
     def _in_object(self) -> bool:
         return self._closings[-1] == "}" or len(self._closings) == self._call_depth
 
