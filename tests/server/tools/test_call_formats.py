@@ -129,6 +129,8 @@ def test_generated_calls_are_read_back_as_the_template_writes_them(family: str) 
         answer = read_in_cuts(new_parser(TOOL_CALL_FORMATS[name]), turn, rng)
         found = [{"name": c.function.name, "arguments": json.loads(c.function.arguments)} for c in answer.tool_calls]
         assert found == calls, turn
+        form = TOOL_CALL_FORMATS[name]
+        assert form.is_harmony or not any(part in answer.content for part in (*form.markers, *form.skipped)), turn
 
 
 CODER = TOOL_CALL_FORMATS["qwen3_coder"]
@@ -152,6 +154,13 @@ CODER = TOOL_CALL_FORMATS["qwen3_coder"]
         ),
         ("<tool_call>\n<function=f>\n<parameter=other>\n[1]\n</parameter></function></tool_call>", {"other": [1]}, ""),
         ("<tool_call>\n<function=f>\n<parameter=text>\nab", {"text": "ab"}, ""),
+        ("<function=f>\n<parameter=text>\nab\n</parameter>\n", {"text": "ab"}, ""),
+        ("<function=f>\n<parameter=count>\n5\n</parameter>", {"count": 5}, ""),
+        ("<tool_call><function=f><parameter=text>ab</parameter></tool_call> c", {"text": "ab"}, " c"),
+        ("<function=f><parameter=ratio>1e999</parameter></function>", {"ratio": "1e999"}, ""),
+        ("<function=f><parameter=other>+49123</parameter></function>", {"other": "+49123"}, ""),
+        ("<function=f><parameter=other>0123</parameter></function>", {"other": "0123"}, ""),
+        ("<function=f><parameter=other>1, y=2</parameter></function>", {"other": "1, y=2"}, ""),
         (
             "<tool_call>\n<function=g>\n</function>\n</tool_call>",
             None,

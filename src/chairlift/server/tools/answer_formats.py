@@ -51,7 +51,7 @@ class CallFormat:
 NAMED: Final = r"(?P<name>[A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)"
 DEEPSEEK: Final = r"(?:function<｜tool▁sep｜>)?(?P<name>[\w.:-]{1,128})(?:<｜tool▁sep｜>|\s*```json)\s*(?={)"
 KIMI: Final = r"(?P<id>(?:functions\.)?(?P<name>[\w.-]{1,128}?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?={)"
-QWEN_END: Final = r"\n?</parameter>(?=\s*(?:<parameter=|</function>))"
+QWEN_END: Final = r"\n?</parameter>(?=\s*(?:<parameter=|</function>|</(?:seed:)?tool_call>))"
 QWEN_TAGS: Final = TagSyntax(">", r"<parameter=([^>\n]+)>\n?", QWEN_END, "</function>")
 GLM_END: Final = r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"
 GLM_TAGS: Final = TagSyntax(r"(?=\s*<)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", GLM_END, "</tool_call>")

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from chairlift.server.tools.literal_scanners import PYTHON, CallScanner, LiteralCallScanner
 
 NAME: Final = re.compile(r"[\w.:-]{1,128}")
+DIGITS: Final = re.compile(r"\s*(?:\+|-?0\d|\d+_)")  # A code or a telephone number, which as a number loses characters.
 KIND_NAMES: Final = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 Kinds = Mapping[str, frozenset[str]]
 """The permitted types of each argument of a tool, by the names of JSON Schema; empty if they are not known."""
@@ -47,7 +48,8 @@ class TagCallScanner(CallScanner):
         return start
 
     def finish(self, text: str) -> None:
-        if (key := re.match(self._tags.key, text)) and self._kinds_of(key[1]) == {"string"}:
+        key = re.match(self._tags.key, text)
+        if key and not self._read_element(text.rstrip() + self._tags.end) and self._kinds_of(key[1]) == {"string"}:
             self._write_argument(key[1], json.dumps(text[key.end() :], ensure_ascii=False)[:-1])
 
     def _read_element(self, text: str) -> int:
@@ -84,11 +86,12 @@ class TagCallScanner(CallScanner):
 def typed_json(text: str, kinds: frozenset[str]) -> str:
     """A value as JSON: of one of these types if the text can be read so, or else a string."""
     scanner = LiteralCallScanner(PYTHON)
-    if kinds != {"string"} and scanner.feed(call := f"_(_={text.strip()})") == len(call) and scanner.is_done:
+    is_text = kinds == {"string"} or ((not kinds or "string" in kinds) and DIGITS.match(text))
+    if not is_text and scanner.feed(call := f"_(_={text.strip()})") == len(call) and scanner.is_done:
         with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(scanner.take_arguments())["_"]
+            (value,) = json.loads(scanner.take_arguments()).values()
             if "string" not in kinds or (not isinstance(value, str) and _kinds_of_value(value) & kinds):
-                return json.dumps(value, ensure_ascii=False)
+                return json.dumps(value, ensure_ascii=False, allow_nan=False)
     return json.dumps(text, ensure_ascii=False)
 
 

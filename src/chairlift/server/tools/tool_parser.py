@@ -113,7 +113,7 @@ class ToolParser(CallingParser):
     def _consume_marker(self, marker: str) -> None:
         self._held = self._held[len(marker) :]
         if marker != self._form.closing:
-            self._raw += marker
+            self._raw += "" if self._num_calls and marker in self._form.skipped else marker
         else:
             if self._raw.strip(SEPARATORS) or not self._num_calls:  # There was no call between the markers.
                 self._add_content(self._raw + marker)
