@@ -41,6 +41,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("DeepSeek-R1-Distill-Llama-8B", {"kv_lora_rank": 512}),
     ("granite-3.3-2b-instruct", {"mamba_d_conv": 4}),
     ("bert-base-uncased", {"position_embedding_type": "relative_key"}),
+    ("bert-base-uncased", {"is_decoder": True}),
+    ("ModernBERT-base", {"layer_types": ["full_attention"]}),
     ("Mixtral-8x7B-Instruct", {"n_shared_experts": 2}),
 ]
 

@@ -125,6 +125,7 @@ def _read_sizes(fields: ConfigFields, family: _Family) -> _Sizes:
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
     fields.allow_only("position_embedding_type", "absolute", "positions are learned")
+    fields.allow_only("is_decoder", False, "attention is not causal")
     if family.offset:
         fields.integer("pad_token_id", ROBERTA_OFFSET - 1, low=ROBERTA_OFFSET - 1, high=ROBERTA_OFFSET - 1)
     if family.classifier is not None:

@@ -25,6 +25,7 @@ from chairlift.models.declaration import (
 )
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.layer_fields import read_layer_windows
 
 ACTIVATIONS: Final = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 
@@ -90,10 +91,9 @@ def _read_positions(fields: ConfigFields, count: int) -> tuple[dict[bool, float]
     """The bases of the rotary embeddings of layers with local (False) and global (True) attention, and which layers
     have global attention. transformers 5 writes other fields than transformers 4."""
     every = fields.integer("global_attn_every_n_layers", 3)
-    types = fields.get("layer_types")
     is_global = [index % every == 0 for index in range(count)]
-    if isinstance(types, list):
-        is_global = [kind == "full_attention" for kind in types[:count]]
+    if (types := fields.get("layer_types")) is not None:
+        is_global = [window is None for window in read_layer_windows(fields, types, count, 1)]
     thetas = {False: fields.number("local_rope_theta", 10000.0), True: fields.number("global_rope_theta", 160000.0)}
     if (ropes := fields.mapping("rope_parameters")) is not None:
         for kind, key in ((False, "sliding_attention"), (True, "full_attention")):
