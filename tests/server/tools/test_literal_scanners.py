@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.server.tools.literal_scanners import PYTHON, LiteralCallScanner
+from chairlift.server.tools.literal_scanners import PYTHON, LiteralCallScanner, completion
 
 constants = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text("ab1 '\"\\\n\t\0\u00e9\u2028\U0001f600{}[]()=,:", max_size=8)
@@ -65,6 +65,7 @@ def test_text_that_is_no_call_has_no_name(text: str) -> None:
 
 @pytest.mark.parametrize("value", ["nan", "x", "[1 2]", "{1: 2}", "{'a': }", r"'\xg1'", "[,]", "{'a'}", "g(1)"])
 def test_values_that_are_no_literals_break_the_call(value: str) -> None:
-    scanner, _, rest = scan(f"f(a={value})")
+    scanner, found, rest = scan(f"f(a={value})")
     assert (scanner.name, scanner.is_done, scanner.is_broken) == ("f", False, True)
+    assert json.loads(found + completion(found)), "the client gets valid JSON"
     assert rest

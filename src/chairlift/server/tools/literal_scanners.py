@@ -138,6 +138,8 @@ class LiteralScanner(CallScanner):
 
     def _close_bracket(self, bracket: str) -> None:
         self.is_broken = self._separator == ": "
+        if self.is_broken:
+            return
         self._separator = ""
         self._arguments += "}" if self._in_object() else "]"
         self._closings.pop()
