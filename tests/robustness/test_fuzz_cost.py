@@ -37,7 +37,7 @@ MAX_RETURNED = 1024
 GENERATING = {"completions", "chat", "responses", "messages"}
 READ_LATER = {
     *("stop_token_ids", "allowed_token_ids", "structured_outputs"),
-    *("response_format", "text", "output_config", "tools"),
+    *("response_format", "text", "output_config", "output_format", "tools"),
 }
 """Fields with limits of their own, which are read after a request was prepared: by the engine, or for the response."""
 

@@ -122,5 +122,5 @@ def named_templates(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {"default": value}
     entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-    named = value if isinstance(value, dict) else {entry.get("name"): entry.get("template") for entry in entries}
-    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+    pairs = value.items() if isinstance(value, dict) else [(each.get("name"), each.get("template")) for each in entries]
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}

@@ -304,7 +304,7 @@ class ConversationPlanner:
                     return render(form)
             raise
         systems = [message["content"] for message in leading_system(messages)]
-        if len(systems) > 1 and not _has_all(text, systems):
+        if len(systems) > 1 and not _has_all(text, [*systems[:2], systems[-1]]):
             return render(merge_leading_system(messages, template_text(BLANK_LINE)))
         return text
 

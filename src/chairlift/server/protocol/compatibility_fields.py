@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from chairlift.server.protocol.base import MAX_FIELDS, RequestBody
 from chairlift.server.protocol.item_limits import MAX_METADATA, Metadata, MetadataKey, MetadataValue, limit_entries
@@ -21,7 +21,16 @@ from chairlift.server.protocol.item_limits import MAX_METADATA, Metadata, Metada
 EmptyValue = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any], Field(max_length=0)] | None
 """null, or an empty list or object."""
 
-AnyFields = Annotated[dict[str, Any], limit_entries(MAX_FIELDS)]
+
+def _without_content(value: Any) -> Any:
+    """The value of a field that is not read, of which only whether it is empty has a meaning."""
+    if isinstance(value, dict):
+        return dict.fromkeys([*value][:1])
+    return [None] * bool(value) if isinstance(value, list) else value
+
+
+AnyFields = Annotated[dict[str, Any], limit_entries(MAX_FIELDS), AfterValidator(_without_content)]
+AnyList = Annotated[list[Any], AfterValidator(_without_content)]
 ServiceTier = Literal["auto", "default", "standard_only", "flex", "scale", "priority", "fast", "ultrafast"]
 
 
@@ -162,14 +171,12 @@ class MessagesCompatibilityFields(CompatibilityFields):
     )
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
     cache_control: CacheControl | None = Field(None, description="Has no effect: every prefix is cached.")
-    container: str | dict[str, Any] | None = Field(None, description="Has no effect: no code is executed.")
+    container: str | AnyFields | None = Field(None, description="Has no effect: no code is executed.")
     context_management: ContextManagement | EmptyValue = Field(None, description="Has no effect: nothing is removed.")
-    diagnostics: dict[str, Any] | None = Field(
-        None, description="Has no effect: there are no diagnostics of the cache."
-    )
-    billing_policy: dict[str, Any] | None = Field(None, description="Has no effect: nothing is billed.")
-    fallback_credit_token: str | dict[str, Any] | None = Field(None, description="Has no effect: nothing is billed.")
+    diagnostics: AnyFields | None = Field(None, description="Has no effect: there are no diagnostics of the cache.")
+    billing_policy: AnyFields | None = Field(None, description="Has no effect: nothing is billed.")
+    fallback_credit_token: str | AnyFields | None = Field(None, description="Has no effect: nothing is billed.")
     user_profile_id: str | None = Field(None, description="Identifies the end user; has no effect.")
-    fallbacks: str | list[Any] | None = Field(None, description="Has no effect: the model does not decline requests.")
+    fallbacks: str | AnyList | None = Field(None, description="Has no effect: the model does not decline requests.")
     mcp_servers: EmptyValue = Field(None, description="MCP servers are not supported.")
     speed: Literal["standard", "fast"] | None = Field(None, description="Has no effect: there is only one speed.")

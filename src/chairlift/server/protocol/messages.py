@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from chairlift.errors import RequestError
 from chairlift.server.protocol.base import RequestBody, Timings, omitted_if_null
 from chairlift.server.protocol.chat import BILLING_LINE, MAX_NAMED_KEYS, ChatCompletionRequest, without_billing_line
-from chairlift.server.protocol.compatibility_fields import CacheControl, MessagesCompatibilityFields
+from chairlift.server.protocol.compatibility_fields import AnyFields, CacheControl, MessagesCompatibilityFields
 from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.tools import ToolName
@@ -138,7 +138,7 @@ class Thinking(RequestBody):
     type: Literal["adaptive", "enabled", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted", "updates"] | None = Field(None, description="Has no effect.")
-    block_binding: dict[str, Any] | None = Field(None, description="Has no effect: thinking blocks are not checked.")
+    block_binding: AnyFields | None = Field(None, description="Has no effect: thinking blocks are not checked.")
 
 
 class JsonOutput(RequestBody):
@@ -229,7 +229,11 @@ class ConversationFields(RequestBody):
 class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
     """The body of POST /v1/messages/count_tokens."""
 
-    content_fields: ClassVar[dict[str, Any]] = {**ConversationFields.content_fields, "output_config": None}
+    content_fields: ClassVar[dict[str, Any]] = {
+        **ConversationFields.content_fields,
+        "output_config": None,
+        "output_format": None,
+    }
 
     def to_chat(self) -> ChatCompletionRequest:
         """The corresponding chat request; raises RequestError."""
