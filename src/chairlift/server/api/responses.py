@@ -45,7 +45,7 @@ class ResponsesCall(GeneratingCall[ResponsesRequest, ChatPlan]):
         return _ResponsesStream(self)
 
     def resolve_call(self, item: AnswerItem) -> None:
-        """Replace the function of a call by the tool of the request that it stands for."""
+        """Replace the function of a call by the tool of the request of which it was made."""
         if item.kind == "function_call":
             tool = self.body.called_tool(item.name)
             item.name, item.namespace = tool.name, tool.namespace
