@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a part of the server has failed. The log has the reason and the id."""
+
+    reason: str
+    failure_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The reason, which may contain paths of the machine, and what a caller without an admin key reads instead."""
+        return self.reason, f"the server's log has the reason (failure {self.failure_id})"
+
+    def __str__(self) -> str:
+        return f"{self.reason} [failure {self.failure_id}]"
+
 
 class ChairliftError(Exception):
-    """The base class of all errors of Chairlift."""
+    """The base class of all errors of Chairlift.
+
+    Args:
+        public_message: the message for callers without an admin key, if `message` may contain paths of the machine.
+    """
+
+    def __init__(self, message: str, public_message: str | None = None) -> None:
+        super().__init__(message)
+        self.public_message = message if public_message is None else public_message
+
+    def text(self, *, is_admin: bool) -> str:
+        """The message for a caller with an admin key, or for one without it."""
+        return str(self) if is_admin else self.public_message
 
 
 class ConfigError(ChairliftError, ValueError):
@@ -45,18 +76,19 @@ class OverloadedError(ChairliftError, RuntimeError):
     Args:
         retry_after: seconds after which the request may be sent again.
         code: the limit, as an identifier for programs.
+        public_message: see ChairliftError.
     """
 
-    def __init__(self, message: str, retry_after: float, code: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, retry_after: float, code: str, public_message: str | None = None) -> None:
+        super().__init__(message, public_message)
         self.retry_after, self.code = retry_after, code
 
 
 class EngineUnavailableError(EngineDeadError, OverloadedError):
     """The engine died and could not be restarted so far; the next restart is in `retry_after` seconds."""
 
-    def __init__(self, message: str, retry_after: float) -> None:
-        OverloadedError.__init__(self, message, retry_after, "engine_unavailable")
+    def __init__(self, message: str, public_message: str, retry_after: float) -> None:
+        OverloadedError.__init__(self, message, retry_after, "engine_unavailable", public_message)
 
 
 def find_error(name: str) -> type[ChairliftError]:

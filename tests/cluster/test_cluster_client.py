@@ -18,7 +18,7 @@ from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.commands import Abort
-from chairlift.errors import EngineDeadError, RequestError
+from chairlift.errors import EngineDeadError, Failure, RequestError
 from chairlift.lora import LoRARequest
 from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput, RequestOutput
@@ -478,7 +478,7 @@ def test_a_change_of_the_engine_is_published_without_a_step(make_engine: Make) -
         llm, transport = make_cluster(engine)
         await ready(llm, transport)
         client: Any = llm._client
-        engine._client.state, engine._client.last_failure = "restarting", "out of memory"
+        engine._client.state, engine._client.last_failure = "restarting", Failure("out of memory")
         transport.replicas["replica-0"]._fail([], EngineDeadError("out of memory"))
         await until(lambda: client.replicas["replica-0"].state == "restarting")
         assert client.replicas["replica-0"].last_failure == "out of memory"

@@ -39,7 +39,7 @@ from chairlift.engine.process.commands import Abort, Add, Command, Stop
 from chairlift.engine.process.wire import unpack_events
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
-from chairlift.errors import EngineDeadError
+from chairlift.errors import EngineDeadError, Failure
 from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput
 
@@ -53,7 +53,7 @@ HEARTBEAT_SECONDS: Final = 5.0
 REPLACED_SECONDS: Final = 60.0
 """Time that requests wait for a replica of their model while only replicas of another one are running."""
 
-LOST_REPLICA: Final = "the replica of the request was lost ({})"
+LOST_REPLICA: Final = "the replica of the request was lost"
 
 MAX_SILENCE_SECONDS: Final = 30.0
 """A replica that Ray Serve has removed is lost when it has sent nothing for this time. One that drains sends a message
@@ -215,19 +215,21 @@ class ClusterClient(EngineClient):
             await self._transport.run(group.request_id, group.prompt, message)
             if group.unfinished:
                 await asyncio.sleep(DRAIN_SECONDS)
-                self._handle_loss([group], "the call of the request ended without its last output")
+                self._handle_loss([group], "the call of the request has ended", "its last output is missing")
         except ReplicaLostError as error:
             replica_id = self._view.replica_of(group.request_id)
             if replica_id is not None and (replica := self.replicas.get(replica_id)) is not None:
                 replica.loss = str(error)
                 self._start_task(self._end_later(replica))  # which decides about all requests of the replica
             else:
-                self._handle_loss([group], LOST_REPLICA.format(error))
+                self._handle_loss([group], LOST_REPLICA, str(error))
         except ReplicaCallError as error:
-            self._handle_loss([group], f"the replica of the request has rejected it ({error})")
+            self._handle_loss([group], "the replica of the request has rejected it", str(error))
         except Exception as error:
-            logger.exception("a request could not be sent to a replica")
-            self._fail_groups([group], EngineDeadError(f"the request could not be sent to a replica: {error}"))
+            failure = Failure(str(error))
+            logger.exception("a request could not be sent to a replica: %s", failure)
+            texts = (f"the request could not be sent to a replica: {text}" for text in failure.texts)
+            self._fail_groups([group], EngineDeadError(*texts))
 
     async def _wait_for_replica(self) -> bool:
         """Wait until a replica can be chosen; returns False if there are only replicas of another model, for long
@@ -277,17 +279,19 @@ class ClusterClient(EngineClient):
                 self._loop.call_soon(self._end_if_drained, replica_id)
         return ended
 
-    def _handle_loss(self, groups: list[RoutedGroup], cause: str) -> None:
+    def _handle_loss(self, groups: list[RoutedGroup], cause: str, reason: str) -> None:
         """Send unfinished requests whose run has ended to another replica, if they have no output yet; the others end
         with an error.
 
         Args:
-            cause: what has happened to each of the requests, for the error and the log.
+            cause, reason: what has happened to each of the requests, and why, for the error and the log.
         """
+        failure = Failure(reason)
         groups = [group for group in groups if group.unfinished]
         lost = [group for group in groups if group.has_output or group.num_runs >= MAX_RUNS]
         if lost:
-            self._fail_groups(lost, EngineDeadError(f"{cause}: send the request again"))
+            texts = (f"{cause} ({text}): send the request again" for text in failure.texts)
+            self._fail_groups(lost, EngineDeadError(*texts))
         resent = [group for group in groups if group.unfinished]
         for group in resent:
             self._view.remove(group.request_id)
@@ -295,7 +299,7 @@ class ClusterClient(EngineClient):
                 group.task.cancel()
             self._run(group)
         if groups:
-            logger.error("%s: %d requests ended, %d are sent again", cause, len(lost), len(resent))
+            logger.error("%s (%s): %d requests ended, %d are sent again", cause, failure, len(lost), len(resent))
 
     def _fail_groups(self, groups: list[RoutedGroup], error: EngineDeadError) -> None:
         ids = unfinished_ids(groups)
@@ -388,7 +392,7 @@ class ClusterClient(EngineClient):
             self._finish([output.request_id for output in outputs if output.finish_reason is not None])
         for ids, reason in message.lost:
             groups = dict.fromkeys(group for each in ids if (group := self._group_on(replica, each)) is not None)
-            self._handle_loss(list(groups), f"the engine of the request was lost ({reason})")
+            self._handle_loss(list(groups), "the engine of the request was lost", reason)
 
     def _group_on(self, replica: RemoteReplica, request_id: str) -> RoutedGroup | None:
         """The group of an unfinished request, if it runs on this replica. Another one may have run it before."""
@@ -420,10 +424,10 @@ class ClusterClient(EngineClient):
             return
         if lost:
             self.restarts += 1
-            self.last_failure = replica.loss
+            self.last_failure = Failure(replica.loss)
         if not self._view.has_choice():
             self.state = "restarting"
-        self._handle_loss(lost, LOST_REPLICA.format(replica.loss))
+        self._handle_loss(lost, LOST_REPLICA, replica.loss)
         self._loop.call_later(RETRY_SECONDS, self._subscribe, replica.replica_id)
 
     def _subscribe(self, replica_id: str) -> None:

@@ -253,7 +253,8 @@ class EngineReplica:
         return message
 
     def _engine(self) -> ReplicaEngine:
-        return ReplicaEngine(self._client.state, self._client.restarts, self._client.last_failure)
+        failure = self._client.last_failure
+        return ReplicaEngine(self._client.state, self._client.restarts, None if failure is None else failure.reason)
 
     def load(self, without: IngressFeed | None = None) -> ReplicaLoad:
         """The load that all ingresses cause, or all but one. A prompt is queued until its first output."""

@@ -179,7 +179,8 @@ class AsyncLLM:
         since_step = client.seconds_since_step
         stalled = min(since_step, client.now() - self._busy_since) if self._processor.num_unfinished else 0.0
         state = client.state if self._dead is None else "dead"
-        return EngineStatus(state, client.restarts, since_step, self.num_unfinished, stalled, client.last_failure)
+        reason = None if client.last_failure is None else client.last_failure.reason
+        return EngineStatus(state, client.restarts, since_step, self.num_unfinished, stalled, reason)
 
     def open(self) -> None:
         """Connect the engine to the running event loop. The first call of `start` does this as well.

@@ -20,6 +20,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ChairliftError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
+from chairlift.server.access.call import is_admin_call
 from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.api import engine, health, models, requests, tokenization
@@ -210,4 +211,4 @@ async def _end_call(_request: Request, _error: Exception) -> Response:
 async def _respond_to_error(request: Request, error: Exception) -> Response:
     called = (each for each in ENDPOINTS if request.method == "POST" and each.path == route_path(request.scope))
     form = next((endpoint.errors for endpoint in called), OPENAI_ERRORS)
-    return form.respond(*describe_error(request, error))
+    return form.respond(*describe_error(request, error, is_admin=is_admin_call(request)))

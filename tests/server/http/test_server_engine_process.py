@@ -38,7 +38,7 @@ def stream(server: RunningServer, prompt: list[int], begun: threading.Event | No
             if begun is not None:
                 begun.set()
             lines.append(line)
-    data = [line.removeprefix("data: ") for line in lines if line]
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert data[-1] == "[DONE]"
     return [json.loads(part) for part in data[:-1]]
 
@@ -119,6 +119,9 @@ def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
         check_unavailable(waiting.result(timeout=60), weights.name)
         check_unavailable(server.post("/v1/completions", completion_body(3)), weights.name)
         check_unavailable(server.post("/v1/completions", completion_body(3, stream=True)), weights.name)
+        assert (unavailable := client.unavailable) is not None
+        assert weights.name not in unavailable.text(is_admin=False)
+        assert str(folder) not in unavailable.text(is_admin=False)
         status, health = get(server, "/health")
         assert (status, health["status"]) == (503, "cannot_restart")
         assert weights.name in health["reason"]

@@ -122,9 +122,7 @@ def state_of(manager: ModelManager) -> dict[str, str]:
 def test_a_model_is_loaded_once_by_the_first_calls_for_it() -> None:
     async def test() -> None:
         manager, loader = make({"a": 1, "b": 1})
-        leases = await asyncio.gather(
-            *(manager.acquire(manager.find(name, ANONYMOUS), ANONYMOUS) for name in ("a", "a-alias"))
-        )
+        leases = await asyncio.gather(*(manager.acquire(manager.find(name, ANONYMOUS)) for name in ("a", "a-alias")))
         assert loader.order == ["a"]
         assert state_of(manager) == {"a": "loaded", "b": "unloaded"}
         assert manager.models[0].num_leases == 2
@@ -142,7 +140,7 @@ def test_the_least_recently_used_idle_model_makes_room() -> None:
     async def test() -> None:
         manager, loader = make({"a": 4, "b": 4, "c": 4}, budget=8)
         for name in ("a", "b", "a", "c"):
-            (await manager.acquire(manager.find(name, ANONYMOUS), ANONYMOUS)).close()
+            (await manager.acquire(manager.find(name, ANONYMOUS))).close()
         assert state_of(manager) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
         assert (loader.order, manager.memory_bytes) == (["a", "b", "c"], 8)
         assert [c.reason for c in manager.changes if c.change == "unloaded"] == ["memory was needed for model 'c'"]
@@ -154,10 +152,10 @@ def test_the_least_recently_used_idle_model_makes_room() -> None:
 def test_a_model_with_calls_is_not_unloaded_and_leaves_when_they_have_ended() -> None:
     async def test() -> None:
         manager, loader = make({"a": 4, "b": 4}, budget=6)
-        busy = await manager.acquire(manager.models[0], ANONYMOUS)
-        waiting = asyncio.create_task(manager.acquire(manager.models[1], ANONYMOUS))
+        busy = await manager.acquire(manager.models[0])
+        waiting = asyncio.create_task(manager.acquire(manager.models[1]))
         await until(lambda: manager.models[0].is_leaving)
-        later = asyncio.create_task(manager.acquire(manager.models[0], ANONYMOUS))
+        later = asyncio.create_task(manager.acquire(manager.models[0]))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         assert not later.done()
@@ -174,11 +172,11 @@ def test_a_model_with_calls_is_not_unloaded_and_leaves_when_they_have_ended() ->
 def test_a_busy_model_keeps_its_memory_for_a_multiple_of_its_load_time() -> None:
     async def test() -> None:
         manager, _loader = make({"a": 4, "b": 4}, budget=6)
-        busy = await manager.acquire(manager.models[0], ANONYMOUS)
+        busy = await manager.acquire(manager.models[0])
         manager.models[0].load_seconds = 1000.0
-        waiting = asyncio.create_task(manager.acquire(manager.models[1], ANONYMOUS))
+        waiting = asyncio.create_task(manager.acquire(manager.models[1]))
         await asyncio.sleep(0.05)
-        (await manager.acquire(manager.models[0], ANONYMOUS)).close()
+        (await manager.acquire(manager.models[0])).close()
         manager.models[0].load_seconds = 0.0
         await until(lambda: manager.models[0].is_leaving)
         busy.close()
@@ -191,12 +189,12 @@ def test_a_busy_model_keeps_its_memory_for_a_multiple_of_its_load_time() -> None
 def test_a_load_that_no_call_waits_for_any_more_evicts_nothing() -> None:
     async def test() -> None:
         manager, loader = make({"a": 4, "b": 4}, budget=6)
-        busy = await manager.acquire(manager.models[0], ANONYMOUS)
-        waiting = asyncio.create_task(manager.acquire(manager.models[1], ANONYMOUS))
+        busy = await manager.acquire(manager.models[0])
+        waiting = asyncio.create_task(manager.acquire(manager.models[1]))
         await until(lambda: manager.models[0].is_leaving)
         waiting.cancel()
         await until(lambda: manager.models[1].loading is None)
-        (await manager.acquire(manager.models[0], ANONYMOUS)).close()
+        (await manager.acquire(manager.models[0])).close()
         busy.close()
         assert loader.order == ["a"]
         await manager.aclose()
@@ -209,7 +207,7 @@ def test_a_failed_load_fails_only_its_own_calls_and_is_tried_again() -> None:
         manager, loader = make({"a": 1, "b": 1})
         loader.errors["a"] = ModelLoadError("a.gguf: no such file")
         results = await asyncio.gather(
-            *(manager.acquire(model, ANONYMOUS) for model in (*manager.models, manager.models[0])),
+            *(manager.acquire(model) for model in (*manager.models, manager.models[0])),
             return_exceptions=True,
         )
         assert [type(result).__name__ for result in results] == [
@@ -218,17 +216,20 @@ def test_a_failed_load_fails_only_its_own_calls_and_is_tried_again() -> None:
             "ModelLoadFailedError",
         ]
         assert "model 'a' cannot be loaded: a.gguf: no such file" in str(results[0])
-        assert manager.models[0].failure == "a.gguf: no such file"
-        with pytest.raises(ModelLoadFailedError, match="'a' cannot be loaded: the server's log has the") as hidden:
-            await manager.acquire(manager.models[0], KeyInfo("plain", "plain", False))
-        assert "no such file" not in str(hidden.value)
-        assert manager.models[0].failure_id in str(hidden.value)
-        assert manager.models[0].failure_id in manager.changes[0].reason
+        failure, error = manager.models[0].failure, results[0]
+        assert failure is not None
+        assert failure.reason == "a.gguf: no such file"
+        assert isinstance(error, ModelLoadFailedError)
+        hidden = error.text(is_admin=False)
+        assert "'a' cannot be loaded: the server's log has the reason" in hidden
+        assert "no such file" not in hidden
+        assert failure.failure_id in hidden
+        assert failure.failure_id in manager.changes[0].reason
         del loader.errors["a"]
         with pytest.raises(ModelLoadFailedError):  # at once, without another attempt
-            await manager.acquire(manager.models[0], ANONYMOUS)
+            await manager.acquire(manager.models[0])
         await asyncio.sleep(0.06)
-        (await manager.acquire(manager.models[0], ANONYMOUS)).close()
+        (await manager.acquire(manager.models[0])).close()
         assert manager.models[0].failure is None
         await manager.aclose()
 
@@ -239,7 +240,7 @@ def test_a_model_larger_than_the_budget_is_an_error_with_the_numbers() -> None:
     async def test() -> None:
         manager, _loader = make({"a": 9}, budget=8)
         with pytest.raises(ModelLoadFailedError, match="needs 9 bytes, and models_memory_bytes=8 bytes: raise"):
-            await manager.acquire(manager.models[0], ANONYMOUS)
+            await manager.acquire(manager.models[0])
         await manager.aclose()
 
     run(test)
@@ -248,7 +249,7 @@ def test_a_model_larger_than_the_budget_is_an_error_with_the_numbers() -> None:
 def test_a_model_is_unloaded_after_keep_alive_but_not_during_a_call() -> None:
     async def test() -> None:
         manager, _loader = make({"a": 1}, keep_alive=0.03)
-        lease = await manager.acquire(manager.models[0], ANONYMOUS)
+        lease = await manager.acquire(manager.models[0])
         await asyncio.sleep(0.1)
         assert manager.models[0].state == "loaded"
         second = lease.renew()
@@ -258,7 +259,7 @@ def test_a_model_is_unloaded_after_keep_alive_but_not_during_a_call() -> None:
         second.close()
         await until(lambda: manager.models[0].state == "unloaded")
         assert manager.changes[-1].reason == "no call for 0.03 s"
-        (await manager.acquire(manager.models[0], ANONYMOUS)).close()
+        (await manager.acquire(manager.models[0])).close()
         await manager.aclose()
 
     run(test)
@@ -267,11 +268,11 @@ def test_a_model_is_unloaded_after_keep_alive_but_not_during_a_call() -> None:
 def test_an_engine_that_cannot_be_restarted_is_unloaded_and_loaded_again() -> None:
     async def test() -> None:
         manager, loader = make({"a": 1})
-        (await manager.acquire(manager.models[0], ANONYMOUS)).close()
+        (await manager.acquire(manager.models[0])).close()
         service: Any = manager.models[0].service
         service.state = "cannot_restart"
         await until(lambda: manager.models[0].state == "unloaded")
-        (await manager.acquire(manager.models[0], ANONYMOUS)).close()
+        (await manager.acquire(manager.models[0])).close()
         assert loader.order == ["a", "a"]
         await manager.aclose()
 
@@ -282,10 +283,10 @@ def test_waiting_calls_are_limited_and_end_when_the_server_stops() -> None:
     async def test() -> None:
         manager, loader = make({"a": 1}, max_waiting=2)
         loader.gate.clear()
-        waiting = [asyncio.create_task(manager.acquire(manager.models[0], ANONYMOUS)) for _ in range(2)]
+        waiting = [asyncio.create_task(manager.acquire(manager.models[0])) for _ in range(2)]
         await until(lambda: manager.num_waiting == 2)
         with pytest.raises(OverloadedError, match="2 calls wait for models to be loaded"):
-            await manager.acquire(manager.models[0], ANONYMOUS)
+            await manager.acquire(manager.models[0])
         manager.stop("the server stopped before it had answered this request")
         for result in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(result, EngineDeadError)
@@ -299,7 +300,7 @@ def test_load_and_unload_by_request() -> None:
     async def test() -> None:
         manager, _loader = make({"a": 1, "b": 1})
         assert (await manager.load("a", ANONYMOUS)).state == "loaded"
-        lease = await manager.acquire(manager.models[0], ANONYMOUS)
+        lease = await manager.acquire(manager.models[0])
         with pytest.raises(HTTPException, match="unfinished calls"):
             await manager.unload("a", ANONYMOUS)
         lease.close()
@@ -351,7 +352,7 @@ def test_every_call_gets_its_model_or_its_error_within_the_budget(
 
         async def call(name: str, before: int, during: int, is_cancelled: bool) -> None:
             await asyncio.sleep(before / 500)
-            waiting = asyncio.create_task(manager.acquire(manager.find(name, ANONYMOUS), ANONYMOUS))
+            waiting = asyncio.create_task(manager.acquire(manager.find(name, ANONYMOUS)))
             if is_cancelled:
                 await asyncio.sleep(during / 500)
                 waiting.cancel()

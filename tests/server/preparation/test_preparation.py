@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -411,6 +412,10 @@ def test_a_worker_fails_if_the_files_of_the_model_have_changed(setup: Any) -> No
         with pytest.raises(OverloadedError, match="has changed since the server was started") as failure:
             await workers.run("a", "/detokenize", b'{"tokens": [3]}')
         assert failure.value.code == "preparation_failed"
+        assert re.fullmatch(
+            r"the request could not be prepared: the server's log has the reason \(failure \w{8}\); send it again, .*",
+            failure.value.text(is_admin=False),
+        )
 
     run_alone(replace(setup[1], fingerprint="other"), scenario)
 

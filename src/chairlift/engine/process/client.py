@@ -12,7 +12,7 @@ from typing import Literal
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.commands import AdapterResult, Command
 from chairlift.engine.served_engine import ServedEngine
-from chairlift.errors import EngineDeadError, EngineUnavailableError
+from chairlift.errors import EngineDeadError, EngineUnavailableError, Failure
 from chairlift.outputs import EngineCoreOutput
 
 EngineState = Literal["starting", "running", "restarting", "cannot_restart", "dead", "unloaded"]
@@ -52,7 +52,8 @@ class EngineClient(ABC):
 
     Attributes:
         engine: the engine, once it is ready.
-        state, restarts, last_failure: see `EngineStatus`.
+        state, restarts: see `EngineStatus`.
+        last_failure: the last failure of the engine; None if there was none.
         fixed_adapters: why LoRA adapters cannot be loaded or unloaded; None if they can.
     """
 
@@ -64,7 +65,7 @@ class EngineClient(ABC):
         self.events = EventHub() if events is None else events
         self.state: EngineState = "starting"
         self.restarts = 0
-        self.last_failure: str | None = None
+        self.last_failure: Failure | None = None
         self._last_step = self.now()
         self._is_open = False
 

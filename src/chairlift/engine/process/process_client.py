@@ -39,7 +39,7 @@ from chairlift.engine.process.wire import (
 )
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.sibling_groups import unfinished_ids
-from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, ModelLoadError
+from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, Failure, ModelLoadError
 from chairlift.events import Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -116,14 +116,14 @@ class ProcessClient(EngineClient):
 
     @property
     def unavailable(self) -> EngineUnavailableError | None:
-        if self.state != "cannot_restart":
+        if self.state != "cannot_restart" or self.last_failure is None:
             return None
-        seconds = max(0.0, self._next_start - self.now())
-        return EngineUnavailableError(
-            f"the engine cannot be restarted: {self.last_failure}. A restart is attempted every {LONGEST_BACKOFF:g} s: "
-            "remove the cause (if a file of the model is damaged, replace it), or restart the server",
-            seconds,
+        advice = (
+            f"A restart is attempted every {LONGEST_BACKOFF:g} s: remove the cause (if a file of the model is damaged, "
+            "replace it), or restart the server"
         )
+        reason, public = (f"the engine cannot be restarted: {text}. {advice}" for text in self.last_failure.texts)
+        return EngineUnavailableError(reason, public, max(0.0, self._next_start - self.now()))
 
     def wait_until_ready(self) -> ProcessClient:
         """Wait until the engine accepts requests, and load the tokenizer in the meantime; returns this client.
@@ -281,16 +281,16 @@ class ProcessClient(EngineClient):
         """End the requests that are lost, and waiting ones if the policy does not let them wait; schedule a restart."""
         was_unavailable = self.unavailable is not None
         delay, can_wait = self._policy.record_failure(self.now())
-        self.last_failure = reason
+        failure = self.last_failure = Failure(reason)
         self._next_start = self.now() + delay
         self.state = "restarting" if can_wait else "cannot_restart"
         lost = self._in_flight.remove_lost()
         logger.error(
-            f"the engine died ({reason}): {len(lost)} requests are lost, {len(self._in_flight)} requests wait; "
+            f"the engine died ({failure}): {len(lost)} requests are lost, {len(self._in_flight)} requests wait; "
             f"restarting it in {delay:.1f} s"
         )
-        message = f"the engine died ({reason}) and is being restarted: send the request again"
-        self._on_failure(lost, EngineDeadError(message))
+        texts = (f"the engine died ({text}) and is being restarted: send the request again" for text in failure.texts)
+        self._on_failure(lost, EngineDeadError(*texts))
         if (error := self.unavailable) is not None and not was_unavailable:
             waiting = unfinished_ids(self._in_flight)
             logger.error("%d waiting requests end with an error: %s", len(waiting), error)

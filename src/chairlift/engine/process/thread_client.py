@@ -14,7 +14,7 @@ from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import AdapterResult, Command, Stop
 from chairlift.engine.process.core_loop import AdapterCommands, run_core
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.errors import EngineDeadError
+from chairlift.errors import EngineDeadError, Failure
 from chairlift.outputs import EngineCoreOutput
 
 logger = logging.getLogger("chairlift")
@@ -63,10 +63,11 @@ class ThreadClient(EngineClient):
                 adapters=AdapterCommands(self.engine.adapter_loader, self._reply),
             )
         except BaseException as error:
-            logger.exception("the engine died")
+            failure = self.last_failure = Failure(repr(error))
+            logger.exception("the engine died: %s", failure)
             self.state = "dead"
-            self.last_failure = repr(error)
-            self._call_on_loop(self._on_failure, None, EngineDeadError(f"the engine died: {error!r}"))
+            texts = (f"the engine died: {text}" for text in failure.texts)
+            self._call_on_loop(self._on_failure, None, EngineDeadError(*texts))
 
     def _take(self, wait: bool) -> Command | None:
         try:

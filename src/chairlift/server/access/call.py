@@ -32,6 +32,12 @@ class Call:
     ignored: list[str] = field(default_factory=list)
 
 
+def is_admin_call(request: HTTPConnection) -> bool:
+    """Whether a request has an admin key. One that `KeyMiddleware` has not accepted has none."""
+    call: Call | None = getattr(request.state, "call", None)
+    return call is not None and call.key.is_admin
+
+
 def call_of(request: HTTPConnection) -> Call:
     """The call of a request that `KeyMiddleware` has accepted."""
     call: Call = request.state.call

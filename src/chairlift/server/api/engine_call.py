@@ -28,7 +28,7 @@ from chairlift.server.preparation.request_plan import (
     check_logprobs,
     rename_fields_in_errors,
 )
-from chairlift.server.protocol.base import UsageInfo
+from chairlift.server.protocol.base import ErrorBody, UsageInfo
 from chairlift.server.protocol.chunks import Chunk, ChunkChoice
 from chairlift.server.protocol.sampling import CallFields, EngineFields, SamplingFields
 
@@ -237,7 +237,7 @@ class GeneratingCall(EngineCall[Fields, Plans]):
                 if chunk:
                     yield chunk
         except ChairliftError as error:
-            yield writer.failure(error)
+            yield writer.failure(*error_body(error, is_admin=self.record.key.is_admin))
 
 
 class StreamWriter(ABC):
@@ -259,9 +259,9 @@ class StreamWriter(ABC):
     def closing(self) -> bytes:
         """The events after the last token."""
 
-    def failure(self, error: ChairliftError) -> bytes:
+    def failure(self, status: int, body: ErrorBody) -> bytes:
         """The events that end a stream which has failed."""
-        return to_chunk(error_body(error)[1]) + DONE
+        return to_chunk(body) + DONE
 
 
 class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):

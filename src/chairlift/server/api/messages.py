@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
-from chairlift.errors import ChairliftError, ContextLengthError, RequestError
+from chairlift.errors import ContextLengthError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
@@ -16,10 +16,9 @@ from chairlift.server.api.call_usage import CallUsage
 from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
 from chairlift.server.api.stream_chunks import encode, to_event
-from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.preparation.planners import PlanningModel
-from chairlift.server.protocol.base import ErrorInfo
+from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.protocol.messages import (
     CountTokensRequest,
     MessagesError,
@@ -123,8 +122,8 @@ class _MessagesStream(ItemStreamWriter):
             ending["timings"] = timings
         return events + to_event("message_delta", **ending) + to_event("message_stop")
 
-    def failure(self, error: ChairliftError) -> bytes:
-        return to_event("error", error=_error_info(error_body(error)[0], str(error)))
+    def failure(self, status: int, body: ErrorBody) -> bytes:
+        return to_event("error", error=_error_info(status, body.error.message))
 
     def item_start(self, item: AnswerItem) -> bytes:
         return to_event("content_block_start", index=len(self.ended_items), content_block=_block(item))

@@ -7,15 +7,14 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
 from chairlift.server.api.stream_chunks import to_event
-from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponseObject, ResponsesRequest, ResponsesUsage
 
@@ -180,11 +179,11 @@ class _ResponsesStream(ItemStreamWriter):
         response = self.call.finished(self.ended_items, self.last)
         return events + self._event(f"response.{response.status}", response=response)
 
-    def failure(self, error: ChairliftError) -> bytes:
-        _, body = error_body(error)
-        failed = {"status": "failed", "error": {"code": "server_error", "message": str(error)}}
+    def failure(self, status: int, body: ErrorBody) -> bytes:
+        error = body.error
+        failed = {"status": "failed", "error": {"code": "server_error", "message": error.message}}
         response = self.call.skeleton().model_copy(update=failed)
-        event = self._event("error", code=body.error.type, message=str(error), param=body.error.param)
+        event = self._event("error", code=error.type, message=error.message, param=error.param)
         return event + self._event("response.failed", response=response)
 
     def _event(self, kind: str, **fields: Any) -> bytes:

@@ -29,22 +29,27 @@ def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | No
     return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status, headers=headers)
 
 
-def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """The HTTP status and the body for an exception."""
+def error_body(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorBody]:
+    """The HTTP status and the body for an exception.
+
+    Args:
+        is_admin: whether the caller may read paths of the server, which the reason of a failure contains.
+    """
     if isinstance(error, RequestError):
         info = ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
         return 400, ErrorBody(error=info)
     if isinstance(error, EngineDeadError):
         code = getattr(error, "code", None)
-        return 503, ErrorBody(error=ErrorInfo(message=str(error), type="service_unavailable_error", code=code))
+        info = ErrorInfo(message=error.text(is_admin=is_admin), type="service_unavailable_error", code=code)
+        return 503, ErrorBody(error=info)
     if isinstance(error, OverloadedError):
         is_unavailable = error.code in ("shutting_down", "preparation_failed")
         status, kind = (503, "service_unavailable_error") if is_unavailable else (429, "rate_limit_error")
-        return status, ErrorBody(error=ErrorInfo(message=str(error), type=kind, code=error.code))
+        return status, ErrorBody(error=ErrorInfo(message=error.text(is_admin=is_admin), type=kind, code=error.code))
     if isinstance(error, DeadlineError):
         info = ErrorInfo(message=str(error), type="timeout_error", param="timeout", code="deadline_exceeded")
         return 408, ErrorBody(error=info)
-    message = str(error) if isinstance(error, ChairliftError) else "internal error"
+    message = str(error) if isinstance(error, ChairliftError) and is_admin else "internal error"
     return 500, ErrorBody(error=ErrorInfo(message=message, type="internal_server_error"))
 
 
@@ -55,13 +60,15 @@ def _error_headers(error: Exception) -> dict[str, str] | None:
     return {"x-should-retry": "false"} if isinstance(error, DeadlineError) else None
 
 
-def describe_error(request: Request, error: Exception) -> tuple[int, ErrorInfo, Mapping[str, str] | None]:
+def describe_error(
+    request: Request, error: Exception, *, is_admin: bool
+) -> tuple[int, ErrorInfo, Mapping[str, str] | None]:
     """The status, the error and the headers of the response to a request that an exception has ended."""
     if isinstance(error, HTTPException):
         info = ErrorInfo(message=_http_error_message(request, error), type="invalid_request_error")
         info.code = getattr(error, "code", None)
         return error.status_code, info, error.headers
-    status, body = error_body(error)
+    status, body = error_body(error, is_admin=is_admin)
     return status, body.error, _error_headers(error)
 
 

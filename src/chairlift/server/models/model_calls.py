@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from chairlift.errors import DeadlineError, RequestError
+from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.server.access.call import Call
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelLease, ServedModel
@@ -124,10 +124,13 @@ class ModelCalls:
         timeout = selection.timeout if isinstance(selection.timeout, int | float) and selection.timeout > 0 else None
         try:
             async with asyncio.timeout(timeout):
-                return await self._manager.acquire(model, call.key)
+                return await self._manager.acquire(model)
         except TimeoutError:
             wait.error = f"the timeout of {timeout:g} s has passed while model {model.name!r} was not loaded"
             raise DeadlineError(wait.error) from None
+        except ChairliftError as error:
+            wait.error = error.text(is_admin=call.key.is_admin)
+            raise
         except BaseException as error:
             wait.error = str(error) or "the client disconnected"
             raise

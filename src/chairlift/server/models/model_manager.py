@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,10 +28,11 @@ from chairlift.errors import (
     ConfigError,
     EngineDeadError,
     EngineUnavailableError,
+    Failure,
     OverloadedError,
     RequestError,
 )
-from chairlift.server.access.keys import ANONYMOUS, KeyInfo
+from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_spec import ModelLimits
 from chairlift.server.models.served_model import ModelLease, ServedModel
@@ -66,8 +66,8 @@ class ModelNotAllowedError(HTTPException):
 class ModelLoadFailedError(EngineUnavailableError):
     """The model of the request could not be loaded."""
 
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message, retry_after)
+    def __init__(self, message: str, public_message: str, retry_after: float) -> None:
+        super().__init__(message, public_message, retry_after)
         self.code = "model_load_failed"
 
 
@@ -167,7 +167,7 @@ class ModelManager:
         model = self.find(model_name, key)
         if self._find_by_name(name) not in (None, model) or name in self._by_name:
             raise RequestError(f"lora_name={name!r:.100} is the name of a model or of its adapter: use another name")
-        lease = await self.acquire(model, key)
+        lease = await self.acquire(model)
         try:
             await lease.service.llm.load_lora_adapter(name, path)
         finally:
@@ -185,11 +185,8 @@ class ModelManager:
         """The models that a key may use."""
         return [model for model in self.models if key.models is None or model.name in key.models]
 
-    async def acquire(self, model: ServedModel, key: KeyInfo) -> ModelLease:
+    async def acquire(self, model: ServedModel) -> ModelLease:
         """Wait until a model is loaded, and use it. The caller must close the lease.
-
-        Args:
-            key: the key of the call. Only admin keys read why a model cannot be loaded, which names files.
 
         Raises:
             ModelLoadFailedError: the model cannot be loaded.
@@ -208,8 +205,6 @@ class ModelManager:
         try:
             while (lease := self.try_acquire(model)) is None:
                 await self._wait_for_load(model)
-        except ModelLoadFailedError:
-            raise _load_error(model, key) from None
         finally:
             model.num_waiting -= 1
             self._changed.set()
@@ -229,7 +224,7 @@ class ModelManager:
         if self._stop_reason is not None:
             raise EngineDeadError(self._stop_reason)
         if model.failure is not None and time.monotonic() - model.failed_at < RETRY_SECONDS:
-            raise _load_error(model, ANONYMOUS)
+            raise _load_error(model.name, model.failure, model.failed_at)
         if model.loading is None:
             model.loading = asyncio.create_task(self._load(model))
             model.loading.add_done_callback(partial(_forget_loading, model))
@@ -254,10 +249,9 @@ class ModelManager:
                 if not isinstance(error, ChairliftError):
                     logger.exception("model %r could not be loaded", model.name)
                 model.state, model.memory_bytes = "failed", 0
-                model.failure, model.failed_at = str(error) or repr(error), time.monotonic()
-                model.failure_id = uuid.uuid4().hex[:8]
-                self._record(model, "failed", 0.0, f"{model.failure} [failure {model.failure_id}]")
-                raise _load_error(model, ANONYMOUS) from error
+                model.failure, model.failed_at = Failure(str(error) or repr(error)), time.monotonic()
+                self._record(model, "failed", 0.0, str(model.failure))
+                raise _load_error(model.name, model.failure, model.failed_at) from error
             finally:
                 for other in self.models:
                     other.is_leaving = False
@@ -318,7 +312,7 @@ class ModelManager:
     async def load(self, name: str, key: KeyInfo) -> ServedModel:
         """Load a model, as a call for it would; raises as `find` and `acquire`."""
         model = self.find(name, key)
-        (await self.acquire(model, key)).close()
+        (await self.acquire(model)).close()
         return model
 
     async def unload(self, name: str, key: KeyInfo) -> ServedModel:
@@ -420,10 +414,7 @@ def _forget_loading(model: ServedModel, task: asyncio.Task[None]) -> None:
         task.exception()  # Marks it as retrieved, because all calls that waited for it may have been cancelled.
 
 
-def _load_error(model: ServedModel, key: KeyInfo) -> ModelLoadFailedError:
-    seconds = max(0.0, RETRY_SECONDS - (time.monotonic() - model.failed_at))
-    return ModelLoadFailedError(
-        f"model {model.name!r} cannot be loaded: {model.failure_text(key)}. "
-        f"It is tried again after {RETRY_SECONDS:g} s.",
-        seconds,
-    )
+def _load_error(name: str, failure: Failure, failed_at: float) -> ModelLoadFailedError:
+    advice = f"It is tried again after {RETRY_SECONDS:g} s."
+    reason, public = (f"model {name!r} cannot be loaded: {text}. {advice}" for text in failure.texts)
+    return ModelLoadFailedError(reason, public, max(0.0, RETRY_SECONDS - (time.monotonic() - failed_at)))

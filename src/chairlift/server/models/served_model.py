@@ -16,6 +16,7 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.engine.served_engine import EngineFacts
+from chairlift.errors import Failure
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
@@ -112,7 +113,6 @@ class ServedModel(VisibleEngine):
     Attributes:
         service: what answers its calls while it is loaded.
         failure: why it could not be loaded the last time.
-        failure_id: identifies this failure in the log and in errors.
         memory_bytes: the memory of its engine process, planned and then measured; 0 while it is unloaded.
         num_leases: the calls that use it now. num_waiting: the calls that wait for it.
         is_leaving: it will be unloaded as soon as its calls have ended, and new calls wait.
@@ -127,8 +127,7 @@ class ServedModel(VisibleEngine):
         self.created = int(time.time())
         self.service: ModelService | None = None
         self.state: ModelState = "unloaded"
-        self.failure: str | None = None
-        self.failure_id = ""
+        self.failure: Failure | None = None
         self.memory_bytes = 0
         self.num_leases = self.num_waiting = self.num_loads = self.num_unloads = 0
         self.is_leaving = False
@@ -200,16 +199,14 @@ class ServedModel(VisibleEngine):
         return 0 if self.service is None else self.service.llm.num_unfinished
 
     def failure_text(self, key: KeyInfo) -> str | None:
-        """Why it could not be loaded, for the reader with this key. The full reason contains paths of the server."""
-        if self.failure is None or key.is_admin:
-            return self.failure
-        return f"the server's log has the reason (failure {self.failure_id})"
+        """Why it could not be loaded, for the reader with this key."""
+        return None if self.failure is None else self.failure.texts[not key.is_admin]
 
     def status(self) -> EngineStatus:
         """The state of its engine, which is "unloaded" if there is none."""
         if self.service is not None:
             return self.service.llm.status()
-        return EngineStatus("unloaded", 0, 0.0, 0, 0.0, self.failure)
+        return EngineStatus("unloaded", 0, 0.0, 0, 0.0, None if self.failure is None else self.failure.reason)
 
     def set_service(self, service: ModelService) -> None:
         """Answer calls with this service from now on."""

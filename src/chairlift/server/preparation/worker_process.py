@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from dataclasses import dataclass
 from typing import Final
 
 from chairlift.engine.served_engine import EngineFacts
-from chairlift.errors import ChairliftError, OverloadedError, RequestError
+from chairlift.errors import ChairliftError, Failure, OverloadedError, RequestError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.planners import Planners, PreparedRequest
 from chairlift.system.child_process import START_SECONDS, ChildProcess, python_command
+
+logger = logging.getLogger("chairlift")
 
 MAX_MEMORY: Final = 512 << 20
 """A worker that uses more bytes of memory after a body is ended, which frees its memory."""
@@ -68,9 +71,14 @@ def tokenizer_fingerprint(files: ModelFiles) -> str:
 
 
 def preparation_error(reason: str) -> OverloadedError:
-    """The error of a call whose preparation failed for a reason that is not in the request."""
-    message = f"the request could not be prepared: {reason}; send it again, and shorten it if it fails again"
-    return OverloadedError(message, 1.0, "preparation_failed")
+    """The error of a call whose preparation failed for a reason that is not in the request, which is logged."""
+    failure = Failure(reason)
+    logger.error("a request could not be prepared: %s", failure)
+    message, public = (
+        f"the request could not be prepared: {text}; send it again, and shorten it if it fails again"
+        for text in failure.texts
+    )
+    return OverloadedError(message, 1.0, "preparation_failed", public)
 
 
 class PreparationProcess(ChildProcess):

@@ -151,7 +151,7 @@ def data_router(
         key = call_of(request).key
         with closing(admission.reserve_slot(key)) as slot:
             body = await _read_page_body(request, BurstBody)
-            with closing(await manager.acquire(manager.find(model, key), key)) as lease:
+            with closing(await manager.acquire(manager.find(model, key))) as lease:
                 return await sender.send(lease.service.llm, body, key, slot)
 
     @routes.post("/v1/page/simulation")
