@@ -106,9 +106,9 @@ def declared_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
             yield name, (out_features, matrix.in_features)
     for layer in config.layers:
         yield from ((f"{norm.name}.weight", (norm.size,)) for norm in layer.norms)
-        if (head_norm := layer.attention.head_norm) is not None:
+        if (attention := layer.attention) is not None and (head_norm := attention.head_norm) is not None:
             names = (f"{head_norm.query}.weight", f"{head_norm.key}.weight")
-            yield from zip(names, ((size,) for size in layer.attention.head_norm_sizes), strict=True)
+            yield from zip(names, ((size,) for size in attention.head_norm_sizes), strict=True)
     if config.final_norm is not None:
         yield f"{config.final_norm.name}.weight", (config.final_norm.size,)
 

@@ -66,7 +66,7 @@ def test_fields_of_the_published_model() -> None:
     assert (config.architecture, config.name, config.num_layers) == ("granite", "granitemoehybrid", 40)
     assert (config.embedding_multiplier, config.logits_multiplier) == (12, 0.1)
     layer = config.layers[3]
-    assert (layer.attention.scale, layer.residual_multiplier) == (0.015625, 0.22)
+    assert (layer.attention.scale, layer.attention_norms.multiplier) == (0.015625, 0.22)
     assert layer.attention.rope == RopeConfig(theta=1e7)
     assert layer.feed_forward.up.parts == (("model.layers.3.shared_mlp.input_linear", 16384),)
     assert layer.feed_forward.down.parts == (("model.layers.3.shared_mlp.output_linear", 2560),)

@@ -76,7 +76,7 @@ def test_layers_with_heads_of_different_size_are_one_group_with_the_longest_wind
     spec = config.layers[0].attention
     first, second = (replace(spec, sliding_window=window) for window in windows)
     other = with_attention(config, [first, replace(second, head_dim=2 * spec.head_dim)])
-    assert KVLayout.by_window(other, 8192) == KVLayout.one_group(2, expected)
+    assert KVLayout.by_window(other, 8192) == KVLayout.one_group(other, expected)
 
 
 @given(st.lists(st.sampled_from([None, 4, 512]), min_size=1, max_size=40))

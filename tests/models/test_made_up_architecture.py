@@ -112,12 +112,12 @@ def read_made_up(fields: ConfigFields) -> ModelConfig:
 def read_layer(fields: ConfigFields, index: int) -> LayerSpec:
     hidden, eps = fields.integer("hidden_size"), fields.number("rms_norm_eps")
     before, after = (NormSpec("rms_norm", f"blocks.{index}.{name}", hidden, eps) for name in ("mlp_in", "mlp_out"))
+    multiplier, attended = fields.number("residual_multiplier"), f"blocks.{index}.attention_out"
     return LayerSpec(
         attention=read_attention(fields, index),
-        attention_norms=BranchNorms(after=NormSpec("rms_norm", f"blocks.{index}.attention_out", hidden, eps)),
+        attention_norms=BranchNorms(after=NormSpec("rms_norm", attended, hidden, eps), multiplier=multiplier),
         feed_forward=read_feed_forward(fields, index),
-        feed_forward_norms=BranchNorms(before=before, after=after),
-        residual_multiplier=fields.number("residual_multiplier"),
+        feed_forward_norms=BranchNorms(before=before, after=after, multiplier=multiplier),
     )
 
 

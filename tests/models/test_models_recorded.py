@@ -166,6 +166,6 @@ def test_recorded_attention_needs_the_steps_of_the_recording(
     run, recording = Run(make(tiny_model_dir("llama"), torch.bfloat16)), load().Tape()
     with pytest.raises(ValueError, match="one of those that"), tape.record_calls(recording):
         run.step([(0, 0, 2)])
-    (plan,) = run.plan(pack(Tables(64, 8), [(0, 0, 2)]).metadata)
+    (plan,) = run.plan(pack(Tables(64, 8), [(0, 0, 2)]).metadata).attention
     with pytest.raises(ValueError, match="steps must have 0 items, as recorded, got 1"):
         recording.replay([plan.step], 0)

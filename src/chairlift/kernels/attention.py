@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from chairlift.kernels.kernel_memory import SPARE_BLOCKS
+from chairlift.kernels.recurrence import StateStep
 
 CACHE_LINE_BYTES = 64
 
@@ -187,12 +188,14 @@ class StepContext(NamedTuple):
             own; each layer has an index into it.
         per_layer_inputs: [T, num_layers + 1, size], the inputs of each token for each layer after one unused input, for
             models that have them. A layer overwrites the input before its own.
+        states: the recurrent states that the step reads and writes, for models that have them.
     """
 
     positions: torch.Tensor
     rotations: tuple[RotaryStep, ...]
     plans: tuple[Any, ...]
     per_layer_inputs: torch.Tensor | None = None
+    states: StateStep | None = None
 
 
 PlanT = TypeVar("PlanT")

@@ -18,6 +18,7 @@ import torch
 
 from chairlift.kernels.attention import AttentionBackend, AttentionShape, StepContext
 from chairlift.kernels.lora import LoraLayer
+from chairlift.kernels.recurrence import Recurrence, RecurrentKernel
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.weights import MatrixParts, Weights
 
@@ -181,6 +182,7 @@ class Kernels:
         make_residual_sum: (after, of_sum, multiplier, scale) -> the sum of the residual stream and a branch; the
             prologues are norms or none.
         make_mixture: (mixture) -> x [T, in] -> [T, in]. The next call may overwrite the result.
+        make_recurrence: (recurrence) -> the kernel of a recurrence, and the memory of its states.
         attention: (shape) -> the attention backend of a model.
         notes: lines to log once a model is loaded.
         run_layers: `run_in_order` for layers that only call functions of this set.
@@ -194,6 +196,7 @@ class Kernels:
     add_lora: Callable[[Any, Prologue, LoraLayer], LinearKernel]
     make_residual_sum: Callable[[Prologue, Prologue, float, float], ResidualSumKernel]
     make_mixture: Callable[[Mixture], RowKernel]
+    make_recurrence: Callable[[Recurrence], RecurrentKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     notes: Callable[[], list[str]] = list
     run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order

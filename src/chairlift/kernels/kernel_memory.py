@@ -62,6 +62,7 @@ class LayerSizes:
     """The sizes of a layer that determine the memory of a step.
 
     Attributes:
+        num_heads: 0 in a layer without attention.
         group: the index of its group of layers, each of which has block tables of its own.
         scale, sliding_window, is_rotated: see `AttentionShape` and `AttentionBackend.forward`.
         has_plain_softmax: whether attention has neither a soft cap nor sinks.

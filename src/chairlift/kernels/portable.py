@@ -19,7 +19,9 @@ from chairlift.kernels.interface import (
     compose_residual_sum,
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraLayer
+from chairlift.kernels.reference_recurrence import ReferenceRecurrence
 from chairlift.kernels.torch_attention import TorchAttention
+from chairlift.kernels.torch_recurrence import TorchRecurrence
 from chairlift.kernels.weights import load_tensor
 
 
@@ -52,6 +54,7 @@ REFERENCE = Kernels(
     add_lora=partial(_add_lora, make_prologue=_reference_prologue),
     make_residual_sum=partial(compose_residual_sum, make_prologue=_reference_prologue),
     make_mixture=reference.ReferenceMixture,
+    make_recurrence=ReferenceRecurrence,
     attention=reference.ReferenceAttention,
 )
 
@@ -64,6 +67,7 @@ TORCH = Kernels(
     add_lora=partial(_add_lora, make_prologue=torch_ops.make_prologue),
     make_residual_sum=partial(compose_residual_sum, make_prologue=torch_ops.make_prologue),
     make_mixture=partial(group_mixture, make_linear=_torch_linear, make_prologue=torch_ops.make_prologue),
+    make_recurrence=TorchRecurrence,
     attention=TorchAttention,
 )
 

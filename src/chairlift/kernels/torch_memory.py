@@ -94,7 +94,7 @@ class TorchMemory(KernelMemory):
     def _gathered(self, sizes: StepSizes) -> MemoryItem:
         """The gathered K and V of all attention backends, each of which has its own tile."""
         formulas, count = [], 0
-        for *_, key_size in dict.fromkeys(_backend(layer) for layer in sizes.layers):
+        for *_, key_size in dict.fromkeys(_backend(layer) for layer in sizes.layers if layer.num_heads):
             sequence = sizes.length * 2 * key_size * self.value_bytes
             batch = sizes.num_seqs * sequence
             formulas.append(f"min(max({self._tile_bytes:,} tile, {sequence:,} sequence), {batch:,} batch)")
@@ -104,7 +104,8 @@ class TorchMemory(KernelMemory):
     def _masks(self, sizes: StepSizes) -> MemoryItem:
         size, tokens, length = self.value_bytes, sizes.num_tokens, sizes.length
         seqs = min(sizes.num_seqs, tokens)
-        count = len({(layer.group, layer.sliding_window, *_backend(layer)) for layer in sizes.layers})
+        with_attention = [layer for layer in sizes.layers if layer.num_heads]
+        count = len({(layer.group, layer.sliding_window, *_backend(layer)) for layer in with_attention})
         ids = (8 * max(layer.num_kv_heads for layer in sizes.layers) + 32) * (length // sizes.block_size)
         row = length * (size + 9) + ids
         formula = f"{count} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"

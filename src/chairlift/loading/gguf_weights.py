@@ -83,7 +83,7 @@ def interleaved_heads(config: ModelConfig) -> dict[str, int]:
     """Return the number of heads of each query and key projection whose rows are interleaved in GGUF files."""
     if config.name not in get_architecture(config).gguf_interleaved:
         return {}
-    specs = [layer.attention for layer in config.layers]
+    specs = list(config.attention_specs.values())
     queries = {spec.qkv.parts[0][0]: spec.num_heads for spec in specs}
     return queries | {spec.qkv.parts[1][0]: spec.num_kv_heads for spec in specs}
 

@@ -5,7 +5,8 @@ branches around the residual stream, each with norms in up to three places:
 
     stream = of_sum(stream + multiplier * after(branch(before(stream))))
 
-A layer may have a third branch, which reads an embedding of the token for this layer (Gemma 4).
+The first branch is attention or a recurrence, or both, which read the same stream (Falcon-H1). A layer may have one
+branch only (Nemotron-H), or a third one, which reads an embedding of the token for this layer (Gemma 4).
 
 Names are those of the parameters in Hugging Face checkpoints, without `.weight` and `.bias`.
 """
@@ -23,6 +24,7 @@ from chairlift.models.quantization import Quantization
 LM_HEAD: Final = "LM head"
 EMBEDDING: Final = "embedding"
 ATTENTION: Final = "attention"
+RECURRENCE: Final = "recurrence"
 MLP: Final = "MLP"
 EXPERTS: Final = "experts"
 ROUTER: Final = "router"
@@ -127,8 +129,8 @@ class MatrixSpec:
     """Matrices with the same input, which are multiplied as one product.
 
     Attributes:
-        group: the heading in the memory plan: ATTENTION, MLP, EXPERTS, ROUTER, PROJECTIONS, PER_LAYER_EMBEDDING,
-            PER_LAYER_INPUTS, EMBEDDING or LM_HEAD.
+        group: the heading in the memory plan: ATTENTION, RECURRENCE, MLP, EXPERTS, ROUTER, PROJECTIONS,
+            PER_LAYER_EMBEDDING, PER_LAYER_INPUTS, EMBEDDING or LM_HEAD.
         kernel: the name of the product in the kernel benchmark: "qkv", "output", "gate_up", ...
         parts: (name, output features) of each matrix, in the order of the output.
         has_bias: whether every part has a bias.
@@ -224,6 +226,131 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionSpec:
+    """A causal convolution of each channel, see `kernels.recurrence.Convolution`.
+
+    Attributes:
+        name: its parameters are `<name>.weight` [channels, 1, width] and, with `has_bias`, `<name>.bias` [channels].
+    """
+
+    name: str
+    channels: int
+    width: int
+    has_bias: bool = False
+
+    @property
+    def num_values(self) -> int:
+        return self.channels * (self.width + self.has_bias)
+
+    @property
+    def num_kept_values(self) -> int:
+        """The number of inputs that are a part of the state."""
+        return self.channels * (self.width - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaSpec:
+    """The gated delta rule, see `kernels.recurrence.GatedDelta`.
+
+    Attributes:
+        a_log, dt_bias: the names of parameters [num_heads].
+        norm: the norm of each head, of value_dim values.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    a_log: str
+    dt_bias: str
+    norm: NormSpec
+    beta_scale: float = 1.0
+
+    @property
+    def num_values(self) -> int:
+        return 2 * self.num_heads
+
+    @property
+    def num_kept_values(self) -> int:
+        return self.num_heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec:
+    """Mamba-2, see `kernels.recurrence.Mamba2`.
+
+    Attributes:
+        a_log, dt_bias, skip: the names of parameters [num_heads].
+        norm: the norm of num_heads * head_dim values, or None.
+        norm_group_size: the number of values that are normed together.
+        projection_scales: the factors of z, x, B, C and dt, or empty.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    a_log: str
+    dt_bias: str
+    skip: str
+    norm: NormSpec | None = None
+    norm_group_size: int = 0
+    norm_before_gate: bool = False
+    dt_limits: tuple[float, float] = (0.0, float("inf"))
+    projection_scales: tuple[float, ...] = ()
+
+    @property
+    def row_parts(self) -> tuple[int, int, int, int, int]:
+        """The widths of z, x, B, C and dt."""
+        inner, shared = self.num_heads * self.head_dim, self.num_groups * self.state_size
+        return inner, inner, shared, shared, self.num_heads
+
+    @property
+    def num_values(self) -> int:
+        scales = sum(self.row_parts) if self.projection_scales else 0
+        return 3 * self.num_heads + scales
+
+    @property
+    def num_kept_values(self) -> int:
+        return self.num_heads * self.state_size * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceSpec:
+    """A layer with recurrent state: output(recurrence(input(x))).
+
+    Attributes:
+        input: the projection to the rows of `kernels.recurrence`, with one part or several.
+        gated_delta, mamba2: how the matrices of the state are updated; both are None in a `ShortConvolution`, which has
+            none.
+    """
+
+    input: MatrixSpec
+    output: MatrixSpec
+    convolution: ConvolutionSpec
+    gated_delta: GatedDeltaSpec | None = None
+    mamba2: Mamba2Spec | None = None
+
+    @property
+    def rule(self) -> GatedDeltaSpec | Mamba2Spec | None:
+        return self.gated_delta or self.mamba2
+
+    @property
+    def num_values(self) -> int:
+        """The number of values of parameters, without projections and norm."""
+        return self.convolution.num_values + (0 if self.rule is None else self.rule.num_values)
+
+    @property
+    def state_values(self) -> int:
+        """The number of float32 values that the layer keeps for a sequence."""
+        return self.convolution.num_kept_values + (0 if self.rule is None else self.rule.num_kept_values)
+
+    @property
+    def norm(self) -> NormSpec | None:
+        return None if self.rule is None else self.rule.norm
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSpec:
     """The choice of the experts of a token in a mixture of experts (Shazeer et al., 2017).
 
@@ -290,17 +417,24 @@ class FeedForwardSpec:
 
 @dataclass(frozen=True, slots=True)
 class BranchNorms:
-    """The norms of a branch.
+    """The norms of a branch, and its factor.
 
     Attributes:
         before: the norm of the branch's input.
         after: the norm of the branch's output, before it is added to the residual stream.
         of_sum: the norm of the residual stream after the addition.
+        multiplier: the factor of the branch's output before it is added to the residual stream.
     """
 
     before: NormSpec | None = None
     after: NormSpec | None = None
     of_sum: NormSpec | None = None
+    multiplier: float = 1.0
+
+    @property
+    def can_fuse_sum(self) -> bool:
+        """Whether the last product of the branch can be added to the residual stream by its own kernel."""
+        return self.after is None and self.multiplier == 1
 
     def __iter__(self) -> Iterator[NormSpec]:
         return (norm for norm in (self.before, self.after, self.of_sum) if norm is not None)
@@ -361,17 +495,18 @@ class LayerSpec:
     """One decoder layer.
 
     Attributes:
-        residual_multiplier: the factor of the branches' outputs before they are added to the residual stream.
+        attention, recurrence: the first branch. With both, each reads the residual stream, to which both are added.
         parallel_experts: the mixture whose result is added to that of a dense feed-forward network, or None.
         per_layer_branch: the branch after the feed-forward network, or None.
         output_scale: the name of the parameter [1] that the output of the layer is multiplied by, or None.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | None
     attention_norms: BranchNorms
-    feed_forward: FeedForwardSpec
+    feed_forward: FeedForwardSpec | None
     feed_forward_norms: BranchNorms
-    residual_multiplier: float = 1.0
+    recurrence: RecurrenceSpec | None = None
+    recurrence_norms: BranchNorms = BranchNorms()
     parallel_experts: ParallelExpertsSpec | None = None
     per_layer_branch: PerLayerBranchSpec | None = None
     output_scale: str | None = None
@@ -379,28 +514,47 @@ class LayerSpec:
     @property
     def products(self) -> tuple[ProductSpec, ...]:
         """The products that every token needs, in the order of a step; those of experts are not included."""
-        attention, before = self.attention, norm_prologue(self.feed_forward_norms.before)
-        first = (
-            ProductSpec(attention.qkv, norm_prologue(self.attention_norms.before)),
-            ProductSpec(attention.output, "none", self.attention_adds_residual),
+        return (
+            *self._mixer_products,
+            *self._feed_forward_products,
+            *self._router_products,
+            *self._per_layer_products,
         )
-        mlp = self.feed_forward
+
+    @property
+    def _mixer_products(self) -> Iterator[ProductSpec]:
+        """The products of the recurrence and of attention."""
+        if (recurrence := self.recurrence) is not None:
+            yield ProductSpec(recurrence.input, norm_prologue(self.recurrence_norms.before))
+            yield ProductSpec(recurrence.output, "none", self.recurrence_adds_residual)
+        if (attention := self.attention) is not None:
+            yield ProductSpec(attention.qkv, norm_prologue(self.attention_norms.before))
+            yield ProductSpec(attention.output, "none", self.attention_adds_residual)
+
+    @property
+    def _feed_forward_products(self) -> Iterator[ProductSpec]:
+        if (mlp := self.feed_forward) is None:
+            return
+        before = norm_prologue(self.feed_forward_norms.before)
         if mlp.router is not None:
-            return *first, ProductSpec(mlp.router.matrix, before), *self._per_layer_products
-        down = ProductSpec(mlp.down, mlp.activation_kernel, self.feed_forward_adds_residual)
-        return *first, ProductSpec(mlp.up, before), down, *self._router_products, *self._per_layer_products
+            yield ProductSpec(mlp.router.matrix, before)
+            return
+        yield ProductSpec(mlp.up, before)
+        yield ProductSpec(mlp.down, mlp.activation_kernel, self.feed_forward_adds_residual)
 
     @property
     def mixture(self) -> FeedForwardSpec | None:
         """The feed-forward network with experts, or None."""
         if self.parallel_experts is not None:
             return self.parallel_experts.feed_forward
-        return None if self.feed_forward.router is None else self.feed_forward
+        return None if self.feed_forward is None or self.feed_forward.router is None else self.feed_forward
 
     @property
     def feed_forwards(self) -> tuple[FeedForwardSpec, ...]:
-        """The feed-forward network, and the mixture of experts beside it if there is one."""
-        return (self.feed_forward, *([] if self.parallel_experts is None else [self.parallel_experts.feed_forward]))
+        """The feed-forward network, and the mixture of experts beside it, if there are any."""
+        experts = self.parallel_experts
+        found = (self.feed_forward, None if experts is None else experts.feed_forward)
+        return tuple(network for network in found if network is not None)
 
     @property
     def _router_products(self) -> tuple[ProductSpec, ...]:
@@ -418,53 +572,69 @@ class LayerSpec:
     @property
     def matrices(self) -> tuple[MatrixSpec, ...]:
         """Every matrix of the layer, including those of all experts."""
-        branch, experts = self.per_layer_branch, self.parallel_experts
+        branch, recurrence = self.per_layer_branch, self.recurrence
         others = () if branch is None else (branch.gate, branch.projection)
-        parallel = () if experts is None else experts.feed_forward.matrices
-        return self.attention.qkv, self.attention.output, *self.feed_forward.matrices, *parallel, *others
+        recurrent = () if recurrence is None else (recurrence.input, recurrence.output)
+        networks = (matrix for network in self.feed_forwards for matrix in network.matrices)
+        return *self._attention_matrices, *recurrent, *networks, *others
+
+    @property
+    def _attention_matrices(self) -> tuple[MatrixSpec, ...]:
+        return () if self.attention is None else (self.attention.qkv, self.attention.output)
 
     @property
     def adaptable(self) -> tuple[MatrixSpec, ...]:
         """The matrices that LoRA adapters can have: those of attention and of a dense feed-forward network."""
         mlp = self.feed_forward
-        return self.attention.qkv, self.attention.output, *(() if mlp.router is not None else (mlp.up, mlp.down))
+        return *self._attention_matrices, *(() if mlp is None or mlp.router is not None else (mlp.up, mlp.down))
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
-        """The norms of the residual stream and of the branches; norms of heads are not included."""
+        """The norms of the residual stream and of the branches; norms of heads of attention are not included."""
         others = () if self.per_layer_branch is None else self.per_layer_branch.norms
         experts = self.parallel_experts
         parallel = () if experts is None else (experts.before, experts.after, experts.after_dense)
         router = None if self.mixture is None else self.mixture.router
         routing = () if router is None or router.norm is None else (router.norm,)
-        return (*self.attention_norms, *self.feed_forward_norms, *parallel, *routing, *others)
+        recurrent = () if self.recurrence is None or self.recurrence.norm is None else (self.recurrence.norm,)
+        first = (*self.attention_norms, *self.recurrence_norms, *recurrent)
+        return (*first, *self.feed_forward_norms, *parallel, *routing, *others)
 
     @property
     def num_values_beside_matrices(self) -> int:
-        """The number of values in norms, biases, sinks and scales of experts."""
+        """The number of values in norms, biases, sinks, scales of experts and recurrences."""
         biases = sum(matrix.out_features for matrix in self.matrices if matrix.has_bias)
         router = None if self.mixture is None else self.mixture.router
         scales = router.num_experts if router is not None and router.expert_scales is not None else 0
-        norms = sum(norm.num_values for norm in self.norms) + sum(self.attention.head_norm_sizes)
-        return norms + biases + scales + self.attention.num_sinks
+        norms = sum(norm.num_values for norm in self.norms)
+        if (attention := self.attention) is not None:
+            norms += sum(attention.head_norm_sizes) + attention.num_sinks
+        if (recurrence := self.recurrence) is not None:
+            norms += recurrence.num_values
+        return norms + biases + scales
 
     @property
     def is_fused(self) -> bool:
         """Whether the last product of each branch can be added to the residual stream by its own kernel."""
-        return self.attention_adds_residual and self.feed_forward_adds_residual and self.per_layer_branch is None
+        mixer = self.recurrence_adds_residual if self.attention is None else self.attention_adds_residual
+        has_both = self.attention is not None and self.recurrence is not None
+        return mixer and not has_both and self.feed_forward_adds_residual and self.per_layer_branch is None
 
     @property
     def attention_adds_residual(self) -> bool:
         """Whether the last product of attention is added to the residual stream by its own kernel."""
-        return self._adds_residual(self.attention_norms)
+        return self.attention_norms.can_fuse_sum
+
+    @property
+    def recurrence_adds_residual(self) -> bool:
+        """The same of the recurrence. Attention beside it reads the residual stream after the recurrence."""
+        return self.recurrence_norms.can_fuse_sum and self.attention is None
 
     @property
     def feed_forward_adds_residual(self) -> bool:
         """The same of the feed-forward network. The experts of a mixture are summed up first."""
-        return self._adds_residual(self.feed_forward_norms) and self.feed_forward.router is None
-
-    def _adds_residual(self, norms: BranchNorms) -> bool:
-        return norms.after is None and self.residual_multiplier == 1
+        has_router = self.feed_forward is not None and self.feed_forward.router is not None
+        return self.feed_forward_norms.can_fuse_sum and not has_router
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,13 +769,22 @@ class ModelConfig:
     @property
     def kv_values_per_token(self) -> int:
         """The number of K and V values of one token in all layers."""
-        specs = (layer.attention for layer in self.layers)
-        return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs)
+        return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in self.attention_specs.values())
+
+    @property
+    def attention_specs(self) -> dict[int, AttentionSpec]:
+        """The attention of each layer that has one, by the index of the layer."""
+        return {index: layer.attention for index, layer in enumerate(self.layers) if layer.attention is not None}
+
+    @property
+    def state_values_per_sequence(self) -> int:
+        """The number of float32 values of recurrent state of a sequence in all layers."""
+        return sum(layer.recurrence.state_values for layer in self.layers if layer.recurrence is not None)
 
     @property
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
         """The distinct rotary embeddings, each with the head size that it rotates."""
-        found = ((layer.attention.rope, layer.attention.head_dim) for layer in self.layers)
+        found = ((spec.rope, spec.head_dim) for spec in self.attention_specs.values())
         return tuple(dict.fromkeys((rope, head_dim) for rope, head_dim in found if rope is not None))
 
     @property
@@ -643,7 +822,7 @@ class ModelConfig:
         """The names of all norms, including the norms of query and key heads."""
         for layer in self.layers:
             yield from (norm.name for norm in layer.norms)
-            if layer.attention.head_norm is not None:
+            if layer.attention is not None and layer.attention.head_norm is not None:
                 yield from layer.attention.head_norm.names
         if self.per_layer_inputs is not None:
             yield self.per_layer_inputs.norm.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,7 @@ from chairlift.kernels.activations import ACTIVATIONS
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, RotaryStep, StepContext
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_in_order
 from chairlift.kernels.lora import LoraAdapters
+from chairlift.kernels.recurrence import StateStep
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import ModelConfig
@@ -25,10 +26,22 @@ from chairlift.models.torch_operations import fallback_note, torch_operations
 logger = logging.getLogger("chairlift")
 
 
+class StepPlan(NamedTuple):
+    """What all layers need in one step, see `StepContext`.
+
+    Attributes:
+        attention: `StepContext.plans`.
+    """
+
+    attention: tuple[Any, ...]
+    states: StateStep | None = None
+
+
 class DecoderModel:
     """The model that a declaration describes. The caller runs it under `torch.inference_mode`.
 
-    Call `allocate_kv_cache` once, and then in every step `plan`, `forward`, and `logits` for the rows that are sampled.
+    Call `allocate_kv_cache` once, and `allocate_states` if layers have recurrent state. Then call in every step `plan`,
+    `forward`, and `logits` for the rows that are sampled.
 
     Args:
         backends: the backend of each attention shape of the layers.
@@ -80,19 +93,19 @@ class DecoderModel:
         self._run_layers = run_in_order if torch_operations(config) else kernels.run_layers
 
     @property
-    def attention_layers(self) -> list[Attention]:
-        """The attention of each layer, in the order of the layers."""
-        return [layer.attention for layer in self.layers]
+    def attention_layers(self) -> dict[int, Attention]:
+        """The attention of each layer that has one, by the index of the layer."""
+        return {index: layer.attention for index, layer in enumerate(self.layers) if layer.attention is not None}
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, layout: KVLayout | None = None) -> None:
         """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1; the earlier memory is freed first.
 
         Args:
-            layout: the groups of layers with block tables of their own; None for one group of all layers.
+            layout: the groups of layers with block tables of their own; None for one group.
         """
         layers = self.attention_layers
-        layout = layout or KVLayout.one_group(len(layers))
-        for layer in layers:
+        layout = layout or KVLayout.one_group(self.config)
+        for layer in layers.values():
             layer.set_kv_cache(None)
         groups = [[layers[index] for index in group] for group in layout.layers]
         pairs = ((layer.backend, number) for number, group in enumerate(groups) for layer in group)
@@ -107,18 +120,25 @@ class DecoderModel:
                     layer = group[position]
                     layer.set_kv_cache(cache, self._planned.index((layer.backend, number)))
 
-    def plan(self, *metadata: AttentionMetadata) -> tuple[Any, ...]:
-        """Return the plans of the step, as the argument of `forward`.
+    def allocate_states(self, num_slots: int) -> None:
+        """Allocate zeroed recurrent states for the slots 0 to num_slots - 1; the earlier ones are freed first."""
+        for layer in self.layers:
+            if layer.recurrence is not None:
+                layer.recurrence.allocate_state(num_slots)
+
+    def plan(self, *metadata: AttentionMetadata, states: StateStep | None = None) -> StepPlan:
+        """Return the plan of the step, as the argument of `forward`.
 
         Args:
             metadata: the metadata for each group of layers, which differ in block tables and slots.
+            states: the recurrent states of the sequences, if layers have recurrent state.
         """
         for table in self.rotary_tables:
             table.extend(max(metadata[0].seq_lens_host))
-        return tuple(backend.plan(metadata[group]) for backend, group in self._planned)
+        return StepPlan(tuple(backend.plan(metadata[group]) for backend, group in self._planned), states)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Run the layers on the tokens of one step, and write their K and V.
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        """Run the layers on the tokens of one step, and write their K and V and their states.
 
         Args:
             token_ids, positions: int64 [T], packed as in the metadata of the plan.
@@ -130,7 +150,7 @@ class DecoderModel:
         rotations = tuple(RotaryStep(positions, table.values, table.query_scales) for table in self.rotary_tables)
         x = self._embed(token_ids, positions)
         inputs = None if self.per_layer_inputs is None else self.per_layer_inputs(token_ids, x)
-        return self._run_layers(self.layers, x, StepContext(positions, rotations, plan, inputs))
+        return self._run_layers(self.layers, x, StepContext(positions, rotations, plan.attention, inputs, plan.states))
 
     def final_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the hidden states after the final norm, float32 [N, hidden_size], of rows of `forward`'s result."""
@@ -187,7 +207,7 @@ def build_model(
     _check_activations(config)
     kernel_set = get_kernels(kernels, quantization)
     target = torch.device(device)
-    shapes = (attention_shape(layer.attention, dtype, target, kv_cache_dtype) for layer in config.layers)
+    shapes = (attention_shape(spec, dtype, target, kv_cache_dtype) for spec in config.attention_specs.values())
     backends = {shape: kernel_set.attention(shape) for shape in dict.fromkeys(shapes)}
     lora = LoraAdapters(max_loras, max_lora_rank, dtype, target) if max_loras else None
     model = DecoderModel(config, weights, kernel_set, backends, max_model_len, has_pooling, lora)

@@ -46,7 +46,7 @@ class EncoderModel:
         kernel_set = get_kernels(kernels, quantization)
         device = torch.device("cpu")
         run_all = _run_in_turn if num_threads == 1 else partial(_run_on, ThreadPoolExecutor(num_threads))
-        shapes = (attention_shape(layer.attention, dtype, device, dtype) for layer in config.layers)
+        shapes = (attention_shape(spec, dtype, device, dtype) for spec in config.attention_specs.values())
         backends: dict[AttentionShape, PackedAttention] = {
             shape: PackedAttention(shape, run_all) for shape in dict.fromkeys(shapes)
         }
@@ -62,6 +62,7 @@ class EncoderModel:
         self.layers = [DecoderLayer(builder, layer, index) for index, layer in enumerate(config.layers)]
         nothing = torch.empty(0)
         for layer in self.layers:
+            assert layer.attention is not None, "encoders have attention in every layer"
             layer.attention.set_kv_cache(KVCache(nothing, nothing))
         self._final_norm = None if config.final_norm is None else builder.norm_of_rows(config.final_norm)
         classifier = self._spec.classifier

@@ -1,4 +1,4 @@
-"""KVLayout: groups the layers of a model by the tokens that their queries read, for KV memory.
+"""KVLayout: groups the layers with attention by the tokens that their queries read, for KV memory.
 
     layer    0       1       2     3       4       5          a page of group 0: layers 2, 5
     window   512     512     -     512     512     -          a page of group 1: layers 0, 1
@@ -23,7 +23,7 @@ EQUAL_SIZES_FACTOR: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The groups of layers with block tables of their own.
+    """The groups of layers with block tables of their own. Layers without attention are in no group.
 
     Attributes:
         windows: for each group the number of tokens that a query attends to, including its own; None for all preceding
@@ -36,9 +36,9 @@ class KVLayout:
     layers: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def one_group(cls, num_layers: int, window: int | None = None) -> KVLayout:
-        """One block table for all layers."""
-        return cls((window,), (tuple(range(num_layers)),))
+    def one_group(cls, config: ModelConfig, window: int | None = None) -> KVLayout:
+        """One block table for all layers with attention."""
+        return cls((window,), (tuple(config.attention_specs),))
 
     @classmethod
     def by_window(cls, config: ModelConfig, context: int) -> KVLayout:
@@ -47,15 +47,14 @@ class KVLayout:
         A window of `context` tokens or more has no effect. If K and V of the layers differ in size, or layers read K
         and V of others, all layers are one group, whose blocks are needed as long as the longest window.
         """
-        specs = [layer.attention for layer in config.layers]
-        windows = [_effective_window(spec, context) for spec in specs]
+        specs = config.attention_specs
         kinds: dict[int | None, list[int]] = {}
-        for index, window in enumerate(windows):
-            kinds.setdefault(window, []).append(index)
-        are_alike = len({(spec.num_kept_kv_heads, spec.head_dim) for spec in specs}) == 1
+        for index, spec in specs.items():
+            kinds.setdefault(_effective_window(spec, context), []).append(index)
+        are_alike = len({(spec.num_kept_kv_heads, spec.head_dim) for spec in specs.values()}) == 1
         if not are_alike or len(kinds) == 1:
-            longest = None if None in kinds else max(window for window in windows if window is not None)
-            return cls.one_group(len(specs), longest)
+            longest = None if None in kinds else max(window for window in kinds if window is not None)
+            return cls.one_group(config, longest)
         size = group_size([len(layers) for layers in kinds.values()])
         groups = [
             (window, tuple(layers[start : start + size]))
@@ -71,8 +70,8 @@ class KVLayout:
 
     def positions(self, config: ModelConfig) -> list[AttentionSpec]:
         """The attention of a layer at each position of a page."""
-        largest = max(self.layers, key=len)
-        return [config.layers[index].attention for index in largest]
+        specs, largest = config.attention_specs, max(self.layers, key=len)
+        return [specs[index] for index in largest]
 
 
 def group_size(counts: Sequence[int]) -> int:

@@ -18,17 +18,28 @@ from chairlift.kernels.interface import (
     RowKernel,
 )
 from chairlift.kernels.lora import LoraAdapters
+from chairlift.kernels.recurrence import (
+    Convolution,
+    GatedDelta,
+    Mamba2,
+    Recurrence,
+    RecurrentKernel,
+    RecurrentState,
+    ShortConvolution,
+)
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import (
     AttentionSpec,
     BranchNorms,
     FeedForwardSpec,
+    GatedDeltaSpec,
     LayerSpec,
     MatrixSpec,
     ModelConfig,
     NormSpec,
     ParallelExpertsSpec,
     PerLayerBranchSpec,
+    RecurrenceSpec,
 )
 
 
@@ -140,18 +151,62 @@ class LayerBuilder:
         """Load an embedding table: int64 ids [T] -> rows [T, in_features]."""
         return self._kernels.make_embedding(self._load(spec).matrix)
 
-    def residual_sum(
-        self, norms: BranchNorms, multiplier: float, scale: float = 1.0, *, is_fused: bool = False
-    ) -> BranchSum:
+    def recurrence(self, spec: RecurrenceSpec) -> RecurrentKernel:
+        """Load the parameters of a recurrence, without those of its projections."""
+        return self._kernels.make_recurrence(self._recurrence(spec))
+
+    def _recurrence(self, spec: RecurrenceSpec) -> Recurrence:
+        conv, rule = spec.convolution, spec.rule
+        weight = self.weights.tensor(f"{conv.name}.weight", (conv.channels, 1, conv.width)).squeeze(1)
+        bias = self.weights.tensor(f"{conv.name}.bias", (conv.channels,)) if conv.has_bias else None
+        convolution = Convolution(weight, bias)
+        if rule is None:
+            return ShortConvolution(convolution)
+        decay = -torch.exp(self._vector(rule.a_log, rule.num_heads).float())
+        dt_bias = self._vector(rule.dt_bias, rule.num_heads)
+        norm, eps = self._norm_or_none(rule.norm), 0.0 if rule.norm is None else rule.norm.eps
+        if isinstance(rule, GatedDeltaSpec):
+            assert norm is not None, "the gated delta rule has a norm"
+            sizes = (rule.num_key_heads, rule.num_heads, rule.key_dim, rule.value_dim)
+            return GatedDelta(convolution, *sizes, decay, dt_bias, norm, eps, rule.beta_scale)
+        scales = [
+            torch.full((width,), scale) for width, scale in zip(rule.row_parts, rule.projection_scales, strict=False)
+        ]
+        return Mamba2(
+            convolution,
+            rule.num_heads,
+            rule.head_dim,
+            rule.num_groups,
+            rule.state_size,
+            decay,
+            dt_bias,
+            self._vector(rule.skip, rule.num_heads),
+            norm,
+            eps,
+            rule.norm_group_size,
+            rule.norm_before_gate,
+            rule.dt_limits,
+            torch.cat(scales).to(decay.device) if scales else None,
+        )
+
+    def _vector(self, name: str, size: int) -> torch.Tensor:
+        return self.weights.tensor(name, (size,))
+
+    def _norm_or_none(self, norm: NormSpec | None) -> torch.Tensor | None:
+        return None if norm is None else self.norm_weight(norm.name, norm.size, norm.weight_offset)
+
+    def residual_sum(self, norms: BranchNorms, scale: float = 1.0, *, is_fused: bool = False) -> BranchSum:
         """Load the norms after a branch and after its sum with the residual stream.
 
         Args:
-            multiplier, scale: the factors of the branch and of the result.
+            scale: the factor of the result.
             is_fused: whether the last product of the branch adds the stream.
         """
         if is_fused and norms.of_sum is None and scale == 1:
             return BranchSum(None, is_fused)
-        kernel = self._kernels.make_residual_sum(self.norm(norms.after), self.norm(norms.of_sum), multiplier, scale)
+        kernel = self._kernels.make_residual_sum(
+            self.norm(norms.after), self.norm(norms.of_sum), norms.multiplier, scale
+        )
         return BranchSum(kernel, is_fused)
 
     def scalar(self, name: str | None) -> float:
@@ -215,6 +270,27 @@ class Attention:
         return qkv
 
 
+class RecurrentMixer:
+    """output(recurrence(input(norm(x)))), with the states of sequences: [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, builder: LayerBuilder, spec: RecurrenceSpec, norm: NormSpec | None) -> None:
+        self._input = builder.linear(spec.input, builder.norm(norm))
+        self._kernel = builder.recurrence(spec)
+        self._output = builder.linear(spec.output)
+        self.state: RecurrentState | None = None
+
+    def allocate_state(self, num_slots: int) -> None:
+        """Allocate zeroed states; the earlier ones are freed first."""
+        self.state = None
+        self.state = self._kernel.allocate(num_slots)
+
+    def __call__(self, x: torch.Tensor, step: StepContext, residual: torch.Tensor | None) -> torch.Tensor:
+        """Compute the recurrence, plus `residual` if there is one, which the caller gives up."""
+        assert self.state is not None, "call allocate_states first"
+        assert step.states is not None, "the plan of a model with recurrent state needs the states"
+        return self._output(self._kernel(self._input(x), self.state, step.states), residual)
+
+
 class BranchSum:
     """The sum of the residual stream and a branch, which the last product of the branch computes where it can.
 
@@ -268,7 +344,7 @@ class ParallelExperts:
     def __init__(self, builder: LayerBuilder, spec: ParallelExpertsSpec) -> None:
         self._mixture = builder.mixture(spec.feed_forward, spec.before)
         self._norm_dense = builder.norm_of_rows(spec.after_dense)
-        self._add = builder.residual_sum(BranchNorms(after=spec.after), 1.0)
+        self._add = builder.residual_sum(BranchNorms(after=spec.after))
 
     def __call__(self, dense: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return self._add(self._norm_dense(dense, None), self._mixture(x, None))
@@ -303,28 +379,41 @@ class DecoderLayer:
     """One declared layer: x [T, hidden_size] -> [T, hidden_size]; it may overwrite x."""
 
     def __init__(self, builder: LayerBuilder, layer: LayerSpec, index: int) -> None:
-        attention_norms, norms, multiplier = layer.attention_norms, layer.feed_forward_norms, layer.residual_multiplier
+        attention, recurrence, norms = layer.attention, layer.recurrence, layer.feed_forward_norms
         branch, scale = layer.per_layer_branch, builder.scalar(layer.output_scale)
-        self.attention = Attention(builder, layer.attention, attention_norms.before)
-        self.add_attention = builder.residual_sum(attention_norms, multiplier, is_fused=layer.attention_adds_residual)
-        self.feed_forward = builder.feed_forward(layer.feed_forward, norms.before)
+        self.attention = None if attention is None else Attention(builder, attention, layer.attention_norms.before)
+        self.add_attention = builder.residual_sum(layer.attention_norms, is_fused=layer.attention_adds_residual)
+        self.recurrence = (
+            None if recurrence is None else RecurrentMixer(builder, recurrence, layer.recurrence_norms.before)
+        )
+        self.add_recurrence = builder.residual_sum(layer.recurrence_norms, is_fused=layer.recurrence_adds_residual)
+        network = layer.feed_forward
+        self.feed_forward = None if network is None else builder.feed_forward(network, norms.before)
         self.add_feed_forward = builder.residual_sum(
-            norms, multiplier, scale if branch is None else 1.0, is_fused=layer.feed_forward_adds_residual
+            norms, scale if branch is None else 1.0, is_fused=layer.feed_forward_adds_residual
         )
         experts = layer.parallel_experts
         self.parallel_experts = None if experts is None else ParallelExperts(builder, experts)
         self.per_layer_branch = None if branch is None else PerLayerBranch(builder, branch, index)
-        self.add_per_layer_branch = None if branch is None else builder.residual_sum(branch.norms, multiplier, scale)
+        self.add_per_layer_branch = None if branch is None else builder.residual_sum(branch.norms, scale)
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
-        x = self.add_attention(x, self.attention(x, step, self.add_attention.residual(x)))
-        y = self.feed_forward(x, self.add_feed_forward.residual(x))
-        if self.parallel_experts is not None:
-            y = self.parallel_experts(y, x)
-        x = self.add_feed_forward(x, y)
+        x = self._mix_tokens(x, step)
+        if self.feed_forward is not None:
+            y = self.feed_forward(x, self.add_feed_forward.residual(x))
+            if self.parallel_experts is not None:
+                y = self.parallel_experts(y, x)
+            x = self.add_feed_forward(x, y)
         if self.per_layer_branch is None or self.add_per_layer_branch is None:
             return x
         return self.add_per_layer_branch(x, self.per_layer_branch(x, step.per_layer_inputs))
+
+    def _mix_tokens(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Add attention and the recurrence. The sum with the recurrence comes last, because both read x."""
+        mixed = None if self.recurrence is None else self.recurrence(x, step, self.add_recurrence.residual(x))
+        if self.attention is not None:
+            x = self.add_attention(x, self.attention(x, step, self.add_attention.residual(x)))
+        return x if mixed is None else self.add_recurrence(x, mixed)
 
 
 def attention_shape(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from chairlift.kernels.attention import KVCache
+from chairlift.kernels.recurrence import RecurrentState
 from chairlift.kernels.row_buffers import StepMemory
 
 
@@ -17,7 +18,7 @@ def parameter_bytes(model: object) -> int:
 
     The objects are traversed, so copies that a kernel packed are counted, and a table that two layers share is counted
     once. A matrix that oneDNN packed counts its values without padding. Kernels report the
-    memory of copies outside tensors as `num_bytes`. KV memory and the buffers of a step are left out.
+    memory of copies outside tensors as `num_bytes`. KV memory, recurrent states and the buffers of a step are left out.
     """
     storages: dict[int, int] = {}
     native_bytes = 0
@@ -35,7 +36,7 @@ def _objects(model: object) -> Iterator[Any]:
     to_visit = [model]
     while to_visit:
         item = to_visit.pop()
-        if id(item) in seen or isinstance(item, KVCache | StepMemory):
+        if id(item) in seen or isinstance(item, KVCache | RecurrentState | StepMemory):
             continue
         seen.add(id(item))
         yield item

@@ -56,7 +56,7 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
     pool = planned_pool(config, context, plan.num_blocks, plan.windows)
     loaded.provide_kv_cache(plan, layout)
     if draft is not None:
-        draft.provide_kv_cache(plan, KVLayout.one_group(draft.config.num_layers))
+        draft.provide_kv_cache(plan, KVLayout.one_group(draft.config))
     limits = _measured_limits(config, loaded, draft, plan, pool.max_model_len, turn)
     block_store = open_block_store(config, loaded, plan, limits.step_time)
     return PreparedEngine(

@@ -39,7 +39,7 @@ def open_block_store(
             f"prefix_cache_dir does not support {loaded.name!r}, whose layers have sliding windows: remove it, or set "
             "disable_hybrid_kv_cache_manager"
         )
-    caches = [layer.kv_cache for layer in loaded.model.attention_layers if layer.kv_source is None]
+    caches = [layer.kv_cache for layer in loaded.model.attention_layers.values() if layer.kv_source is None]
     return DiskBlockStore(
         config.prefix_cache_dir.expanduser(),
         fingerprint(config, loaded, plan),

@@ -266,7 +266,7 @@ def plan_activations(
     of L layers and T tokens; the logits of sampled rows, or of prompt logprobs if they need more; and token ids, block
     tables of each group of layers, and penalties of every seat.
     """
-    layout = layout or KVLayout.one_group(config.num_layers)
+    layout = layout or KVLayout.one_group(config)
     return [
         *memory.step(_step_sizes(config, limits, block_size, layout)),
         *_per_layer_rows(config, limits.max_num_batched_tokens, memory.value_bytes),
@@ -286,12 +286,14 @@ def _step_sizes(config: ModelConfig, limits: SchedulerConfig, block_size: int, l
         hidden_size=config.hidden_size,
         is_fused=all(layer.is_fused for layer in config.layers),
         row_kernels=frozenset(branch.activation_kernel for branch in branches if branch is not None),
-        layers=tuple(_layer_sizes(layer, groups[index]) for index, layer in enumerate(config.layers)),
+        layers=tuple(_layer_sizes(layer, groups.get(index, 0)) for index, layer in enumerate(config.layers)),
     )
 
 
 def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
-    spec = layer.attention
+    networks = tuple(_network_sizes(network) for network in layer.feed_forwards)
+    if (spec := layer.attention) is None:
+        return LayerSizes(group, 0, 0, 0, 1.0, None, False, True, networks)
     return LayerSizes(
         group=group,
         num_heads=spec.num_heads,
@@ -301,7 +303,7 @@ def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
         sliding_window=spec.sliding_window,
         is_rotated=spec.rope is not None,
         has_plain_softmax=spec.logits_soft_cap is None and spec.sinks is None,
-        networks=tuple(_network_sizes(network) for network in layer.feed_forwards),
+        networks=networks,
     )
 
 
@@ -351,7 +353,7 @@ def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | N
     Args:
         kv_cache_dtype: a key of KV_DTYPE_BYTES.
     """
-    specs = (layout or KVLayout.one_group(config.num_layers)).positions(config)
+    specs = (layout or KVLayout.one_group(config)).positions(config)
     scales = INT8_SCALE_BYTES * sum(spec.num_kept_kv_heads for spec in specs) if kv_cache_dtype == "int8" else 0
     return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs) * KV_DTYPE_BYTES[kv_cache_dtype] + scales
 
@@ -368,7 +370,7 @@ def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
     depend on `max_model_len`, so a number of blocks is the same memory whatever its value is.
     """
     if config.kv != "paged" or config.disable_hybrid_kv_cache_manager:
-        return KVLayout.one_group(model_config.num_layers)
+        return KVLayout.one_group(model_config)
     return KVLayout.by_window(model_config, model_config.max_position_embeddings)
 
 

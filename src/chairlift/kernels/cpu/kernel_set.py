@@ -37,6 +37,7 @@ from chairlift.kernels.interface import (
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraBatch, LoraLayer
 from chairlift.kernels.row_buffers import RowBuffers
+from chairlift.kernels.torch_recurrence import TorchRecurrence
 from chairlift.kernels.weight_formats import ORDERED
 from chairlift.kernels.weights import FloatArray, IntArray, MatrixParts, PackedRows, Weights
 
@@ -86,6 +87,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         add_lora=add_lora,
         make_residual_sum=partial(NativeResidualSum, native),
         make_mixture=make_mixture,
+        make_recurrence=TorchRecurrence,
         attention=NativeAttention,
         notes=loader.notes,
         run_layers=RecordedLayers(native, buffers),

@@ -54,6 +54,8 @@ class LayerCost:
         if mixture is not None and (router := mixture.router) is not None:
             size = mixture.up.num_weights + mixture.down.num_weights
             experts = ExpertCost(router.num_experts, router.routing.experts_per_token, size)
+        if spec is None:
+            return cls(num_weights, 0, 0, 0, 0, experts)
         kept = 2 * spec.num_kept_kv_heads * spec.head_dim
         return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size, kept, experts)
 

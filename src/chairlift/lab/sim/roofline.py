@@ -56,7 +56,7 @@ class Roofline:
         self.model = model
         self.device = device
         self.tensor_parallel_size = tensor_parallel_size
-        for heads in {layer.attention.num_heads for layer in model.config.layers}:
+        for heads in {spec.num_heads for spec in model.config.attention_specs.values()}:
             if tensor_parallel_size < 1 or heads % tensor_parallel_size:
                 raise ConfigError(
                     f"tensor_parallel_size={tensor_parallel_size} must divide the {heads} heads of {model.name}"
@@ -79,7 +79,7 @@ class Roofline:
     def _layer_seconds(self, layer: LayerCost, count: int, flop: float, byte: float) -> LayerSeconds:
         model, num_devices = self.model, self.tensor_parallel_size
         share = 1 / num_devices
-        kv_share = -(-layer.num_kv_heads // num_devices) / layer.num_kv_heads
+        kv_share = -(-layer.num_kv_heads // num_devices) / max(layer.num_kv_heads, 1)
         token_weights, expert_weights = layer.num_weights, 0
         if layer.experts is not None:
             expert_weights = layer.experts.num_weights
@@ -111,7 +111,7 @@ class Roofline:
 
     def constants(self) -> list[tuple[str, str]]:
         model, device = self.model, self.device
-        attention = [layer.attention for layer in model.config.layers]
+        attention = list(model.config.attention_specs.values())
         heads = "/".join(str(count) for count in dict.fromkeys(spec.num_heads for spec in attention))
         kv_heads = "/".join(str(count) for count in dict.fromkeys(spec.num_kv_heads for spec in attention))
         has_experts = any(layer.experts is not None for layer, _ in model.layers)

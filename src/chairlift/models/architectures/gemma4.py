@@ -115,13 +115,13 @@ def _declare_layer(sizes: LlamaSizes, index: int, own: LayerSizes, input_size: i
         intermediate_size=own.intermediate_size,
         experts=None,
     )
-    layer, is_shared = sizes.declare_layer(index), own.kv_source is not None
-    attention, norm = layer.attention, layer.attention.head_norm
+    is_shared, prefix = own.kv_source is not None, f"model.layers.{index}"
+    attention = sizes.declare_attention(f"{prefix}.self_attn", index)
+    norm = attention.head_norm
     assert norm is not None, "queries and keys have norms"
     parts = attention.qkv.parts[: 1 if is_shared else 3 if own.has_values else 2]
-    prefix = f"model.layers.{index}"
     return replace(
-        layer,
+        sizes.declare_layer(index),
         parallel_experts=None if experts is None else _parallel_experts(sizes, experts, prefix, index),
         attention=replace(
             attention,
@@ -137,7 +137,7 @@ def _declare_layer(sizes: LlamaSizes, index: int, own: LayerSizes, input_size: i
 def _parallel_experts(sizes: LlamaSizes, experts: ExpertSizes, prefix: str, index: int) -> ParallelExpertsSpec:
     """The input of the router has a norm of its own, and is divided by the root of hidden_size."""
     hidden, eps = sizes.hidden_size, sizes.norm_eps
-    mixture = replace(sizes, experts=experts).declare_layer(index).feed_forward
+    mixture = replace(sizes, experts=experts).declare_feed_forward(prefix, index)
     router_norm = NormSpec("rms_norm", f"{prefix}.router.norm", hidden, eps, weight_multiplier=hidden**-0.5)
     assert mixture.router is not None, "all layers have experts"
     router = replace(mixture.router, norm=router_norm, expert_scales=f"{prefix}.router.per_expert_scale")

@@ -118,6 +118,7 @@ def _check_layers(fields: ConfigFields) -> None:
 def _with_shared_mlp(index: int, layer: LayerSpec) -> LayerSpec:
     """Give the matrices of the feed-forward network the names of Granite 4."""
     prefix, mlp = f"model.layers.{index}.shared_mlp", layer.feed_forward
+    assert mlp is not None, "every layer has a network"
     up = replace(mlp.up, parts=((f"{prefix}.input_linear", mlp.up.out_features),))
     down = replace(mlp.down, parts=((f"{prefix}.output_linear", mlp.down.out_features),))
     return replace(layer, feed_forward=replace(mlp, up=up, down=down))

@@ -93,7 +93,7 @@ class LlamaSizes:
         qkv_bias, output_bias, mlp_bias: whether these projections have biases.
         experts: the mixtures of experts, or None if no layer has any.
         qk_norm: "heads" for RMSNorm of each query and key head, "rows" for RMSNorm across heads, or None.
-        residual_multiplier: see LayerSpec.
+        residual_multiplier: see BranchNorms.multiplier.
         embedding_multiplier, logits_multiplier, logits_soft_cap: see ModelConfig.
         attention_soft_cap: see AttentionSpec.logits_soft_cap.
         attention_sinks: whether attention has sinks, see AttentionSpec.
@@ -155,18 +155,18 @@ class LlamaSizes:
         prefix = f"model.layers.{index}"
         names = self.norms
         return LayerSpec(
-            attention=self._attention(f"{prefix}.self_attn", index),
+            attention=self.declare_attention(f"{prefix}.self_attn", index),
             attention_norms=self._branch_norms(prefix, names.before_attention, names.after_attention),
-            feed_forward=self._feed_forward(prefix, index),
+            feed_forward=self.declare_feed_forward(prefix, index),
             feed_forward_norms=self._branch_norms(prefix, names.before_mlp, names.after_mlp),
-            residual_multiplier=self.residual_multiplier,
         )
 
     def _branch_norms(self, prefix: str, before: str | None, after: str | None) -> BranchNorms:
-        norms = (None if name is None else self._norm(f"{prefix}.{name}") for name in (before, after))
-        return BranchNorms(*norms)
+        first, last = (None if name is None else self._norm(f"{prefix}.{name}") for name in (before, after))
+        return BranchNorms(first, last, multiplier=self.residual_multiplier)
 
-    def _attention(self, prefix: str, index: int) -> AttentionSpec:
+    def declare_attention(self, prefix: str, index: int) -> AttentionSpec:
+        """Return the declaration of the attention of one layer, whose parameters begin with `prefix`."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         parts = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
         qkv = self._parts(prefix, parts, "qkv_proj")
@@ -189,7 +189,8 @@ class LlamaSizes:
         names = f"{prefix}.q_norm", f"{prefix}.k_norm"
         return HeadNormSpec(*names, self.norm_eps, self.norm_weight_offset, across_heads=self.qk_norm == "rows")
 
-    def _feed_forward(self, layer: str, index: int) -> FeedForwardSpec:
+    def declare_feed_forward(self, layer: str, index: int) -> FeedForwardSpec:
+        """Return the declaration of the network or mixture of one layer, whose parameters begin with `layer`."""
         if self.experts is not None and index not in self.experts.dense_layers:
             return self._mixture(layer, self.experts)
         inner, prefix = self.intermediate_size, f"{layer}.mlp"

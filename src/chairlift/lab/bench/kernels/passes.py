@@ -216,11 +216,11 @@ class AttentionPass:
     ) -> None:
         self.kernel = "decode" if num_queries == 1 else "prefill"
         self._context, self._num_queries, self._num_seqs = context, num_queries, num_seqs
-        specs = [layer.attention for layer in config.layers]
+        specs = config.attention_specs
         blocks = num_seqs * -(-context // block_size)
-        layer_bytes = blocks * block_size * max(_token_bytes(spec, kv_dtype) for spec in specs)
-        self.num_layers = min(config.num_layers, max(1, KV_BYTES // layer_bytes))
-        self._specs = specs[: self.num_layers]
+        layer_bytes = blocks * block_size * max(_token_bytes(spec, kv_dtype) for spec in specs.values())
+        self.num_layers = min(len(specs), max(1, KV_BYTES // layer_bytes))
+        self._specs = list(specs.values())[: self.num_layers]
         self._kv_dtype = kv_dtype
         generator = torch.Generator().manual_seed(0)
         metadata = _metadata(num_seqs, num_queries, context, block_size)
