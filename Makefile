@@ -64,7 +64,7 @@ test: venv ## Run the tests (a choice of them: ARGS="tests/core -k preempt").
 	$(BIN)/python -m $(PYTEST) $(ARGS)
 
 test-on-cluster: venv ## Run the tests of the API on a cluster with one replica in this process.
-	CHAIRLIFT_TEST_ON_CLUSTER=1 $(BIN)/python -m $(PYTEST) tests/server/api $(ARGS)
+	TEST_ON_CLUSTER=1 $(BIN)/python -m $(PYTEST) tests/server/api $(ARGS)
 
 fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="--minutes 30 --target safetensors").
 	$(BIN)/python tests/robustness/fuzz.py $(ARGS)

@@ -33,7 +33,7 @@ from chairlift.server.web.page_options import PageOptions
 from in_process_cluster import make_cluster
 from plain_http import NO_TLS
 
-ON_CLUSTER = os.environ.get("CHAIRLIFT_TEST_ON_CLUSTER") == "1"
+ON_CLUSTER = os.environ.get("TEST_ON_CLUSTER") == "1"
 """Whether servers use their engine as the only replica of a cluster."""
 
 MODEL = "smollm2-135m-instruct"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -26,6 +28,12 @@ Record = TypeVar("Record")
 
 PREFIX: Final = "CHAIRLIFT_"
 """The variable of an option is this prefix and its name, such as CHAIRLIFT_MAX_NUM_SEQS."""
+
+OTHER_VARIABLES: Final = frozenset({"CACHE", "CONFIG", "CPU_ISA", "OPTIONS", "URL"})
+"""The variables of the cache, of kernels, of the systemd unit and of the examples, without the prefix."""
+
+KUBERNETES_VARIABLE: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_\w+)?)")
+"""Kubernetes sets these, such as CHAIRLIFT_PORT=tcp://10.0.0.1:8000, for services whose names begin with chairlift."""
 
 CONFIG_FILE: Final = "config_file"
 ConfigFile = Annotated[
@@ -174,12 +182,20 @@ def service_sources(
             path = Path(file.tokens[0].value)
             _add_values(found, _read_yaml(path), f"config={path}")
 
-    variables = (Env(PREFIX, command=False, show=False), _ignore_variables) if environment else ()
+    variables = (Env(PREFIX, command=False, show=False), _check_variables) if environment else ()
     return *variables, read_file
 
 
-def _ignore_variables(_app: App, _commands: Sequence[str], arguments: Any) -> None:
-    """Ignore empty variables, and CHAIRLIFT_PORT=tcp://10.0.0.1:8000, which Kubernetes sets for a service chairlift."""
+def _check_variables(_app: App, _commands: Sequence[str], arguments: Any) -> None:
+    """Raise ConfigError for variables that no option has, and ignore empty ones and those of Kubernetes."""
+    names = [name for argument in arguments for name in (argument.field_info.name, *argument.names)]
+    known = {name.lstrip("-").replace("-", "_").upper() for name in names} | OTHER_VARIABLES
+    for variable, value in os.environ.items():
+        name = variable.removeprefix(PREFIX)
+        if value and name != variable and name not in known and not KUBERNETES_VARIABLE.fullmatch(name):
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {PREFIX}{close[0]}?" if close else "remove it, or see `chairlift serve --help`"
+            raise ConfigError(f"the environment variable {variable} is not an option: {hint}")
     for argument in arguments:
         argument.tokens = [
             each

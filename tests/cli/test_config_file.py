@@ -116,9 +116,21 @@ def test_a_template_is_text_only_with_tags_or_lines(served: dict[str, Any], tmp_
         assert ApiOptions(chat_template=text).chat_template == text
 
 
-def test_the_variable_of_a_kubernetes_service_is_ignored(served: dict[str, Any]) -> None:
-    serve(CHAIRLIFT_PORT="tcp://10.0.0.1:8000")
+def test_the_variables_of_a_kubernetes_service_are_ignored(served: dict[str, Any]) -> None:
+    address = {"CHAIRLIFT_PORT_8000_TCP": "tcp://10.0.0.1:8000", "CHAIRLIFT_PORT_8000_TCP_ADDR": "10.0.0.1"}
+    service = {"CHAIRLIFT_SERVICE_HOST": "10.0.0.1", "CHAIRLIFT_PROXY_SERVICE_PORT_HTTP": "80"}
+    serve(CHAIRLIFT_PORT="tcp://10.0.0.1:8000", **address, **service)
     assert served["port"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("CHAIRLIFT_MAX_NUM_SEQ", r"did you mean CHAIRLIFT_MAX_NUM_SEQS\?"), ("CHAIRLIFT_ZZZ", "remove it")],
+)
+def test_a_variable_that_no_option_has_is_an_error(served: dict[str, Any], name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"the environment variable {name} is not an option: {hint}"):
+        serve(**{name: "3"})
+    serve(**{name: ""}, CHAIRLIFT_CACHE="/tmp/x", CHAIRLIFT_CPU_ISA="avx2", CHAIRLIFT_URL="http://127.0.0.1:8000/v1")
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,13 @@ def test_a_request_that_the_page_does_not_know_is_looked_up(page: Page, server: 
 def test_the_api_page_works_without_another_host(page: Page, server: RunningServer) -> None:
     page.route(lambda url: not url.startswith(server.url), lambda route: route.abort())
     open_page(page, server, "/docs")
-    expect(page.locator("#operations-default-create_chat_completion_v1_chat_completions_post")).to_be_visible(
-        timeout=30_000
-    )
+    operation = "#operations-Generation_and_embeddings-create_chat_completion_v1_chat_completions_post"
+    expect(page.locator(operation)).to_be_visible(timeout=30_000)
+    expect(page.get_by_role("button", name="Authorize")).to_be_visible()
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("html")).to_have_class("dark-mode")
+    page.emulate_media(color_scheme="light")
+    expect(page.locator("html")).not_to_have_class("dark-mode")
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------

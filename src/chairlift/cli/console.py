@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 
 from chairlift.config import EngineConfig
 from chairlift.options import declared_options
+from chairlift.system.log_format import LogFormatter
 from chairlift.system.memory_limits import check_address_space
 
 MODEL_HELP: Final = declared_options(EngineConfig)["model"].help
@@ -38,13 +39,18 @@ def print_notice(text: str, style: str = "dim") -> None:
     Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def prepare_engine() -> None:
+def prepare_engine(log_format: str = "text") -> None:
     """Write the log to standard error, without a traceback for lines that cannot be written.
+
+    Args:
+        log_format: "json" for lines of JSON.
 
     Raises:
         ConfigError: the address space is too small for an engine.
     """
     logging.raiseExceptions = False
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter(as_json=log_format == "json"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     check_address_space()

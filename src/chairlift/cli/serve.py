@@ -30,7 +30,7 @@ serve = App(name="serve", config=service_sources(), group_arguments=ARGUMENTS, g
 def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> None:
     """Serve the models that the options name."""
     started = time.perf_counter()
-    prepare_engine()
+    prepare_engine(options.observability.access_log_format)
     from chairlift.server.serve import run
 
     models, config = options.models, options.engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -93,7 +94,11 @@ def make_single_manager(
     """Create the manager of one model that is always loaded; for the arguments see `create_app`."""
     name = served_model_name or llm.engine.facts.model_name
     model = ServedModel(name, None, llm.events)
-    model.set_service(ModelService(llm, name, api or ApiOptions(), make_planners(), workers))
+    service = ModelService(llm, name, api or ApiOptions(), make_planners(), workers)
+    model.set_service(service)
+    if service.memory_bytes:
+        # Memory of the pool is allocated when it is first written, and most of it has not been.
+        model.memory_bytes = service.memory_bytes + llm.engine.facts.kv_cache_plan.num_bytes
     return ModelManager([model])
 
 
@@ -107,6 +112,16 @@ def make_model_manager(
     """
     models = [ServedModel(spec.name, spec, EventHub()) for spec in specs]
     return ModelManager(models, loader, limits)
+
+
+class Application(FastAPI):
+    """The application, whose description in /openapi.json names the API key."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        schema["components"]["securitySchemes"] = {"API key": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"API key": []}, {}]
+        return schema
 
 
 def create_models_app(
@@ -167,7 +182,7 @@ def create_models_app(
         for listener in listeners:
             listener.close()
 
-    app = FastAPI(title="Chairlift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = Application(title="Chairlift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.admission = admission
     app.state.models = manager
     _add_middlewares(app, limits, keys, cors or CorsOptions())
@@ -179,13 +194,19 @@ def create_models_app(
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)
     caller = EndpointCaller(calls, admission, limits.max_json_depth)
-    routers = [make_router(ENDPOINTS, caller)]
-    routers += [models.router(manager), engine.router(manager, keys), requests.router(observers, calls, admission)]
-    routers += [health.router(manager, admission), tokenization.router(calls), file_router()]
-    routers.append(data_router(manager, admission, keys, pages or PageOptions()))
-    for router in routers:
-        app.include_router(router)
-    app.state.paths = sorted({route.path for router in routers for route in router.routes if isinstance(route, Route)})
+    tagged = {
+        "Generation and embeddings": [make_router(ENDPOINTS, caller)],
+        "Tokens": [tokenization.router(calls)],
+        "Models": [models.router(manager)],
+        "Engine and requests": [engine.router(manager, keys), requests.router(observers, calls, admission)],
+        "Health": [health.router(manager, admission)],
+        "Pages": [file_router(), data_router(manager, admission, keys, pages or PageOptions())],
+    }
+    for tag, routers in tagged.items():
+        for router in routers:
+            app.include_router(router, tags=[tag])
+    found = (route for routers in tagged.values() for router in routers for route in router.routes)
+    app.state.paths = sorted({route.path for route in found if isinstance(route, Route)})
     return app
 
 

@@ -121,6 +121,8 @@ def run(
         assert models is not None
         manager = _manage_models_on_demand(models, model_limits, watchdog_timeout, admission)
     hosts = access.allowed_hosts_for(host)
+    if pages.page_control is None:
+        pages = replace(pages, page_control=access.is_private(host))
     if ANY_HOST not in hosts:
         logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

@@ -92,7 +92,7 @@ def test_requests_per_minute_refill_evenly() -> None:
     controller = make_controller(clock, a=KeyLimits(requests_per_minute=6))
     for _ in range(6):
         admit(controller, info("a"))
-    with pytest.raises(OverloadedError, match=r"requests_per_minute=6, and 0 are left: try again in 10.0 s"):
+    with pytest.raises(OverloadedError, match=r"requests_per_minute=6, with 0 left: try again in 10.0 s"):
         admit(controller, info("a"))
     admit(controller, info("b"))
     clock.now += 10.0
@@ -109,7 +109,10 @@ def test_output_tokens_count_towards_tokens_per_minute_as_they_are_generated() -
     with pytest.raises(OverloadedError, match=r"try again in 40.0 s") as rejected:
         admit(controller, info("a"), prompt_len=10)
     assert rejected.value.retry_after == pytest.approx(40.0)
-    clock.now += 40.0
+    clock.now += 39.6
+    with pytest.raises(OverloadedError, match=r"with 9 left of the 10 that this call needs: try again in 400 ms"):
+        admit(controller, info("a"), prompt_len=10)
+    clock.now += 0.4
     admit(controller, info("a"), prompt_len=10)
     with pytest.raises(RequestError, match="the prompts have 61 tokens"):
         admit(controller, info("a"), prompt_len=61)
@@ -132,7 +135,7 @@ def test_a_call_without_the_engine_counts_as_a_request_and_uses_no_tokens() -> N
     with pytest.raises(OverloadedError, match="max_concurrent"):
         controller.reserve_slot(info("a"))
     permit.close()
-    with pytest.raises(OverloadedError, match="tokens_per_minute=60, and 0 are left"):
+    with pytest.raises(OverloadedError, match="tokens_per_minute=60, with 0 left"):
         admit(controller, info("a"), prompt_len=1)
     for _ in range(2):
         slot = controller.reserve_slot(info("a"))
@@ -153,7 +156,7 @@ def test_a_query_is_admitted_beyond_the_concurrent_calls_and_while_the_server_dr
     controller.is_draining = True
     controller.count_request(info("a"))
     controller.count_request(info("a"))
-    with pytest.raises(OverloadedError, match=r"requests_per_minute=3, and 0 are left: try again in 20\.0 s"):
+    with pytest.raises(OverloadedError, match=r"requests_per_minute=3, with 0 left: try again in 20\.0 s"):
         controller.count_request(info("a"))
     clock.now += 20.0
     controller.count_request(info("a"))

@@ -51,6 +51,10 @@ def test_a_new_key_is_shown_once_and_accepted_by_a_server_over_tls(
     trusted = ssl.create_default_context(cafile=str(certificate))
     body = {"prompt": [3, 4], "max_tokens": 3, "ignore_eos": True}
     with httpx.Client(base_url=url, verify=trusted) as client:
+        page = client.get("/v1/page", headers={"Authorization": "Bearer ops-secret"}).json()
+        assert not page["control"], "a server with keys needs --page-control"
+        (model,) = client.get("/v1/models", headers={"Authorization": "Bearer ops-secret"}).json()["data"]
+        assert model["status"]["memory_bytes"] > 50 * 2**20, "an interpreter with torch takes more"
         statuses = [
             client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}).status_code
             for key in (secret, "ops-secret", "other-secret", "ops=ops-secret", "wrong")

@@ -38,6 +38,7 @@ class CountedService:
         self.loader, self.size = loader, size
         self.llm = SimpleNamespace(num_unfinished=0, status=self.status, engine=SimpleNamespace(facts=None))
         self.state = "running"
+        self.memory_bytes = 0
         self.stop_reason: str | None = None
 
     def status(self) -> EngineStatus:
@@ -77,9 +78,6 @@ class CountingLoader:
         self.order.append(model.name)
         service: Any = CountedService(self, plan.memory_bytes)
         return service  # type: ignore[no-any-return]
-
-    def measured_bytes(self, _service: ModelService) -> int:
-        return 0
 
     def abort(self) -> None:
         self.num_aborts += 1

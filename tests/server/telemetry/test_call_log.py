@@ -13,6 +13,7 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.clock import VirtualClock
@@ -86,6 +87,7 @@ def test_a_json_line_has_sizes_and_times_but_no_prompt(observer: EngineObserver,
     assert request is not None
     assert request.first_token is not None
     assert fields == {
+        "level": "INFO",
         "client": "127.0.0.1",
         "key": "ann",
         "method": "POST",
@@ -104,8 +106,32 @@ def test_a_json_line_has_sizes_and_times_but_no_prompt(observer: EngineObserver,
 def test_a_text_line_has_the_body_if_it_is_configured(observer: EngineObserver, tmp_path: Path) -> None:
     call(observer, answering(404, None), AccessLog("text", tmp_path / "log"), has_body=True)
     (line,) = (tmp_path / "log").read_text().splitlines()
-    assert " 127.0.0.1 ann POST /v1/completions 404 duration=" in line
+    assert " INFO 127.0.0.1 ann POST /v1/completions 404 duration=" in line
     assert SECRET in line
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (f"prompt must be a string or a list, got {{'text': '{SECRET}'}}", "prompt must be a string or a list"),
+        ("x" * 300, "x" * 200),
+    ],
+)
+def test_a_line_has_the_reason_of_an_error_without_the_value_of_the_client(
+    observer: EngineObserver, tmp_path: Path, message: str, reason: str
+) -> None:
+    call(observer, JSONResponse({"error": {"message": message}}, 400), AccessLog("json", tmp_path / "log"))
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert SECRET not in line
+    assert json.loads(line)["reason"] == reason
+
+
+@pytest.mark.parametrize(("path", "status", "is_logged"), [("/page/live.js", 200, False), ("/page/x.js", 404, True)])
+def test_files_of_pages_are_logged_only_if_they_fail(
+    observer: EngineObserver, tmp_path: Path, path: str, status: int, is_logged: bool
+) -> None:
+    call(observer, answering(status, None), AccessLog("text", tmp_path / "log"), path=path)
+    assert bool((tmp_path / "log").read_text()) is is_logged
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -94,6 +94,10 @@ class AccessOptions:
             return None
         return load_tls_context(self.ssl_certfile, self.ssl_keyfile)
 
+    def is_private(self, host: str) -> bool:
+        """Whether a server on the address `host` is only for this machine: without keys, and on the loopback."""
+        return not self.keys and not self.allow_unauthenticated and is_loopback(host)
+
     def allowed_hosts_for(self, host: str) -> tuple[str, ...]:
         """The hosts that requests to a server on the address `host` may name.
 
@@ -102,7 +106,7 @@ class AccessOptions:
         """
         if self.allowed_hosts is not None:
             return self.allowed_hosts
-        if self.keys or self.allow_unauthenticated or not is_loopback(host):
+        if not self.is_private(host):
             return (ANY_HOST,)
         return tuple(dict.fromkeys((*LOOPBACK_HOSTS, parse_host(host))))
 

@@ -203,7 +203,7 @@ class AdmissionController:
         )
         retry_after = 1.0 if seconds is None else max(1.0, seconds)
         waiting = f"{queue.num_requests} requests with {queue.num_tokens} prompt tokens wait"
-        message = f"the queue is full: {waiting}, and {bound}; try again in about {retry_after:.0f} s"
+        message = f"the queue is full: {waiting}, and {bound}; try again in about {math.ceil(retry_after)} s"
         return OverloadedError(message, retry_after, "queue_full")
 
     def _check_deadline(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from chairlift.clock import format_duration
@@ -106,8 +107,9 @@ class KeyMeter:
         if needed > max(1.0, bucket.per_minute):
             raise RequestError(f"the prompts have {needed:g} tokens, and {allowed}: shorten them", "prompt")
         if seconds := bucket.seconds_until(min(needed, bucket.per_minute), now):
-            left = max(0.0, bucket.level(now))
-            message = f"{allowed}, and {left:.0f} are left: try again in {format_duration(seconds)}"
+            left = max(0, math.floor(bucket.level(now)))
+            need = f" of the {needed:g} that this call needs" if needed > 1 else ""
+            message = f"{allowed}, with {left} left{need}: try again in {format_duration(seconds)}"
             raise OverloadedError(message, seconds, "rate_limit_exceeded")
 
     def record(self, unit: str, amount: float) -> None:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.memory_trimming import trim_memory
@@ -54,9 +52,6 @@ class EngineLoader(Protocol):
 
     async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
         """Start an engine and wait until it is ready. Raises ModelLoadError, ConfigError or EngineDeadError."""
-
-    def measured_bytes(self, service: ModelService) -> int:
-        """The memory of an engine as the operating system counts it; 0 if it is unknown."""
 
     def abort(self) -> None:
         """End the loads in progress with an EngineDeadError."""
@@ -116,14 +111,6 @@ class ProcessLoader:
         service = ModelService(AsyncLLM(client=client), model.name, api, planners, workers)
         trim_memory()
         return service
-
-    def measured_bytes(self, service: ModelService) -> int:
-        try:
-            memory = psutil.Process(service.llm.engine_pid or 0).memory_full_info()
-        except (psutil.Error, OSError):
-            return 0
-        # The proportional size counts a page that several processes share once.
-        return int(getattr(memory, "pss", memory.uss))
 
     def abort(self) -> None:
         self._is_aborted = True

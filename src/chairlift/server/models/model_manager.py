@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Final, Literal
 
@@ -144,8 +145,11 @@ class ModelManager:
         allowed = self.visible(key)
         model = (allowed or [self.default])[0] if name is None else self._find_by_name(name)
         if model is None:
-            names = " or ".join(repr(each) for model in allowed for each in (model.name, *model.adapters))
-            hint = f"use {names}" if len(self.models) > 1 else f"use {names} or leave out model"
+            known = [each for model in allowed for each in (model.name, *model.adapters)]
+            close = [f"did you mean {each!r}?" for each in get_close_matches((name or "")[:100], known, 1)]
+            hint = " ".join((*close, f"use {' or '.join(map(repr, known))}"))
+            if len(self.models) == 1:
+                hint += " or leave out model"
             raise UnknownModelError(404, f"model {name!r:.100} is not served here: {hint}")
         if model not in allowed:
             names = ", ".join(each.name for each in allowed) or "none of the models of this server"
@@ -276,7 +280,7 @@ class ModelManager:
         service.start()
         model.set_service(service)
         model.load_seconds = time.monotonic() - started
-        model.memory_bytes = max(plan.memory_bytes, self._loader.measured_bytes(service))
+        model.memory_bytes = max(plan.memory_bytes, service.memory_bytes)
         self._record(model, "loaded", model.load_seconds, "a call needed it")
 
     async def _make_room(self, model: ServedModel, needed: int, budget: int) -> None:

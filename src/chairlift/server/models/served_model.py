@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Literal
 
+import psutil
 from starlette.exceptions import HTTPException
 
 from chairlift.clock import Clock
@@ -53,6 +54,16 @@ class ModelService:
         self.llm = llm
         self.name = name
         self.preparation = Preparation(PlanningModel(llm.engine, api), planners, workers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the engine's process as the operating system counts it; 0 if it is unknown."""
+        try:
+            memory = psutil.Process(self.llm.engine_pid or 0).memory_full_info()
+        except (psutil.Error, OSError):
+            return 0
+        # The proportional size counts a page that several processes share once.
+        return int(getattr(memory, "pss", memory.uss))
 
     def start(self) -> None:
         """Connect the engine to the running event loop."""

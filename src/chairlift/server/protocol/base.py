@@ -130,7 +130,7 @@ class ModelStatus(BaseModel):
     """The state of a model, as in llama.cpp's server with several models.
 
     `value` is unloaded, loading, loaded, unloading or failed, and `reason` the error of the last load that failed.
-    `memory_bytes` is the memory of its engine process, known if the server loads models on demand.
+    `memory_bytes` is the memory of its engine process; 0 if it is not loaded or has several processes.
     """
 
     value: Literal["unloaded", "loading", "loaded", "unloading", "failed"]

@@ -6,12 +6,13 @@ import io
 import json
 import logging
 import sys
-from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from chairlift.server.telemetry.call_log import CallRecord
+from chairlift.system.log_format import format_time
 from chairlift.system.output_files import unwritable_file_error
 
 logger = logging.getLogger("chairlift")
@@ -45,12 +46,14 @@ class AccessLog:
 def access_fields(record: CallRecord) -> dict[str, Any]:
     """The fields of a line, without empty ones. Times are in seconds, and numbers of tokens are sums over sequences."""
     fields: dict[str, Any] = {
-        "time": datetime.fromtimestamp(record.time, UTC).isoformat(timespec="milliseconds"),
+        "time": format_time(record.time),
+        "level": "ERROR" if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "INFO",
         "client": record.client,
         "key": record.key,
         "method": record.method,
         "path": record.path,
         "status": record.status,
+        "reason": record.reason,
         "duration": round(record.seconds, 6),
         "is_disconnected": record.is_disconnected or None,
         "request_id": record.call_id,
@@ -86,10 +89,10 @@ def _json(fields: dict[str, Any]) -> str:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    """The first six values, then the other fields as `key=value`. Values are escaped, so that no request can forge a
+    """The first seven values, then the other fields as `key=value`. Values are escaped, so that no request can forge a
     line or a field."""
     fields["path"] = quote(fields.get("path", "-"), safe=PLAIN)
-    head = [str(fields.pop(name, "-")) for name in ("time", "client", "key", "method", "path", "status")]
+    head = [str(fields.pop(name, "-")) for name in ("time", "level", "client", "key", "method", "path", "status")]
     rest = [f"{name}={json.dumps(value)}" for name, value in fields.items()]
     return " ".join((*head, *rest))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,9 +17,11 @@ from chairlift.server.telemetry.engine_observer import CallObserver, ObservedReq
 
 MAX_BODY_BYTES: Final = 4096
 MAX_PATH_CHARACTERS: Final = 1024
+MAX_REASON_CHARACTERS: Final = 200
 CLIENT_CLOSED_REQUEST: Final = 499
-UNLOGGED_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Successful calls of these paths, which monitoring polls, are not recorded."""
+UNLOGGED_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json"})
+UNLOGGED_FOLDERS: Final = ("/page/", "/docs/")
+"""Successful calls of these paths, which monitoring polls or a browser reads for a page, are not recorded."""
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class CallRecord:
         finish_reason: that of the answer that ended first. For a stop string it is known before the engine's event.
         is_disconnected: the client disconnected before the end of the response.
         ignored: the fields of the body that had no effect.
+        reason: the message of an error, without the value that the client sent.
         body: the first bytes of the request body, if they are recorded.
     """
 
@@ -50,6 +55,7 @@ class CallRecord:
     finish_reason: str | None = None
     is_disconnected: bool = False
     ignored: list[str] = field(default_factory=list)
+    reason: str = ""
     body: bytes | None = None
 
 
@@ -83,6 +89,8 @@ class CallLogMiddleware:
             nonlocal has_ended
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+            elif record.status >= HTTPStatus.BAD_REQUEST and not record.reason:
+                record.reason = error_reason(message.get("body", b""))
             has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
@@ -102,7 +110,8 @@ class CallLogMiddleware:
 
     def _end(self, record: CallRecord, scope: Scope, arrival: float) -> None:
         """Complete the record. Earlier calls, and calls of other keys, may have the same call id."""
-        if record.path in UNLOGGED_PATHS and record.status < 400:
+        is_unlogged = record.path in UNLOGGED_PATHS or record.path.startswith(UNLOGGED_FOLDERS)
+        if is_unlogged and record.status < HTTPStatus.BAD_REQUEST:
             return
         call: Call | None = scope.get("state", {}).get("call")
         if call is not None:
@@ -132,3 +141,12 @@ def _new_record(scope: Scope) -> CallRecord:
         client="" if client is None else str(client[0]),
         headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
     )
+
+
+def error_reason(body: bytes) -> str:
+    """The message in the body of an error response, without the value that the client sent: it may be a prompt."""
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return message.partition(", got ")[0][:MAX_REASON_CHARACTERS]

@@ -30,7 +30,9 @@ class ObservabilityOptions:
 
     OPTION_GROUP: ClassVar = "Observability"
 
-    access_log_format: str = option("text", "Format of the access log.", choices=ACCESS_LOG_FORMATS)
+    access_log_format: str = option(
+        "text", "Format of the access log; json also for all log lines on standard error.", choices=ACCESS_LOG_FORMATS
+    )
     access_log: Path | None = option(None, "File of the access log; standard error if not set.")
     access_log_bodies: bool = option(False, "Log the first 4 KiB of each request body, including prompts.")
     otlp_traces_endpoint: str | None = option(

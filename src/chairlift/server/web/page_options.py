@@ -40,5 +40,8 @@ class PageOptions:
 
     OPTION_GROUP: ClassVar = "Browsers"
 
-    page_control: bool = option(False, "Allow the live page to send bursts of synthetic requests.")
+    page_control: bool | None = option(
+        None,
+        "Allow the live page to send bursts of synthetic requests. Default: only without keys on the loopback.",
+    )
     simulate_static: StaticBatchingSimulation | None = None

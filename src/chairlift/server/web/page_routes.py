@@ -91,8 +91,8 @@ async def _get_api_page() -> HTMLResponse:
     policy = PAGE_HEADERS["Content-Security-Policy"].replace(
         "script-src 'self'", f"script-src 'self' 'sha256-{digest}'"
     )
-    page.headers.update(PAGE_HEADERS | {"Content-Security-Policy": policy})
-    return page
+    body = bytes(page.body).replace(b"</head>", b'<script src="page/docs_theme.js"></script></head>')
+    return HTMLResponse(body, headers=PAGE_HEADERS | {"Content-Security-Policy": policy})
 
 
 def _page_endpoint(name: str) -> Any:
@@ -126,7 +126,7 @@ def data_router(
             replicas=list(manager.find(model, key).replicas) if known else [],
             is_admin=key.is_admin,
             key=key.name,
-            control=options.page_control,
+            control=bool(options.page_control),
             simulation=SimulationView(available=available, message=None if available else NO_SIMULATION),
             history_seconds=HISTORY_SECONDS,
         )
