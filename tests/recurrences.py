@@ -20,7 +20,7 @@ from chairlift.kernels.recurrence import (
 KINDS = (
     "short_convolution",
     "gated_delta",
-    "negative_eigenvalues",
+    "tiled_keys",
     "mamba2",
     "norm_before_gate",
     "mamba2_without_norm",
@@ -36,7 +36,7 @@ def random_recurrence(kind: str, seed: int = 0) -> tuple[Recurrence, int]:
 
     if kind == "short_convolution":
         return ShortConvolution(Convolution(normal(13, 3), normal(13))), 39
-    if kind in ("gated_delta", "negative_eigenvalues"):
+    if kind in ("gated_delta", "tiled_keys"):
         keys, heads, key_dim, value_dim = 2, 4, 12, 7
         rule = GatedDelta(
             Convolution(normal(2 * keys * key_dim + heads * value_dim, 4)),
@@ -48,7 +48,8 @@ def random_recurrence(kind: str, seed: int = 0) -> tuple[Recurrence, int]:
             normal(heads),
             normal(value_dim),
             1e-6,
-            2.0 if kind == "negative_eigenvalues" else 1.0,
+            2.0 if kind == "tiled_keys" else 1.0,
+            kind == "tiled_keys",
         )
         return rule, sum(rule.row_parts)
     heads, head_dim, groups, size = 6, 5, 2, 9

@@ -47,7 +47,8 @@ def gated_delta(rule: GatedDelta, rows: torch.Tensor) -> torch.Tensor:
     q, k, v = torch.split(F.silu(convolved(rule, qkv)), [keys, keys, rule.out_features], dim=1)
     out = torch.empty(len(rows), rule.num_heads, rule.value_dim, dtype=torch.float64)
     for head in range(rule.num_heads):
-        group = head * rule.num_key_heads // rule.num_heads
+        is_tiled = rule.has_tiled_keys
+        group = head % rule.num_key_heads if is_tiled else head * rule.num_key_heads // rule.num_heads
         state = torch.zeros(rule.key_dim, rule.value_dim, dtype=torch.float64)
         for t in range(len(rows)):
             query, key = (part[t].view(-1, rule.key_dim)[group] for part in (q, k))

@@ -116,15 +116,17 @@ class GatedDelta:
     """The gated delta rule of rows [q | k | v | z | b | a]: [T, in] -> [T, num_heads * value_dim].
 
     q, k and v pass through the convolution and SiLU. Then q and k are divided by the square root of their sum of
-    squares plus 1e-6 in each head, and q is multiplied by key_dim**-0.5. `num_heads / num_key_heads` consecutive heads
-    share q and k. With beta = beta_scale * sigmoid(b) and g = decay * softplus(a + dt_bias), the result is
-    rms_norm(o) * silu(z), where each head is normed by the same weights.
+    squares plus 1e-6 in each head, and q is multiplied by key_dim**-0.5. Head h reads q and k of head h // (num_heads /
+    num_key_heads), or with `has_tiled_keys` of head h % num_key_heads. With beta = beta_scale * sigmoid(b) and
+    g = decay * softplus(a + dt_bias), the result is rms_norm(o) * silu(z), where each head is normed by the same
+    weights.
 
     Attributes:
         decay: [num_heads], -exp(A_log).
         dt_bias: [num_heads].
         norm_weight: [value_dim].
         beta_scale: 2 where the state may have negative eigenvalues.
+        has_tiled_keys: the order of heads in GGUF files.
     """
 
     convolution: Convolution
@@ -137,6 +139,7 @@ class GatedDelta:
     norm_weight: torch.Tensor
     norm_eps: float
     beta_scale: float = 1.0
+    has_tiled_keys: bool = False
 
     @property
     def out_features(self) -> int:

@@ -65,7 +65,8 @@ def _gated_delta(rule: GatedDelta, row: torch.Tensor, tail: torch.Tensor, matrix
     q, k = (part.view(-1, rule.key_dim) for part in mixed[: 2 * keys].chunk(2))
     v = mixed[2 * keys :].view(-1, rule.value_dim)
     q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + L2_EPS) for part in (q, k))
-    q, k = (part.repeat_interleave(rule.num_heads // rule.num_key_heads, dim=0) for part in (q, k))
+    shared = rule.num_heads // rule.num_key_heads
+    q, k = (part.repeat(shared, 1) if rule.has_tiled_keys else part.repeat_interleave(shared, dim=0) for part in (q, k))
     g = rule.decay.float() * F.softplus(a + rule.dt_bias.float())
     beta = rule.beta_scale * torch.sigmoid(b)
     matrix *= g.exp()[:, None, None]

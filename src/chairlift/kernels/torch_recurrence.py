@@ -65,7 +65,7 @@ def _gated_delta(rule: GatedDelta, rows: torch.Tensor, state: RecurrentState, st
     q, k = (part * torch.rsqrt(_tree_sum(part * part, -1) + L2_EPS) for part in (q, k))
     g = rule.decay.float() * _softplus(a + rule.dt_bias.float())
     beta = rule.beta_scale * _sigmoid(b)
-    o = _scan(torch.exp(g), q * rule.key_dim**-0.5, k, v, beta, state.matrix, step)
+    o = _scan(torch.exp(g), q * rule.key_dim**-0.5, k, v, beta, state.matrix, step, rule.has_tiled_keys)
     return _rms_norm(o, rule.norm_weight, rule.norm_eps).flatten(1) * _silu(z)
 
 
@@ -120,19 +120,20 @@ def _scan(
     beta: torch.Tensor | None,
     matrix: torch.Tensor,
     step: StateStep,
+    is_tiled: bool = False,
 ) -> torch.Tensor:
     """Compute the outputs [T, heads, V] of a recurrence with the states `matrix` [num_slots, heads, K, V].
 
     Args:
         decay: [T, heads], exp(g).
-        query, key: [T, groups, K], each for heads / groups consecutive heads.
+        query, key: [T, groups, K], each for heads / groups consecutive heads, or for every groups-th if `is_tiled`.
         value: [T, heads, V].
         beta: [T, heads] of the delta rule; None adds the values as they are.
     """
     order = sorted(range(len(step.spans)), key=lambda i: step.spans[i].start - step.spans[i].stop)
     spans = [step.spans[i] for i in order]
-    grouped = (key.shape[1], value.shape[1] // key.shape[1])
-    q, k = (part[:, :, None, :, None] for part in (query, key))
+    grouped = (key.shape[1], value.shape[1] // key.shape[1])[:: -1 if is_tiled else 1]
+    q, k = (part[..., None].unsqueeze(1 if is_tiled else 2) for part in (query, key))
     v, factors = value.reshape(-1, *grouped, 1, value.shape[2]), decay.reshape(-1, *grouped, 1, 1)
     betas = None if beta is None else beta.reshape(-1, *grouped, 1, 1)
     states = _read(matrix, step)[order].view(-1, *grouped, *matrix.shape[2:])

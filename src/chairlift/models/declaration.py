@@ -265,6 +265,7 @@ class GatedDeltaSpec:
     dt_bias: str
     norm: NormSpec
     beta_scale: float = 1.0
+    has_tiled_keys: bool = False
 
     @property
     def num_values(self) -> int:

@@ -168,7 +168,7 @@ class LayerBuilder:
         if isinstance(rule, GatedDeltaSpec):
             assert norm is not None, "the gated delta rule has a norm"
             sizes = (rule.num_key_heads, rule.num_heads, rule.key_dim, rule.value_dim)
-            return GatedDelta(convolution, *sizes, decay, dt_bias, norm, eps, rule.beta_scale)
+            return GatedDelta(convolution, *sizes, decay, dt_bias, norm, eps, rule.beta_scale, rule.has_tiled_keys)
         scales = [
             torch.full((width,), scale) for width, scale in zip(rule.row_parts, rule.projection_scales, strict=False)
         ]
