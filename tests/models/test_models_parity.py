@@ -17,6 +17,7 @@ from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.registry import read_hf_config
 from native import needs_native
 from packed_steps import Tables, pack
+from recurrences import state_step
 
 KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -65,6 +66,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
     "granite4": ("granite4", {}),
     "granite4-no-rope": ("granite4", {"position_embedding_type": None, "attention_bias": True}),
+    "granite4_h": ("granite4_h", {}),
+    "granite4_h-biases": (
+        "granite4_h",
+        {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_n_groups": 1, "position_embedding_type": "rope"},
+    ),
+    "falcon_h1": ("falcon_h1", {}),
+    "falcon_h1-norm": (
+        "falcon_h1",
+        {
+            "mamba_rms_norm": True,
+            "mamba_d_ssm": None,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "falcon_h1-norm-after-gate": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "nemotron_h": ("nemotron_h", {}),
+    "nemotron_h-biases": ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
     "smollm3": ("smollm3", {}),
     "smollm3-tied": ("smollm3", {"tie_word_embeddings": True, "no_rope_layers": None, "layer_types": None}),
     "olmo2": ("olmo2", {}),
@@ -129,6 +149,7 @@ def load(folder: Path, kernels: str) -> DecoderModel:
     weights = SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))
     model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
     assert weights.unused() == []
+    model.allocate_states(len(PROMPTS))
     return model
 
 
@@ -146,7 +167,10 @@ def run(model: DecoderModel, tables: Tables, work: list[tuple[int, int, int]]) -
     """Compute slices (sequence, start, stop) of the prompts in one step, and return the logits of each."""
     step = pack(tables, work)
     tokens = [token for sequence, start, stop in work for token in prompts()[sequence][start:stop]]
-    hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata))
+    states = state_step(
+        [stop - start for _, start, stop in work], [s if start else -1 for s, start, _ in work], [s for s, _, _ in work]
+    )
+    hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata, states=states))
     rows = torch.split_with_sizes(model.logits(hidden), [stop - start for _, start, stop in work])
     return {sequence: logits for (sequence, _, _), logits in zip(work, rows, strict=True)}
 

@@ -48,8 +48,8 @@ def build(config: ModelConfig, kernels: str = "torch") -> DecoderModel:
 
 def test_every_architecture_builds() -> None:
     names = (
-        "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "llama", "ministral3", "mixtral", "olmo", "olmoe",
-        "phi3", "qwen3-moe", "smollm3",
+        "falcon_h1", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "llama", "ministral3", "mixtral",
+        "nemotron_h", "olmo", "olmoe", "phi3", "qwen3-moe", "smollm3",
     )  # fmt: skip
     configs = OPT.declare(), *(replace(LLAMA, architecture=name, name=name).declare() for name in names)
     encoders = {"bert", "modernbert"}  # have models of their own, see tests/engine/test_embeddings.py
@@ -69,11 +69,11 @@ def test_every_architecture_builds() -> None:
         ),
         (
             replace(LLAMA, activation="mish").declare(),
-            r"activation must be one of gelu, gelu_tanh, relu, silu, swigluoai; got 'mish' \(llama\)",
+            r"activation must be one of gelu, gelu_tanh, relu, relu2, silu, swigluoai; got 'mish' \(llama\)",
         ),
         (
             replace(OPT, activation="mish").declare(),
-            "activation must be one of gelu, gelu_tanh, relu, silu, swigluoai; got 'mish'",
+            "activation must be one of gelu, gelu_tanh, relu, relu2, silu, swigluoai; got 'mish'",
         ),
     ],
 )

@@ -79,6 +79,7 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu_tanh": Activation(_define_gelu_tanh, _gelu_tanh),
     "gelu": Activation(_define_gelu, _gelu),
     "relu": Activation(lambda x: x.clamp(min=0), lambda x: x.relu()),
+    "relu2": Activation(lambda x: x.clamp(min=0) ** 2, lambda x: x.relu().square_()),
     "swigluoai": Activation(_define_swigluoai, of_up=lambda x: x.clamp(-SWIGLUOAI_LIMIT, SWIGLUOAI_LIMIT) + 1),
 }
 """Name in a declaration -> the function. An architecture with a function of its own adds it here."""

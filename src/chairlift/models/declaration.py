@@ -381,6 +381,7 @@ class FeedForwardSpec:
         activation: a key of `kernels.activations.ACTIVATIONS`.
         router: None, or, of a mixture of experts, the choice of the experts whose weighted sum is the result. Then `up`
             and `down` declare every expert, and their names have "{}" in place of its number.
+        gate_multiplier: the factor of gate(x), in a gated network without a router.
     """
 
     up: MatrixSpec
@@ -388,6 +389,7 @@ class FeedForwardSpec:
     activation: str
     gated: bool
     router: RouterSpec | None = None
+    gate_multiplier: float = 1.0
 
     @property
     def inner_size(self) -> int:

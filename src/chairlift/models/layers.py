@@ -82,7 +82,8 @@ class LayerBuilder:
         if spec.router is not None:
             return self.mixture(spec, norm)
         up = self.adapted_linear(spec.up, self.norm(norm))
-        return FeedForward(up, self.adapted_linear(spec.down, Prologue(spec.activation_kernel)))
+        down = self.adapted_linear(spec.down, Prologue(spec.activation_kernel))
+        return FeedForward(up, down, spec.inner_size, spec.gate_multiplier)
 
     def mixture(self, spec: FeedForwardSpec, norm: NormSpec | None) -> MixtureOfExperts:
         """Load the mixture of experts after `norm`."""
@@ -315,15 +316,24 @@ class BranchSum:
 
 
 class FeedForward:
-    """down(activation(up(norm(x)))): [T, hidden_size] -> [T, hidden_size]."""
+    """down(activation(up(norm(x)))): [T, hidden_size] -> [T, hidden_size].
 
-    def __init__(self, up: LinearKernel, down: LinearKernel) -> None:
+    Args:
+        gate_size, gate_multiplier: the number of the first values of up(norm(x)) that are multiplied, and the factor.
+    """
+
+    def __init__(self, up: LinearKernel, down: LinearKernel, gate_size: int = 0, gate_multiplier: float = 1.0) -> None:
         self._up = up
         self._down = down
+        self._gate_size = gate_size
+        self._gate_multiplier = gate_multiplier
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute the network, plus `residual` if there is one, which the caller gives up."""
-        return self._down(self._up(x), residual)
+        projected = self._up(x)
+        if self._gate_multiplier != 1:
+            projected[:, : self._gate_size].mul_(self._gate_multiplier)
+        return self._down(projected, residual)
 
 
 class MixtureOfExperts:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.architectures.bert import BERT
+from chairlift.models.architectures.falcon_h1 import FALCON_H1
 from chairlift.models.architectures.gemma import GEMMA2, GEMMA3
 from chairlift.models.architectures.gemma4 import GEMMA4
 from chairlift.models.architectures.gpt_oss import GPT_OSS
@@ -22,6 +23,7 @@ from chairlift.models.architectures.llama import LLAMA
 from chairlift.models.architectures.ministral3 import MINISTRAL3
 from chairlift.models.architectures.mixtral import MIXTRAL
 from chairlift.models.architectures.modernbert import MODERNBERT
+from chairlift.models.architectures.nemotron_h import NEMOTRON_H
 from chairlift.models.architectures.olmo import OLMO
 from chairlift.models.architectures.olmoe import OLMOE
 from chairlift.models.architectures.opt import OPT
@@ -39,6 +41,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     each.name: each
     for each in (
         BERT,
+        FALCON_H1,
         LLAMA,
         GEMMA2,
         GEMMA3,
@@ -48,6 +51,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         MINISTRAL3,
         MIXTRAL,
         MODERNBERT,
+        NEMOTRON_H,
         OLMO,
         OLMOE,
         OPT,

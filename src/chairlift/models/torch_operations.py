@@ -14,6 +14,8 @@ def torch_operations(config: ModelConfig) -> list[str]:
     branches = (branch for layer in config.layers for branch in (*layer.feed_forwards, layer.per_layer_branch))
     kernels = dict.fromkeys(branch.activation_kernel for branch in branches if branch is not None)
     operations = [f"activation {kernel}" for kernel in kernels if kernel not in NATIVE_PROLOGUES]
+    if any(network.gate_multiplier != 1 for layer in config.layers for network in layer.feed_forwards):
+        operations.append("factors of gates")
     if any(layer.recurrence is not None for layer in config.layers):
         operations.append("recurrences")
     return operations

@@ -1,7 +1,8 @@
-"""Granite 3 and Granite 4 without Mamba layers and experts (IBM, 2024 and 2025).
+"""Granite 3, and Granite 4 without experts (IBM, 2024 and 2025).
 
 `LlamaSizes` with multipliers of the embedding, both branches, attention scores and logits. Granite 4 has a feed-forward
-network of other names, with gate and up in one matrix, and some models have no rotary embedding.
+network of other names, with gate and up in one matrix, and some models have no rotary embedding. Granite 4 H has
+Mamba-2 in place of attention in most layers.
 
 Granite-MoE has experts in every layer. Its safetensors files hold those of a layer in one tensor.
 """
@@ -19,31 +20,22 @@ from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.reading.llama_sizes import ExpertNames, LlamaSizes
+from chairlift.models.reading.mamba_sizes import read_mamba_sizes
 
-ATTENTION_TYPES: Final = ("attention", "full_attention")
-"""Names of layers with attention: those of transformers 4 and 5."""
+LAYER_TYPES: Final = {"attention": False, "full_attention": False, "mamba": True, "linear_attention": True}
+"""The types of layers in files of transformers 4 and 5, and whether such a layer has Mamba-2 in place of attention."""
 
-NO_MAMBA: Final = "only models with attention in all layers are supported, such as granite-4.0-micro"
-NO_EXPERTS: Final = "Granite 4 is supported without experts only, such as granite-4.0-micro"
+NO_MAMBA: Final = "GGUF files are supported only with attention in all layers: use the safetensors files of this model"
+NO_EXPERTS: Final = "Granite 4 is supported without experts only, such as granite-4.0-h-micro"
 
 FIELDS_WITHOUT_EFFECT: Final = (
     "init_method",
     "intermediate_size",
-    "mamba_chunk_size",
-    "mamba_conv_bias",
-    "mamba_d_conv",
-    "mamba_d_head",
-    "mamba_d_state",
-    "mamba_expand",
-    "mamba_n_groups",
-    "mamba_n_heads",
-    "mamba_proj_bias",
     "num_experts_per_tok",
     "output_router_logits",
     "router_aux_loss_coef",
-    "time_step_limit",
 )
-"""The fields of Mamba layers and experts, which have no effect in a model without them."""
+"""The fields of experts, which have no effect in a model without them."""
 
 GGUF_FIELDS_WITHOUT_EFFECT: Final = (
     "ssm.conv_kernel",
@@ -74,8 +66,7 @@ def read_granite_moe(fields: ConfigFields) -> ModelConfig:
 
 
 def read_granite4(fields: ConfigFields) -> ModelConfig:
-    """Read the `config.json` of a Granite 4 model without Mamba layers and experts (`GraniteMoeHybridForCausalLM`)."""
-    _check_layers(fields)
+    """Read the `config.json` of a Granite 4 model without experts (`GraniteMoeHybridForCausalLM`)."""
     fields.get("num_local_experts", REQUIRED)
     fields.allow_only("num_local_experts", 0, NO_EXPERTS)
     fields.allow_only("normalization_function", "rmsnorm", "norms must be RMSNorm")
@@ -84,8 +75,13 @@ def read_granite4(fields: ConfigFields) -> ModelConfig:
     sizes = _with_multipliers(fields, _READER4.read_sizes(fields))
     if fields.choice("position_embedding_type", ("nope", "rope"), "nope") == "nope":
         sizes = _without_rope(sizes)
-    config = sizes.declare()
-    return replace(config, layers=tuple(_with_shared_mlp(index, layer) for index, layer in enumerate(config.layers)))
+    mamba = read_mamba_sizes(fields, sizes.hidden_size)
+    mamba = replace(mamba, norm_eps=sizes.norm_eps, norm_groups=mamba.num_groups)
+    layers = list(map(_with_shared_mlp, range(sizes.num_layers), sizes.declare().layers))
+    for index, has_mamba in enumerate(_read_layers(fields, sizes.num_layers)):
+        if has_mamba:
+            layers[index] = mamba.replace_attention(layers[index], f"model.layers.{index}.mamba", sizes.hidden_size)
+    return replace(sizes.declare(), layers=tuple(layers))
 
 
 def _with_multipliers(fields: ConfigFields, sizes: LlamaSizes) -> LlamaSizes:
@@ -102,17 +98,21 @@ def _without_rope(sizes: LlamaSizes) -> LlamaSizes:
     return replace(sizes, ropes=(None,) * sizes.num_layers)
 
 
-def _check_layers(fields: ConfigFields) -> None:
-    """Raise unless all layers have attention. The default of transformers is Mamba in all layers."""
+def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
+    """Read whether each layer has Mamba-2 in place of attention. The default of transformers is Mamba-2 in all."""
     key = "layer_types" if fields.get("layer_types") is not None else "layers_block_type"
-    types, layers = fields.get(key), fields.integer("num_hidden_layers")
-    if types is None:
-        raise fields.error("layer_types", f"is missing, which means Mamba in all layers: {NO_MAMBA}")
+    types = fields.get(key, ["mamba"] * layers)
     if not isinstance(types, list) or len(types) != layers:
-        raise fields.error(key, f"must hold the type of each of {layers} layers, got {types!r}")
+        raise fields.error(key, f"must hold the type of each of {layers} layers, got {types!r:.80}")
     for kind in types:
-        if kind not in ATTENTION_TYPES:
-            raise fields.error(key, f"contains {kind!r}, which is not supported: {NO_MAMBA}")
+        if not isinstance(kind, str) or kind not in LAYER_TYPES:
+            raise fields.error(
+                key, f"contains {kind!r:.80}, which is not supported; supported: {', '.join(LAYER_TYPES)}"
+            )
+    found = [LAYER_TYPES[kind] for kind in types]
+    if all(found):
+        raise fields.error(key, "has no layer with attention, which is not supported")
+    return found
 
 
 def _with_shared_mlp(index: int, layer: LayerSpec) -> LayerSpec:

@@ -1,0 +1,91 @@
+"""Falcon-H1 (Technology Innovation Institute, 2025): attention and Mamba-2 in parallel in every layer.
+
+`LlamaSizes` with a multiplier at every input and output (muP). Those of inputs are factors of the norms before them,
+and that of the keys is a factor of attention scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.declaration import BranchNorms, LayerSpec, ModelConfig, NormSpec
+from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
+from chairlift.models.reading.mamba_sizes import MambaSizes, read_mamba_sizes
+
+_READER: Final = LlamaConfigReader("falcon_h1", no_windows, architecture="falcon_h1", reads_mlp_bias=True)
+
+
+def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
+    """Read the `config.json` of a Falcon-H1 model."""
+    fields.allow_only("mamba_use_mlp", True, "every layer must have a network")
+    sizes = _READER.read_sizes(fields)
+    scale = sizes.head_dim**-0.5 * fields.number("key_multiplier", 1.0)
+    sizes = replace(
+        sizes,
+        norms=NormNames(before_mlp="pre_ff_layernorm"),
+        attention_scale=scale,
+        embedding_multiplier=fields.number("embedding_multiplier", 1.0),
+        logits_multiplier=fields.number("lm_head_multiplier", 1.0),
+    )
+    mamba, config = _read_mamba(fields, sizes), sizes.declare()
+    return replace(config, layers=tuple(_declare(fields, mamba, *pair) for pair in enumerate(config.layers)))
+
+
+def _read_mamba(fields: ConfigFields, sizes: LlamaSizes) -> MambaSizes:
+    mamba = read_mamba_sizes(fields, sizes.hidden_size)
+    has_norm = fields.flag("mamba_rms_norm", False)
+    return replace(
+        mamba,
+        output_bias=fields.flag("projectors_bias", False),
+        norm_eps=sizes.norm_eps if has_norm else None,
+        norm_groups=mamba.num_groups,
+        norm_before_gate=fields.flag("mamba_norm_before_gate", True),
+        projection_scales=_read_multipliers(fields, "ssm_multipliers", 5),
+    )
+
+
+def _declare(fields: ConfigFields, mamba: MambaSizes, index: int, layer: LayerSpec) -> LayerSpec:
+    """Give a layer Mamba-2 beside its attention, and the multipliers."""
+    before, mlp = layer.attention_norms.before, layer.feed_forward
+    assert before is not None, "every layer has norms"
+    assert mlp is not None, "every layer has a network"
+    gate, down = _read_multipliers(fields, "mlp_multipliers", 2)
+    return replace(
+        layer,
+        attention_norms=_branch(fields, before, "attention"),
+        recurrence=mamba.declare(f"model.layers.{index}.mamba", before.size),
+        recurrence_norms=_branch(fields, before, "ssm"),
+        feed_forward=replace(mlp, gate_multiplier=gate),
+        feed_forward_norms=replace(layer.feed_forward_norms, multiplier=down),
+    )
+
+
+def _branch(fields: ConfigFields, before: NormSpec, kind: str) -> BranchNorms:
+    norm = replace(before, weight_multiplier=fields.number(f"{kind}_in_multiplier", 1.0))
+    return BranchNorms(norm, multiplier=fields.number(f"{kind}_out_multiplier", 1.0))
+
+
+def _read_multipliers(fields: ConfigFields, key: str, count: int) -> tuple[float, ...]:
+    """Read a list of factors."""
+    values = fields.get(key, [1.0] * count)
+    is_list = isinstance(values, list) and len(values) == count
+    if not is_list or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
+        raise fields.error(key, f"must be a list of {count} numbers, got {values!r:.80}")
+    return tuple(map(float, values))
+
+
+FALCON_H1: Final = Architecture(
+    name="falcon_h1",
+    hf_readers={"FalconH1ForCausalLM": read_falcon_h1},
+    stacked_names={
+        "model.norm": "model.final_layernorm",
+        **{
+            f"model.layers.{{}}.mlp.{name}": f"model.layers.{{}}.feed_forward.{name}"
+            for name in ("gate_proj", "up_proj", "down_proj")
+        },
+    },
+)
