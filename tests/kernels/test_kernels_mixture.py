@@ -52,6 +52,7 @@ def make_mixture(
     activation: str = "silu_and_mul",
     router_norm: Prologue | None = None,
     has_scales: bool = False,
+    has_selection_bias: bool = False,
 ) -> RowKernel:
     def matrix(name: str, out: int, size: int) -> LoadedMatrix:
         bias = weights.tensor(f"{name}.bias", (out,)) if has_bias else None
@@ -62,7 +63,8 @@ def make_mixture(
     experts = ((matrix(f"{i}.up", 2 * INNER, SIZE), matrix(f"{i}.down", SIZE, INNER)) for i in range(num_experts))
     scales = weights.tensor("scales", (num_experts,)) if has_scales else None
     router = matrix("router", num_experts, SIZE)
-    return kernels.make_mixture(Mixture(norm, router, experts, activation, routing, router_norm, scales))
+    bias = weights.tensor("selection", (num_experts,)) if has_selection_bias else None
+    return kernels.make_mixture(Mixture(norm, router, experts, activation, routing, router_norm, scales, bias))
 
 
 ROUTINGS = [ExpertRouting(1, "all"), ExpertRouting(2, "chosen"), ExpertRouting(3, "all"), ExpertRouting(6, "chosen")]
@@ -94,6 +96,37 @@ def test_norms_of_routers_and_scales_of_experts(kernels: str, routing: ExpertRou
     fast, slow = (make_mixture(each, RandomExperts(), routing, **options) for each in (get_kernels(kernels), REFERENCE))
     x = torch.randn(70, SIZE, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("softmax", ["all", "chosen"])
+def test_routing_by_sigmoid_with_a_bias_of_the_choice(kernels: str, softmax: Any) -> None:
+    routing = ExpertRouting(3, softmax, has_sigmoid=True, sum_eps=1e-6, scale=2.5)
+    fast, slow, unbiased = (
+        make_mixture(each, RandomExperts(), routing, norm=RMS_NORM, has_selection_bias=has_bias)
+        for each, has_bias in ((get_kernels(kernels), True), (REFERENCE, True), (REFERENCE, False))
+    )
+    x = torch.randn(70, SIZE, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(slow(x.clone()), unbiased(x.clone()))
+
+
+def test_a_bias_changes_the_choice_but_not_the_weights() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    bias = torch.tensor([-1.0, 0.0, 0.0, 1.0])
+    experts, weights = reference.route(logits, ExpertRouting(2, "all", has_sigmoid=True, scale=2.0), None, bias)
+    assert experts.tolist() == [[3, 1]]
+    torch.testing.assert_close(weights, 2 * torch.tensor([[-1.0, 1.0]]).sigmoid())
+    _, shares = reference.route(logits, ExpertRouting(2, "chosen", has_sigmoid=True, sum_eps=0.5), None, bias)
+    torch.testing.assert_close(shares, weights / 2 / (weights.sum() / 2 + 0.5))
+
+
+@pytest.mark.parametrize("kernels", ["reference", *KERNEL_SETS])
+@pytest.mark.parametrize("width", [1, SIZE])
+def test_gates_multiply_by_the_sigmoid(kernels: str, width: int) -> None:
+    rows, logits = torch.randn(5, SIZE), torch.randn(5, width)
+    expected = rows / (1 + (-logits).exp())
+    torch.testing.assert_close(get_kernels(kernels).gate(rows.clone(), logits), expected)
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)

@@ -23,7 +23,7 @@ class GroupedMixture:
         norm: None leaves rows as they are.
         router: the logits of normed rows; of rows as they are with `has_router_norm`.
         experts: the up and down projection of each expert.
-        expert_scales: see Mixture.
+        expert_scales, selection_bias: see Mixture.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class GroupedMixture:
         experts: Sequence[tuple[LinearKernel, LinearKernel]],
         routing: ExpertRouting,
         expert_scales: torch.Tensor | None = None,
+        selection_bias: torch.Tensor | None = None,
         *,
         has_router_norm: bool = False,
     ) -> None:
@@ -41,12 +42,13 @@ class GroupedMixture:
         self._experts = experts
         self._routing = routing
         self._expert_scales = expert_scales
+        self._selection_bias = selection_bias
         self._has_router_norm = has_router_norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         normed = x if self._norm is None else self._norm(x)
         logits = self._router(x if self._has_router_norm else normed)
-        chosen, weights = reference.route(logits, self._routing, self._expert_scales)
+        chosen, weights = reference.route(logits, self._routing, self._expert_scales, self._selection_bias)
         x = normed
         out = torch.zeros_like(x)
         for expert in sorted({expert for row in chosen.tolist() for expert in row}):
@@ -71,5 +73,6 @@ def group_mixture(
         ],
         mixture.routing,
         mixture.expert_scales,
+        mixture.selection_bias,
         has_router_norm=mixture.router_norm is not None,
     )

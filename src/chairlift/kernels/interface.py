@@ -144,6 +144,7 @@ class Mixture:
         activation: the row kernel between the projections.
         router_norm: the norm of the router's input; None for `norm`.
         expert_scales: [num_experts], the factors of the weights of experts, or None.
+        selection_bias: [num_experts], is added to the scores for the choice of experts only; or None.
     """
 
     norm: Prologue
@@ -153,6 +154,7 @@ class Mixture:
     routing: ExpertRouting
     router_norm: Prologue | None = None
     expert_scales: torch.Tensor | None = None
+    selection_bias: torch.Tensor | None = None
 
 
 Layer = Callable[[torch.Tensor, StepContext], torch.Tensor]
@@ -183,6 +185,7 @@ class Kernels:
             prologues are norms or none.
         make_mixture: (mixture) -> x [T, in] -> [T, in]. The next call may overwrite the result.
         make_recurrence: (recurrence) -> the kernel of a recurrence, and the memory of its states.
+        gate: (x [T, n], logits [T, n] or [T, 1]) -> x * sigmoid(logits), which may be computed in the memory of x.
         attention: (shape) -> the attention backend of a model.
         notes: lines to log once a model is loaded.
         run_layers: `run_in_order` for layers that only call functions of this set.
@@ -197,6 +200,7 @@ class Kernels:
     make_residual_sum: Callable[[Prologue, Prologue, float, float], ResidualSumKernel]
     make_mixture: Callable[[Mixture], RowKernel]
     make_recurrence: Callable[[Recurrence], RecurrentKernel]
+    gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     notes: Callable[[], list[str]] = list
     run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order

@@ -55,6 +55,7 @@ REFERENCE = Kernels(
     make_residual_sum=partial(compose_residual_sum, make_prologue=_reference_prologue),
     make_mixture=reference.ReferenceMixture,
     make_recurrence=ReferenceRecurrence,
+    gate=reference.gate,
     attention=reference.ReferenceAttention,
 )
 
@@ -68,6 +69,7 @@ TORCH = Kernels(
     make_residual_sum=partial(compose_residual_sum, make_prologue=torch_ops.make_prologue),
     make_mixture=partial(group_mixture, make_linear=_torch_linear, make_prologue=torch_ops.make_prologue),
     make_recurrence=TorchRecurrence,
+    gate=torch_ops.gate,
     attention=TorchAttention,
 )
 

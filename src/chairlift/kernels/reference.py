@@ -162,21 +162,34 @@ def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
 
 
 def route(
-    logits: torch.Tensor, routing: ExpertRouting, expert_scales: torch.Tensor | None = None
+    logits: torch.Tensor,
+    routing: ExpertRouting,
+    expert_scales: torch.Tensor | None = None,
+    selection_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the experts of each row from the logits of the router, [T, num_experts].
 
     Args:
-        expert_scales: [num_experts], the factors of the weights of experts, or None.
+        expert_scales, selection_bias: see Mixture.
 
     Returns:
         The experts of each row, int64 [T, experts_per_token], and their weights, float32 of the same shape.
     """
-    ordered, experts = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
-    count = routing.experts_per_token
-    weights = torch.softmax(ordered if routing.softmax == "all" else ordered[:, :count], dim=-1)[:, :count]
-    chosen = experts[:, :count]
+    scores = logits.float().sigmoid() if routing.has_sigmoid else logits.float()
+    biased = scores if selection_bias is None else scores + selection_bias.float()
+    chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : routing.experts_per_token]
+    weights = scores.gather(1, chosen)
+    if routing.has_sigmoid and routing.softmax == "chosen":
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.sum_eps)
+    elif not routing.has_sigmoid:
+        weights = weights.softmax(-1) if routing.softmax == "chosen" else scores.softmax(-1).gather(1, chosen)
+    weights = weights * routing.scale
     return chosen, weights if expert_scales is None else weights * expert_scales.float()[chosen]
+
+
+def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The product of x [T, n] and the sigmoid of logits, [T, n] or [T, 1], which may be computed in the memory of x."""
+    return x * logits.sigmoid()
 
 
 class ReferenceMixture:
@@ -186,11 +199,11 @@ class ReferenceMixture:
         self._norm, self._router = mixture.norm, mixture.router
         self._router_norm, self._scales = mixture.router_norm or mixture.norm, mixture.expert_scales
         self._experts = list(mixture.experts)
-        self._activation, self._routing = mixture.activation, mixture.routing
+        self._activation, self._routing, self._bias = mixture.activation, mixture.routing, mixture.selection_bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = linear(apply_prologue(x, self._router_norm), self._router.matrix, self._router.bias)
-        chosen, weights = route(logits, self._routing, self._scales)
+        chosen, weights = route(logits, self._routing, self._scales, self._bias)
         x = apply_prologue(x, self._norm)
         out = torch.zeros_like(x)
         for row, experts in enumerate(chosen.tolist()):

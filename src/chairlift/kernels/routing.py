@@ -17,7 +17,18 @@ class ExpertRouting:
             logits the first.
         softmax: "all": a weight is the softmax over the logits of all experts. "chosen": it is the softmax over the
             logits of the chosen experts, which equals the softmax over all, divided by its sum over the chosen ones.
+        has_sigmoid: whether a score is the sigmoid of a logit instead. "chosen" divides the scores of the chosen
+            experts by their sum plus `sum_eps` (DeepSeek-V3).
+        scale: the factor of all weights.
     """
 
     experts_per_token: int
     softmax: ExpertSoftmax
+    has_sigmoid: bool = False
+    sum_eps: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def is_plain_softmax(self) -> bool:
+        """Whether the routing is one that native kernels have."""
+        return not self.has_sigmoid and self.scale == 1

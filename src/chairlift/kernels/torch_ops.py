@@ -43,6 +43,11 @@ class PackedLinear:
         return weight.dtype == torch.float32
 
 
+def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Compute `reference.gate` in the memory of x."""
+    return x.mul_(logits.sigmoid())
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 

@@ -34,6 +34,7 @@ class FileWeights(ABC):
         self._tensors_read: set[str] = set()
         routers = (layer.mixture.router for layer in config.layers if layer.mixture is not None)
         self._num_experts = max((router.num_experts for router in routers if router is not None), default=0)
+        self._head_dim = max((spec.head_dim for spec in config.attention_specs.values()), default=0)
 
     @abstractmethod
     def _stored_name(self, name: str) -> StoredName | None:
@@ -85,7 +86,8 @@ class FileWeights(ABC):
         stored = self._find(name, shape)
         tensor = self._read(stored)
         order = self._row_order(name, shape[0])
-        return (tensor if order is None else tensor[order]).to(device=self.device, dtype=self.dtype).contiguous()
+        tensor = (tensor if order is None else tensor[order]).reshape(shape)
+        return tensor.to(device=self.device, dtype=self.dtype).contiguous()
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
         packed = self._read_packed(self._find(name, shape))
@@ -106,9 +108,13 @@ class FileWeights(ABC):
         )
 
     def _check_shape(self, stored: StoredName, shape: tuple[int, ...]) -> StoredName:
-        """Check the shape of the tensor of a parameter, record that it is read, and return its place."""
+        """Check the shape of the tensor of a parameter, record that it is read, and return its place.
+
+        Dimensions of size 1 do not count, because converters of convolutions and vectors leave them out.
+        """
         required = stored.file_shape(shape, self._num_experts)
-        if (found := self._shape(stored.name)) != required:
+        found = self._shape(stored.name)
+        if [size for size in found if size != 1] != [size for size in required if size != 1]:
             raise ModelLoadError(
                 f"{self.path}: tensor {stored.name} has the shape {found}, but the configuration requires {required}; "
                 "use the configuration that belongs to the weights"

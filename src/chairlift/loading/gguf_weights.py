@@ -21,6 +21,8 @@ from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture
 
 VALUES_PER_ROW: Final = 8192
+DECAYS: Final = ".ssm_a"
+"""The end of the names of decays, which are -exp(A_log) in GGUF files."""
 
 
 class GGUFWeights(FileWeights):
@@ -52,9 +54,9 @@ class GGUFWeights(FileWeights):
         return self._file.tensors[file_name].shape
 
     def _read(self, stored: StoredName) -> torch.Tensor:
-        shape = self._shape(stored.name)
-        values = dequantize(self._file, stored.name, self._raw(stored))
-        return torch.from_numpy(values.reshape(shape if stored.expert is None else shape[1:]))
+        shape = self._shape(stored.name)[0 if stored.expert is None else 1 :]
+        values = torch.from_numpy(dequantize(self._file, stored.name, self._raw(stored)).reshape(-1, *shape[1:]))
+        return torch.log(-values) if stored.name.endswith(DECAYS) else values
 
     def _read_packed(self, stored: StoredName) -> PackedRows:
         tensor = self._file.tensors[stored.name]
@@ -63,10 +65,10 @@ class GGUFWeights(FileWeights):
 
     def _raw(self, stored: StoredName) -> ByteArray:
         raw = self._file.raw(stored.name)
-        if stored.expert is None:
-            return raw
-        num_rows = len(raw) // self._num_experts
-        return raw[stored.expert * num_rows : (stored.expert + 1) * num_rows]
+        if stored.expert is not None:
+            num_rows = len(raw) // self._num_experts
+            raw = raw[stored.expert * num_rows : (stored.expert + 1) * num_rows]
+        return stored.select_rows(raw, self._head_dim)
 
     def _check_format(self, file_name: str) -> None:
         _check_type(self._file, file_name)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.lora import LoraMatrices
 from chairlift.models.declaration import ModelConfig
+from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture
 from chairlift.system.input_files import MAX_OPTIONS_BYTES, read_bytes
 
@@ -62,11 +63,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A matrix of the model that adapters can have: its declared name and its shape."""
+    """A matrix of the model that adapters can have: its declared name and its shape.
+
+    Attributes:
+        place: its rows in the module of the file.
+        head_dim: the number of rows of a head.
+    """
 
     name: str
     out_features: int
     in_features: int
+    place: StoredName
+    head_dim: int
 
 
 class _AdapterConfig(msgspec.Struct, frozen=True):
@@ -190,13 +198,13 @@ def _read_matrices(
             raise ModelLoadError(
                 f"{where} is no module of this model ({config.name}, {config.num_layers} layers): the adapter {origin}"
             )
-        target, rank, alpha = targets[module], rank_of(module), alpha_of(module)
+        target, rank, alpha = targets[module][0], rank_of(module), alpha_of(module)
         if rank > max_rank:
             raise ModelLoadError(
                 f"{where} has rank {rank}, but max_lora_rank={max_rank}: increase --max-lora-rank to at least {rank}"
             )
         shapes = tuple(file.get_slice(name).get_shape() for name in names)
-        expected = [rank, target.in_features], [target.out_features, rank]
+        expected = [rank, target.in_features], [target.out_features * target.place.row_step, rank]
         if shapes != expected:
             raise ModelLoadError(
                 f"{where}: lora_A and lora_B have the shapes {shapes[0]} and {shapes[1]}, but rank {rank} and the "
@@ -209,10 +217,11 @@ def _read_matrices(
                 f"{where}: lora_alpha={alpha:g} and rank {rank} scale by {scale:g}, above {MAX_SCALE:g}"
             )
         a, b = (file.get_tensor(name).float() for name in names)
-        b = (b * scale).t().contiguous()
+        b = b * scale
         if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
             raise ModelLoadError(f"{where} contains values that are not finite: the file is damaged")
-        yield target.name, (a, b)
+        for part in targets[module]:
+            yield part.name, (a, part.place.select_rows(b, part.head_dim).t().contiguous())
 
 
 def _module_pairs(file: Any, path: Path) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -233,16 +242,18 @@ def _module_pairs(file: Any, path: Path) -> Iterator[tuple[str, tuple[str, str]]
         yield module, (pair["A"], pair["B"])
 
 
-def _targets(config: ModelConfig) -> dict[str, _Target]:
-    """The matrices that adapters can have, by each name that checkpoints of the model may use for the module."""
-    architecture = get_architecture(config)
-    return {
-        stored.name.removesuffix(".weight"): _Target(name, out, matrix.in_features)
-        for layer in config.layers
-        for matrix in layer.adaptable
-        for name, out in matrix.parts
-        for stored in architecture.hf_names(f"{name}.weight")
-    }
+def _targets(config: ModelConfig) -> dict[str, list[_Target]]:
+    """The matrices that adapters can have, by each name that checkpoints of the model may use for the module. A module
+    may hold several."""
+    architecture, targets = get_architecture(config), dict[str, list[_Target]]()
+    for layer in config.layers:
+        head_dim = 0 if layer.attention is None else layer.attention.head_dim
+        for matrix in layer.adaptable:
+            for name, out in matrix.parts:
+                for place in architecture.hf_names(f"{name}.weight"):
+                    target = _Target(name, out, matrix.in_features, place, head_dim)
+                    targets.setdefault(place.name.removesuffix(".weight"), []).append(target)
+    return targets
 
 
 def _other_modules(config: ModelConfig) -> dict[str, str]:

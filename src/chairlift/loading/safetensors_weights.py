@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,11 +106,13 @@ class SafetensorsWeights(FileWeights):
         def error(end: str, problem: str) -> ModelLoadError:
             return ModelLoadError(f"{self.path}: tensor {module}.{end} {problem}")
 
-        matrix = QuantizedReader(read, error, scheme, (shape[0], shape[1])).matrix()
+        part = next(each for each in places if each.name.removesuffix(".weight") == module)
+        matrix = QuantizedReader(read, error, scheme, (shape[0] * part.row_step, shape[1])).matrix()
         self._scale_errors[module] = found = matrix.scale_error()
         if found == math.inf:
             raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
-        return matrix.packed()
+        packed = matrix.packed()
+        return replace(packed, rows=part.select_rows(packed.rows, self._head_dim))
 
     def _mxfp4(self, place: StoredName, out: int, inputs: int) -> PackedRows:
         """Read the matrix of an expert in MXFP4.
@@ -160,11 +163,11 @@ class SafetensorsWeights(FileWeights):
                 tensor = self._shards[file].get_slice(stored.name)[stored.expert]
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelLoadError(f"{self.path / file}: tensor {stored.name} cannot be read: {error}") from error
-        return stored.select(tensor)
+        return stored.select(tensor, self._head_dim)
 
     def _read_packed(self, stored: StoredName) -> PackedRows:
         tensor = self._read(stored)
-        return packed_tensor(tensor)
+        return packed_tensor(tensor.reshape(-1, tensor.shape[-1]))
 
     def _check_format(self, file_name: str) -> None:
         kind = self._shards[self._shard_of[file_name]].get_slice(file_name).get_dtype()

@@ -183,6 +183,8 @@ class AttentionSpec:
         kv_source: the index of the earlier layer whose K and V this layer reads instead of its own, or None.
         sinks: the name of a parameter with a score for each query head, which is part of the softmax but has no value;
             or None.
+        gate: the projection of the input to as many values as attention has before `output`, which are multiplied by
+            the sigmoid of them; or None.
     """
 
     qkv: MatrixSpec
@@ -197,6 +199,11 @@ class AttentionSpec:
     logits_soft_cap: float | None = None
     kv_source: int | None = None
     sinks: str | None = None
+    gate: MatrixSpec | None = None
+
+    @property
+    def matrices(self) -> tuple[MatrixSpec, ...]:
+        return (self.qkv, self.output) if self.gate is None else (self.qkv, self.gate, self.output)
 
     @property
     def query_size(self) -> int:
@@ -360,12 +367,15 @@ class RouterSpec:
         routing: how logits become the experts of a token and their weights.
         norm: the norm of the router's input; None for that of the experts.
         expert_scales: the name of the parameter [num_experts] that the weights of experts are multiplied by, or None.
+        selection_bias: the name of the parameter [num_experts] that is added to the scores for the choice of experts,
+            but is no part of their weights; or None.
     """
 
     matrix: MatrixSpec
     routing: ExpertRouting
     norm: NormSpec | None = None
     expert_scales: str | None = None
+    selection_bias: str | None = None
 
     @property
     def num_experts(self) -> int:
@@ -471,12 +481,19 @@ class ParallelExpertsSpec:
 
     Attributes:
         feed_forward: the mixture; it has a router.
+        gate: the projection of before(x) to one value, whose sigmoid the dense network is multiplied by (shared experts
+            of Qwen); or None.
     """
 
     feed_forward: FeedForwardSpec
     before: NormSpec
-    after: NormSpec
-    after_dense: NormSpec
+    after: NormSpec | None = None
+    after_dense: NormSpec | None = None
+    gate: MatrixSpec | None = None
+
+    @property
+    def norms(self) -> tuple[NormSpec, ...]:
+        return tuple(norm for norm in (self.before, self.after, self.after_dense) if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,7 +548,8 @@ class LayerSpec:
             yield ProductSpec(recurrence.input, norm_prologue(self.recurrence_norms.before))
             yield ProductSpec(recurrence.output, "none", self.recurrence_adds_residual)
         if (attention := self.attention) is not None:
-            yield ProductSpec(attention.qkv, norm_prologue(self.attention_norms.before))
+            before = norm_prologue(self.attention_norms.before)
+            yield from (ProductSpec(matrix, before) for matrix in attention.matrices[:-1])
             yield ProductSpec(attention.output, "none", self.attention_adds_residual)
 
     @property
@@ -561,10 +579,12 @@ class LayerSpec:
 
     @property
     def _router_products(self) -> tuple[ProductSpec, ...]:
-        """The product of the router beside a dense network."""
+        """The products of the router and of the gate beside a dense network."""
         if (experts := self.parallel_experts) is None or (router := experts.feed_forward.router) is None:
             return ()
-        return (ProductSpec(router.matrix, norm_prologue(router.norm or experts.before)),)
+        before = norm_prologue(experts.before)
+        gate = () if experts.gate is None else (ProductSpec(experts.gate, before),)
+        return ProductSpec(router.matrix, before if router.norm is None else router.norm.kind), *gate
 
     @property
     def _per_layer_products(self) -> tuple[ProductSpec, ...]:
@@ -579,11 +599,13 @@ class LayerSpec:
         others = () if branch is None else (branch.gate, branch.projection)
         recurrent = () if recurrence is None else (recurrence.input, recurrence.output)
         networks = (matrix for network in self.feed_forwards for matrix in network.matrices)
-        return *self._attention_matrices, *recurrent, *networks, *others
+        gate = None if self.parallel_experts is None else self.parallel_experts.gate
+        gates = () if gate is None else (gate,)
+        return *self._attention_matrices, *recurrent, *networks, *gates, *others
 
     @property
     def _attention_matrices(self) -> tuple[MatrixSpec, ...]:
-        return () if self.attention is None else (self.attention.qkv, self.attention.output)
+        return () if self.attention is None else self.attention.matrices
 
     @property
     def adaptable(self) -> tuple[MatrixSpec, ...]:
@@ -596,7 +618,7 @@ class LayerSpec:
         """The norms of the residual stream and of the branches; norms of heads of attention are not included."""
         others = () if self.per_layer_branch is None else self.per_layer_branch.norms
         experts = self.parallel_experts
-        parallel = () if experts is None else (experts.before, experts.after, experts.after_dense)
+        parallel = () if experts is None else experts.norms
         router = None if self.mixture is None else self.mixture.router
         routing = () if router is None or router.norm is None else (router.norm,)
         recurrent = () if self.recurrence is None or self.recurrence.norm is None else (self.recurrence.norm,)
@@ -608,7 +630,8 @@ class LayerSpec:
         """The number of values in norms, biases, sinks, scales of experts and recurrences."""
         biases = sum(matrix.out_features for matrix in self.matrices if matrix.has_bias)
         router = None if self.mixture is None else self.mixture.router
-        scales = router.num_experts if router is not None and router.expert_scales is not None else 0
+        vectors = () if router is None else (router.expert_scales, router.selection_bias)
+        scales = sum(router.num_experts for name in vectors if name is not None) if router is not None else 0
         norms = sum(norm.num_values for norm in self.norms)
         if (attention := self.attention) is not None:
             norms += sum(attention.head_norm_sizes) + attention.num_sinks
@@ -636,8 +659,7 @@ class LayerSpec:
     @property
     def feed_forward_adds_residual(self) -> bool:
         """The same of the feed-forward network. The experts of a mixture are summed up first."""
-        has_router = self.feed_forward is not None and self.feed_forward.router is not None
-        return self.feed_forward_norms.can_fuse_sum and not has_router
+        return self.feed_forward_norms.can_fuse_sum and self.mixture is None
 
 
 @dataclass(frozen=True, slots=True)

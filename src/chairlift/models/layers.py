@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class LayerBuilder:
     def mixture(self, spec: FeedForwardSpec, norm: NormSpec | None) -> MixtureOfExperts:
         """Load the mixture of experts after `norm`."""
         assert spec.router is not None, "a mixture has a router"
-        router, scales = spec.router, spec.router.expert_scales
+        router, scales, bias = spec.router, spec.router.expert_scales, spec.router.selection_bias
         experts = ((self._load(up), self._load(down)) for up, down in spec.experts)
         loaded = Mixture(
             self.norm(norm),
@@ -97,9 +98,15 @@ class LayerBuilder:
             spec.activation_kernel,
             router.routing,
             None if router.norm is None else self.norm(router.norm),
-            None if scales is None else self.weights.tensor(scales, (router.num_experts,)),
+            None if scales is None else self._vector(scales, router.num_experts),
+            None if bias is None else self._vector(bias, router.num_experts),
         )
         return MixtureOfExperts(self._kernels.make_mixture(loaded))
+
+    def gate(self, spec: MatrixSpec, norm: NormSpec | None) -> Gate:
+        """Load the projection of the rows after `norm` whose sigmoid multiplies other rows."""
+        load = self.linear if spec.keeps_format else self.adapted_linear
+        return Gate(load(spec, self.norm(norm)), self._kernels.gate)
 
     def _load(self, spec: MatrixSpec) -> LoadedMatrix:
         load = self._kernels.load_router if spec.keeps_format else self._kernels.load_matrix
@@ -225,6 +232,7 @@ class Attention:
         self._plan = 0
         self._rotation = None if spec.rope is None else builder.ropes.index((spec.rope, spec.head_dim))
         self._qkv = builder.adapted_linear(spec.qkv, builder.norm(norm))
+        self._gate = None if spec.gate is None else builder.gate(spec.gate, norm)
         self._output = builder.adapted_linear(spec.output)
         self._head_norm = builder.head_norm(spec)
         self._row_norms = builder.query_and_key_norms(spec)
@@ -257,7 +265,7 @@ class Attention:
             self._head_norm,
             self._sinks,
         )
-        return self._output(attended, residual)
+        return self._output(attended if self._gate is None else self._gate(attended, x), residual)
 
     def _normalize_rows(self, qkv: torch.Tensor) -> torch.Tensor:
         """Apply the norms across heads to query and key, in the memory of `qkv`."""
@@ -269,6 +277,24 @@ class Attention:
                 part.copy_(normed)
             first += size
         return qkv
+
+
+class Gate:
+    """rows * sigmoid(projection(norm(x))): [T, n], [T, hidden_size] -> [T, n]; the values of the rows are lost.
+
+    Args:
+        projection: to n values, or to one for all values of a row.
+        multiply: `Kernels.gate`.
+    """
+
+    def __init__(
+        self, projection: LinearKernel, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> None:
+        self._projection = projection
+        self._multiply = multiply
+
+    def __call__(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(rows, self._projection(x))
 
 
 class RecurrentMixer:
@@ -349,15 +375,19 @@ class MixtureOfExperts:
 
 
 class ParallelExperts:
-    """after_dense(dense) + after(mixture(before(x))), for the result of a dense network, whose values are lost."""
+    """after_dense(gate * dense) + after(mixture(before(x))), for the result of a dense network, whose values are
+    lost."""
 
     def __init__(self, builder: LayerBuilder, spec: ParallelExpertsSpec) -> None:
         self._mixture = builder.mixture(spec.feed_forward, spec.before)
-        self._norm_dense = builder.norm_of_rows(spec.after_dense)
+        self._gate = None if spec.gate is None else builder.gate(spec.gate, spec.before)
+        self._norm_dense = None if spec.after_dense is None else builder.norm_of_rows(spec.after_dense)
         self._add = builder.residual_sum(BranchNorms(after=spec.after))
 
     def __call__(self, dense: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return self._add(self._norm_dense(dense, None), self._mixture(x, None))
+        gated = dense if self._gate is None else self._gate(dense, x)
+        normed = gated if self._norm_dense is None else self._norm_dense(gated, None)
+        return self._add(normed, self._mixture(x, None))
 
 
 class PerLayerBranch:

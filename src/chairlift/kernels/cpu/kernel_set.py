@@ -74,7 +74,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         return NativeAdaptedLinear(native, base, base.kernel, layer, batches[layer.batch])
 
     def make_mixture(mixture: Mixture) -> RowKernel:
-        if mixture.activation in NATIVE_PROLOGUES:
+        if mixture.activation in NATIVE_PROLOGUES and mixture.routing.is_plain_softmax:
             return NativeMixture(native, mixture, buffers)
         return group_mixture(mixture, make_linear, torch_ops.make_prologue)
 
@@ -88,6 +88,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         make_residual_sum=partial(NativeResidualSum, native),
         make_mixture=make_mixture,
         make_recurrence=TorchRecurrence,
+        gate=torch_ops.gate,
         attention=NativeAttention,
         notes=loader.notes,
         run_layers=RecordedLayers(native, buffers),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.reading.config_fields import ConfigFields
 
 if TYPE_CHECKING:
     import torch
+
+Rows = TypeVar("Rows", bound=Any)
 
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 """The numbers of layer and expert in the name of a parameter."""
@@ -28,6 +30,7 @@ class StoredName(NamedTuple):
         expert: the index of the parameter in a tensor that holds those of all experts, or None.
         is_transposed: whether the tensor holds matrices [in, out].
         first_row, row_step: the first row of the parameter, and the distance between its rows.
+        has_heads: whether these are numbers of heads, whose rows are consecutive, instead of rows.
     """
 
     name: str
@@ -35,6 +38,7 @@ class StoredName(NamedTuple):
     is_transposed: bool = False
     first_row: int = 0
     row_step: int = 1
+    has_heads: bool = False
 
     def file_shape(self, shape: tuple[int, ...], num_experts: int) -> tuple[int, ...]:
         """Return the shape of the tensor of a parameter with the given shape."""
@@ -42,10 +46,18 @@ class StoredName(NamedTuple):
         shape = shape[::-1] if self.is_transposed else shape
         return shape if self.expert is None else (num_experts, *shape)
 
-    def select(self, tensor: torch.Tensor) -> torch.Tensor:
+    def select(self, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
         """Return the parameter in a tensor of its expert."""
-        tensor = tensor.t() if self.is_transposed else tensor
-        return tensor if self.row_step == 1 else tensor[self.first_row :: self.row_step]
+        return self.select_rows(tensor.t() if self.is_transposed else tensor, head_dim)
+
+    def select_rows(self, rows: Rows, head_dim: int) -> Rows:
+        """Return the rows of the parameter, of a tensor or an array [rows, ...]."""
+        if self.row_step == 1:
+            return rows
+        row_shape = tuple(rows.shape[1:])
+        parts = rows.reshape((-1, self.row_step, head_dim if self.has_heads else 1, *row_shape))
+        selected: Rows = parts[:, self.first_row].reshape((-1, *row_shape))
+        return selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,7 @@ class Architecture:
         gguf_readers: the reader for each value of `general.architecture`.
         gguf_names: declared module name -> GGUF's module name, with "{}" in place of the numbers of layer and expert.
             If only the declared name has an expert, the tensor holds those of all experts. A parameter whose name does
-            not end like its GGUF name has an entry of its own.
+            not end like its GGUF name has an entry of its own. Or the place of a parameter that is a part of a tensor.
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
@@ -94,7 +106,7 @@ class Architecture:
     name: str
     hf_readers: Mapping[str, HFReader] = field(default_factory=dict)
     gguf_readers: Mapping[str, GGUFReader] = field(default_factory=dict)
-    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    gguf_names: Mapping[str, str | StoredName] = field(default_factory=dict)
     gguf_interleaved: frozenset[str] = frozenset()
     other_prefixes: tuple[tuple[str, str], ...] = ()
     stacked_names: Mapping[str, str | StoredName] = field(default_factory=dict)
@@ -107,9 +119,11 @@ class Architecture:
     def hf_names(self, name: str) -> list[StoredName]:
         """Return the places that safetensors files may use for a parameter, the declared name first."""
         stacked = _stored_name(self.stacked_names, name)
+        places = [StoredName(name), stacked] if stacked is None or stacked.name != name else [stacked]
         return [
             each._replace(name=found)
-            for each in (StoredName(name), *([stacked] if stacked is not None else []))
+            for each in places
+            if each is not None
             for found in self._with_other_prefixes(each.name)
         ]
 
