@@ -118,9 +118,7 @@ def test_a_lora_request_loads_its_adapter_at_its_first_use(
         assert output.outputs[0].token_ids == expected["adapter-0"][0]
     with pytest.raises(RequestError, match="is loaded from"):
         llm.generate(prompt, GREEDY, lora_request=LoRARequest("sql", 7, adapters["adapter-1"]), use_tqdm=False)
-    with pytest.raises(
-        RequestError, match=r"max_loras=1 does not allow another LoRA adapter \(1 adapters are loaded\)"
-    ):
+    with pytest.raises(RequestError, match=r"max_loras=1 does not allow another LoRA adapter \(1 adapter is loaded\)"):
         llm.generate(prompt, GREEDY, lora_request=LoRARequest("two", 8, adapters["adapter-1"]), use_tqdm=False)
     with pytest.raises(RequestError, match="lora_request has 2 entries for 1 prompts"):
         llm.generate(prompt, GREEDY, lora_request=[None, None], use_tqdm=False)
@@ -177,7 +175,7 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(
             llm.start(None, prompt, GREEDY, lora_name="x")
         await llm.load_lora_adapter("x", adapters["adapter-1"])
         assert not unloading.done()
-        with pytest.raises(RequestError, match="1 are in use until their requests end"):
+        with pytest.raises(RequestError, match="1 is in use until the last request ends"):
             await llm.load_lora_adapter("y", adapters["adapter-2"])
         assert await collect(llm, prompt, "x") == expected["adapter-1"][0]
         output = await running.collect()

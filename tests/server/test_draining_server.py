@@ -70,7 +70,7 @@ def test_a_signal_under_load_loses_no_accepted_call(draining: RunningServer) -> 
     assert late.headers["retry-after"] == "20"
     assert late.json()["error"]["code"] == "shutting_down"
     assert ready.status_code == 503
-    assert re.search(r"shutting down and has \d unfinished calls", ready.json()["reason"])
+    assert re.search(r"shutting down and has \d unfinished calls?", ready.json()["reason"])
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [30] * 6
     assert streamed[-1] == "data: [DONE]"
     assert sum(num_tokens(line) for line in streamed[:-1]) == 40

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from chairlift.counts import counted
 from chairlift.errors import ChairliftError, ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class AnswerStats:
 
     def text(self) -> str:
         """One line, such as "8 tokens, 92.1 tokens/s, first token after 0.12 s, 32 of 64 prompt tokens cached"."""
-        parts = [f"{self.num_output_tokens} tokens"]
+        parts = [f"{counted(self.num_output_tokens, 'token')}"]
         if self.first_token is not None and self.last_token is not None:
             if self.num_output_tokens > 1 and self.last_token > self.first_token:
                 rate = (self.num_output_tokens - 1) / (self.last_token - self.first_token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from chairlift.counts import are, counted
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.lora import LoRARequest
 from chairlift.models.declaration import ModelConfig
@@ -69,9 +70,9 @@ class AdapterNames:
                 "lora_name",
             )
         if len(self.in_memory) >= self._max_loras:
-            used = f"{len(self._by_name)} adapters are loaded"
+            used = f"{counted(len(self._by_name), 'adapter')} {are(len(self._by_name))} loaded"
             if self._leaving:
-                used += f", and {len(self._leaving)} are in use until their requests end"
+                used += f", and {len(self._leaving)} {are(len(self._leaving))} in use until the last request ends"
             raise RequestError(
                 f"max_loras={self._max_loras} does not allow another LoRA adapter ({used}): unload one, or start the "
                 "engine with a larger --max-loras",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.clock import format_duration
+from chairlift.counts import are, counted
 
 OUTSIDE_QUEUE = {
     "next_step": "the engine was computing a step when the request arrived",
@@ -84,9 +85,10 @@ def _reason(span: ExplainedSpan) -> str:
 
 
 def _blocks(span: ExplainedSpan) -> str:
+    free = span.free_blocks or 0
     if span.needed_blocks is None:
-        return f"{span.free_blocks} blocks are free"
-    text = f"needs {span.needed_blocks} blocks, {span.free_blocks} are free"
+        return f"{counted(free, 'block')} {are(free)} free"
+    text = f"needs {counted(span.needed_blocks, 'block')}, {free} {are(free)} free"
     if span.evictable_blocks:
         text += f" ({span.evictable_blocks} of them evictable)"
     if span.largest_free_piece is not None and span.free_blocks and span.largest_free_piece < span.free_blocks:
@@ -100,7 +102,7 @@ def _running(span: ExplainedSpan) -> str:
     largest = span.largest_holders[0]
     others = (span.num_running or 0) - 1
     others_text = f" and {others} other{'s' * (others > 1)}" if others > 0 else ""
-    return f"; running: {largest.id} ({largest.num_blocks} blocks){others_text}"
+    return f"; running: {largest.id} ({counted(largest.num_blocks, 'block')}){others_text}"
 
 
 def _estimate(span: ExplainedSpan) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chairlift.clock import format_duration
+from chairlift.counts import counted
 from chairlift.errors import ConfigError
 
 TIMEOUT_SECONDS: Final = 5.0
@@ -203,7 +204,7 @@ def status_line(engine: dict[str, Any], steps_per_s: float | None, tokens_per_s:
         parts.append(f"idle after step {batch['step']}")
     elif batch is not None:
         parts.append(f"{batch['num_running']} running, {batch['num_waiting']} waiting")
-        parts.append(f"step {batch['step']} of {batch['num_tokens']} tokens")
+        parts.append(f"step {batch['step']} of {counted(batch['num_tokens'], 'token')}")
         if batch["wait_reason"] is not None:
             parts.append(f"{batch['head']} waits for {batch['wait_reason']}")
     if steps_per_s is not None:

@@ -11,6 +11,7 @@ from chairlift.config import KV_POLICIES
 from chairlift.core.baselines.pool_growth import hold
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.counts import counted
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, RequestArrived
 from chairlift.observability.queue_timeline import BlockHolder
@@ -217,7 +218,7 @@ def _head_of_queue(blocked: BlockedRequest) -> WhatIf:
     has_seat = blocked.reason != "batch" and blocked.num_running < seats
     admits = has_seat and _needed_blocks(started, [blocked.request])[0] <= limit
     outcome = f"would {'' if admits else 'not '}have been admitted"
-    text = f"at the head of the queue, ahead of {len(blocked.ahead)} requests, it {outcome}"
+    text = f"at the head of the queue, ahead of {counted(len(blocked.ahead), 'request')}, it {outcome}"
     return WhatIf({"scheduling_policy": "priority"}, admits, text)
 
 

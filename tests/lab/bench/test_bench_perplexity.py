@@ -110,7 +110,7 @@ def test_every_window_begins_with_the_token_that_the_tokenizer_adds(text: Path) 
 
 def test_a_text_without_a_token_to_predict_is_rejected(text: Path) -> None:
     tokenizer = Tokenizer(_letters(bos=False))
-    with pytest.raises(ConfigError, match="has 1 tokens, which is too short to predict any"):
+    with pytest.raises(ConfigError, match="has 1 token, which is too short to predict any"):
         split_windows(tokenizer, "a", PerplexityOptions(text=text))
 
 

@@ -95,7 +95,7 @@ def test_model_and_trace_from_files(tmp_path: Path) -> None:
     assert record["engine"]["kv_bytes_per_slot"] == 2 * 2 * 2 * 16 * 2
     assert record["results"]["output_tokens"] == 20
     assert len(record["rejected"]) == 1
-    assert "1 requests can never fit" in text
+    assert "1 rejected request can never fit" in text
 
 
 def test_fitted_cost_model_reproduces_the_recorded_time(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
     controller = make_controller(Clock(), ServerLimits(max_queued_requests=2, max_queued_tokens=100))
     permits = [admit(controller, prompt_len=40) for _ in range(2)]
     entries = [permit.track_prompt(40) for permit in permits]
-    with pytest.raises(OverloadedError, match="2 requests with 80 prompt tokens wait, and max_queued_requests=2"):
+    with pytest.raises(OverloadedError, match="2 waiting requests with 80 prompt tokens, and max_queued_requests=2"):
         admit(controller, prompt_len=1)
     entries[0].record_output(output(1))
     with pytest.raises(OverloadedError, match="max_queued_tokens=100") as rejected:

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from chairlift.config import EngineConfig
+from chairlift.counts import counted
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import build_engine
@@ -254,5 +255,6 @@ def split_windows(tokenizer: Tokenizer | NoTokenizer, text: str, options: Perple
     pieces = [prefix + token_ids[start : start + size] for start in range(0, len(token_ids), size)]
     windows = [piece for piece in pieces if len(piece) > 1][: options.num_windows]
     if not windows:
-        raise ConfigError(f"text={options.text}: has {len(token_ids)} tokens, which is too short to predict any")
+        length = counted(len(token_ids), "token")
+        raise ConfigError(f"text={options.text}: has {length}, which is too short to predict any")
     return windows

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.counts import counted
 from chairlift.engine.startup.memory_plan import plan_memory, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, open_event_log, read_events
@@ -239,5 +240,6 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None, as_js
             table.add_row(metric.heading, metric.cell(values[metric.key]))
     parts: list[RenderableType] = [constants_table([*result.constants, *_engine_rows(result.engine)]), table]
     if sim.rejected:
-        parts.append(f"{len(sim.rejected)} requests can never fit and were rejected; the first: {sim.rejected[0][1]}")
+        rejected = counted(len(sim.rejected), "rejected request")
+        parts.append(f"{rejected} can never fit; the first: {sim.rejected[0][1]}")
     print_report(parts, result.to_dict(), file, as_json)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.clock import format_duration
+from chairlift.counts import counted
 from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
@@ -202,7 +203,7 @@ class AdmissionController:
             math.ceil(queue.num_requests * share), math.ceil(queue.num_tokens * share)
         )
         retry_after = 1.0 if seconds is None else max(1.0, seconds)
-        waiting = f"{queue.num_requests} requests with {queue.num_tokens} prompt tokens wait"
+        waiting = f"{counted(queue.num_requests, 'waiting request')} with {counted(queue.num_tokens, 'prompt token')}"
         message = f"the queue is full: {waiting}, and {bound}; try again in about {math.ceil(retry_after)} s"
         return OverloadedError(message, retry_after, "queue_full")
 
@@ -220,7 +221,7 @@ class AdmissionController:
         if needed > timeout:
             raise DeadlineError(
                 f"timeout={timeout:g} s cannot be met: it would take about {format_duration(needed)}, "
-                f"behind {ahead.num_requests} requests with {ahead.num_tokens} prompt tokens"
+                f"behind {counted(ahead.num_requests, 'request')} with {counted(ahead.num_tokens, 'prompt token')}"
             )
 
     def _prompts_ahead(self, key: KeyInfo) -> WaitingPrompts:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from chairlift.clock import format_duration
+from chairlift.counts import counted
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.server.access.keys import KeyLimits
 
@@ -87,8 +88,8 @@ class KeyMeter:
         num_calls = self.num_concurrent + self.num_remote_concurrent
         if limit is not None and num_calls >= limit:
             message = (
-                f"API key {self._name!r} has {num_calls} calls in progress, and its limit is max_concurrent={limit}: "
-                "wait until one of them has ended"
+                f"API key {self._name!r} has {counted(num_calls, 'call')} in progress, and its limit is "
+                f"max_concurrent={limit}: wait until one of them has ended"
             )
             raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
         self.check("requests", 1.0)

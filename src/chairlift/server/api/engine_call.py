@@ -13,6 +13,7 @@ from msgspec import UNSET
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from chairlift.counts import counted
 from chairlift.engine.async_llm import Generation
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
@@ -110,7 +111,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         num_prompts, n = len(self.plan.prompts), self.plan.params.n
         if num_prompts * n > MAX_ANSWERS_PER_CALL:
             raise RequestError(
-                f"{num_prompts} prompts with n={n} would produce {num_prompts * n} answers, but at "
+                f"{counted(num_prompts, 'prompt')} with n={n} would produce {num_prompts * n} answers, but at "
                 f"most {MAX_ANSWERS_PER_CALL} are allowed per call: split the prompts into several calls",
                 "n",
             )

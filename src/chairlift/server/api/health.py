@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from chairlift.counts import counted
 from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import is_admin_call
@@ -44,7 +45,7 @@ def readiness(manager: ModelManager, admission: AdmissionController, *, is_admin
         is_admin: whether the reason may contain the failure of an engine, which names files of the server.
     """
     if admission.is_draining:
-        return False, f"the server is shutting down and has {admission.num_calls} unfinished calls"
+        return False, f"the server is shutting down and has {counted(admission.num_calls, 'unfinished call')}"
     obstacles = [engine_obstacle(model.status(), is_admin=is_admin) for model in manager.models]
     found = [each for each in obstacles if each is not None]
     if not found or len(found) == len(obstacles):
