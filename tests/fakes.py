@@ -12,6 +12,7 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.stored_kv_cache import BlockStore
 from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.events import EventList
@@ -41,6 +42,8 @@ class CheckingExecutor:
     Every step writes the slots of its chunks, then reads the slots of each scheduled request, as attention does, and
     then writes the slots of requests with one token, as native attention may do. Tokens are sampled from digests, so a
     wrong table leads to an assertion or to wrong tokens.
+
+    A checkpoint is the digest of the tokens whose state was written to it. It is not written in a step that reads it.
     """
 
     def __init__(
@@ -50,7 +53,9 @@ class CheckingExecutor:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         windows: tuple[int | None, ...] = FULL,
+        num_checkpoints: int | None = None,
     ) -> None:
+        self.num_checkpoints = num_checkpoints
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -61,6 +66,7 @@ class CheckingExecutor:
         self.tables: dict[str, list[list[int]]] = {}
         self.computed: dict[str, int] = {}
         self.outputs: list[SchedulerOutput] = []
+        self.checkpoints: dict[int, bytes] = {}
 
     def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
         assert output.step == len(self.outputs)
@@ -82,6 +88,7 @@ class CheckingExecutor:
         for request_id, drafts in output.draft_token_ids.items():
             assert 0 < len(drafts) < output.num_scheduled_tokens[request_id]
             self.tokens[request_id] += drafts
+        self._check_checkpoints(output)
         scheduled = output.num_scheduled_tokens.items()
         work = [(rid, count) for rid, count in scheduled if count or rid not in output.num_padding_tokens]
         for request_id, count in work:
@@ -103,6 +110,24 @@ class CheckingExecutor:
         self.tables[new.request_id] = [list(block_ids) for block_ids in new.block_ids]
         assert len(new.block_ids) == len(self.windows)
         self.computed[new.request_id] = new.num_computed_tokens
+
+        assert (new.checkpoint is not None) == (self.num_checkpoints is not None and new.num_computed_tokens > 0)
+        if new.checkpoint is not None:
+            assert self.checkpoints[new.checkpoint] == prefix_key(new.token_ids[: new.num_computed_tokens])
+
+    def _check_checkpoints(self, output: SchedulerOutput) -> None:
+        """Write the checkpoints of the step, which are neither read in it nor written twice."""
+        written = [slot for entries in output.checkpoints.values() for _, slot in entries]
+        read = {new.checkpoint for new in output.new_requests}
+        assert len(written) == len(set(written))
+        assert read.isdisjoint(written)
+        assert all(0 <= slot < (self.num_checkpoints or 0) for slot in written)
+        for request_id, entries in output.checkpoints.items():
+            start = self.computed[request_id]
+            for position, slot in entries:
+                assert start < position <= start + output.num_scheduled_tokens[request_id]
+                assert position % self.block_size == 0
+                self.checkpoints[slot] = prefix_key(self.tokens[request_id][:position])
 
     def _slot(self, request_id: str, group: int, position: int) -> int:
         block_id = self.tables[request_id][group][position // self.block_size]
@@ -172,6 +197,7 @@ def make_engine(
     row_time: RowTime | None = None,
     enable_chunked_prefill: bool = True,
     block_store: BlockStore | None = None,
+    checkpoints: CheckpointPlan | None = None,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine with a CheckingExecutor, and its parts. It verifies what `propose` returns, without a prompt lookup."""
     config = SchedulerConfig(
@@ -187,9 +213,10 @@ def make_engine(
         row_time=row_time,
         enable_chunked_prefill=enable_chunked_prefill,
     )
-    pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_num_batched_tokens)
+    pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_num_batched_tokens, checkpoints)
     manager = make_kv_cache_manager(pool, enable_prefix_caching, block_store)
-    executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, windows)
+    num_checkpoints = None if checkpoints is None else checkpoints.num_slots
+    executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, windows, num_checkpoints)
     events = EventList()
     scheduler = make_scheduler(config, manager, events)
     if propose is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from chairlift.core.baselines.reservations import ReservationKVCacheManager
 from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.state_checkpoints import StateCheckpoints
 from chairlift.core.kv.windowed_groups import NO_BLOCK
 from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
 
@@ -18,6 +21,15 @@ def check_pool(pool: BlockPool) -> None:
     assert pool.num_shared == sum(count > 1 for count in pool._references)
     assert pool.num_evictable == sum(pool._hashes[block] is not None for block in free)
     assert pool._block_by_hash == {h: block for block, h in enumerate(pool._hashes) if h is not None}
+
+
+def check_checkpoints(checkpoints: StateCheckpoints, reserved: Sequence[int]) -> None:
+    """Each slot is free, reserved or in the index, and every indexed one can be evicted."""
+    indexed = [checkpoint.slot for checkpoint in checkpoints._index.values()]
+    assert sorted([*checkpoints._free, *reserved, *indexed]) == list(range(checkpoints.num_slots))
+    assert checkpoints.num_used == len(reserved) + len(indexed)
+    current = [checkpoint for _, entry, checkpoint in checkpoints._order if checkpoint.entry == entry]
+    assert sorted(checkpoint.slot for checkpoint in current) == sorted(indexed)
 
 
 def check_manager(manager: PagedKVCacheManager | ReservationKVCacheManager) -> None:
@@ -46,6 +58,11 @@ def _check_paged(manager: PagedKVCacheManager) -> None:
             for index, block_id in enumerate(block_ids[num_released:], start=num_released):
                 held[block_id] = held.get(block_id, 0) + 1
                 assert index < table.num_committed or pool._references[block_id] == 1
+    if isinstance(manager, HybridKVCacheManager):
+        assert manager._states.keys() == manager._tables.keys()
+        written = [slot for states in manager._states.values() for _, slot in states.written]
+        check_checkpoints(manager.checkpoints, written)
+        assert all(pool.find(key) is not None for key in manager.checkpoints._index), "a checkpoint without its block"
     assert pool._references == [held.get(block_id, 0) for block_id in range(manager.num_blocks)]
 
 

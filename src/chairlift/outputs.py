@@ -27,6 +27,8 @@ class NewRequest:
         seed: the seed of the random stream of the request.
         stop_token_ids: tokens that end the output, including EOS unless it is ignored; masked below min_tokens.
         lora_id: the LoRA adapter of the request; 0 for none.
+        checkpoint: the checkpoint with the recurrent state after the computed tokens; None if none are computed, or the
+            model has no recurrent layers.
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class NewRequest:
     seed: int
     stop_token_ids: list[int]
     lora_id: int = 0
+    checkpoint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class SchedulerOutput:
         num_draft_tokens: request id -> number of draft tokens that the draft model of the executor proposes in this
             step; otherwise as `draft_token_ids`.
         num_draft_reads: request id -> number of tokens that the draft model computes, so that it can propose later.
+        checkpoints: request id -> (position, checkpoint) in ascending order: the recurrent state after so many tokens
+            of the request, which this step computes, is written to the checkpoint as well.
     """
 
     step: int
@@ -70,6 +75,7 @@ class SchedulerOutput:
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     num_draft_tokens: dict[str, int] = field(default_factory=dict)
     num_draft_reads: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def num_drafts(self, request_id: str) -> int:
         """The number of draft tokens of a request."""

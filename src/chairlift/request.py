@@ -178,7 +178,7 @@ class Request:
         """Remove the oldest pending token, which the device will not return."""
         self.num_tokens -= 1
 
-    def new_request(self, block_ids: list[list[int]]) -> NewRequest:
+    def new_request(self, block_ids: list[list[int]], checkpoint: int | None = None) -> NewRequest:
         """The record that adds the request to the executor; `block_ids` is a copy of its block tables."""
         return NewRequest(
             request_id=self.request_id,
@@ -190,6 +190,7 @@ class Request:
             seed=self.seed,
             stop_token_ids=sorted(self.stop_token_ids),
             lora_id=self.lora_id,
+            checkpoint=checkpoint,
         )
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from chairlift.config import KV_ARENAS
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.windowed_groups import KVGroups, held_blocks
 from chairlift.core.measuring.accounting import slot_usage
 from chairlift.errors import RequestError
@@ -23,6 +24,7 @@ from kv_invariants import check_manager
 from slot_census import slot_census
 
 WINDOWS = st.sampled_from([FULL, FULL, (3,), (None, 5), (2, None, 2, 7), (None, 4, 4, None)])
+CHECKPOINTS = st.one_of(st.none(), st.tuples(st.integers(0, 6), st.integers(1, 4)))
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
@@ -42,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batching=st.sampled_from([("continuous", "batch"), ("static", "batch"), ("static", "global")]),
         windows=WINDOWS,
         acceptance=st.sampled_from([None, 0.0, 0.5, 1.0]),
+        checkpoints=CHECKPOINTS,
     )
     def start(
         self,
@@ -57,9 +60,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         batching: tuple[str, str],
         windows: tuple[int | None, ...],
         acceptance: float | None,
+        checkpoints: tuple[int, int] | None,
     ) -> None:
         self.kv = kv
-        self.groups = KVGroups(windows if kv == "paged" else FULL, block_size, max_num_seqs + extra_budget)
+        if kv != "paged" or checkpoints is not None:
+            windows = FULL
+        if checkpoints is not None:
+            acceptance = None
+        self.groups = KVGroups(windows, block_size, max_num_seqs + extra_budget)
         self.is_fair = policy == "fair"
         self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
         self.max_model_len = 64 if kv != "max" else max(2, block_size * self.largest_piece)
@@ -79,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             static_run_to=batching[1],
             windows=self.groups.windows,
             propose=None if acceptance is None or batching[1] == "global" else PartlyRightProposals(1, acceptance),
+            checkpoints=None if checkpoints is None else CheckpointPlan(checkpoints[0], checkpoints[1] * block_size),
         )
         self.plan_step = self.core.scheduler.schedule
         self.core.scheduler.schedule = self.schedule  # type: ignore[method-assign]
@@ -263,6 +272,7 @@ TestSchedulerMachine.settings = settings(max_examples=250, stateful_step_count=4
     steps_ahead=st.integers(0, 1),
     windows=WINDOWS,
     acceptance=st.sampled_from([None, 0.0, 0.6, 1.0]),
+    checkpoints=CHECKPOINTS,
 )
 @settings(max_examples=80, deadline=None)
 def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
@@ -273,7 +283,10 @@ def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
     steps_ahead: int,
     windows: tuple[int | None, ...],
     acceptance: float | None,
+    checkpoints: tuple[int, int] | None,
 ) -> None:
+    if checkpoints is not None:
+        windows, acceptance = FULL, None
     core, _, _, _ = make_engine(
         num_blocks=blocks * len(windows),
         block_size=1,
@@ -283,6 +296,7 @@ def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
         steps_ahead=steps_ahead,
         windows=windows,
         propose=None if acceptance is None else PartlyRightProposals(2, acceptance),
+        checkpoints=None if checkpoints is None else CheckpointPlan(*checkpoints),
     )
     for index, (prompt, max_tokens) in enumerate(requests):
         core.add(make_request(str(index), prompt, max_tokens))

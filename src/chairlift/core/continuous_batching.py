@@ -86,9 +86,11 @@ class RunningBatch(ABC):
             self.running.sort(key=self.waiting.key)
 
     def end_step(self, plan: StepPlan) -> None:
-        """Tell the executor which requests were removed or preempted since the last planned step."""
+        """Tell the executor which requests were removed or preempted since the last planned step, and which states of
+        this step to keep."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
+        self._kv.plan_checkpoints(plan.output, plan.requests)
         self.waiting.record_sampling(plan.sampling)
 
     def drop_finished(self) -> None:
@@ -130,7 +132,7 @@ class RunningBatch(ABC):
             self.running.append(request)
         self.waiting.record_admission(request)
         tables = [list(block_ids) for block_ids in self._kv.block_tables(request)]
-        plan.output.new_requests.append(request.new_request(tables))
+        plan.output.new_requests.append(request.new_request(tables, self._kv.checkpoint(request)))
 
     def grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory to `num_slots` tokens; False if memory is short."""

@@ -39,6 +39,21 @@ def test_equal_contents_keep_the_first_block() -> None:
     assert pool._hashes[second] is None
 
 
+def test_a_held_block_replaces_a_free_one_with_the_same_content() -> None:
+    pool = BlockPool(3)
+    (first,) = pool.allocate(1)
+    pool.register(first, b"same")
+    pool.release([first])
+    second, other = pool.allocate(2)
+    pool.register(second, b"same")
+    assert pool.find(b"same") == second
+    assert pool.num_evictable == 0
+    assert pool.allocate(1) == [first]
+    assert pool.find(b"same") == second
+    pool.release([other])
+    check_pool(pool)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """The pool against a model of sets and counts."""
 

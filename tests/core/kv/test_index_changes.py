@@ -15,7 +15,7 @@ from fakes import allocate, make_request
 
 def record_changes(pool: BlockPool) -> IndexChangeLog:
     log = IndexChangeLog()
-    pool.on_index_change = log.record
+    pool.index_listeners.append(log.record)
     return log
 
 

@@ -8,9 +8,11 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
 from chairlift.core.baselines.static_batching import StaticScheduler
+from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
 from chairlift.core.kv.index_changes import IndexChangeLog
 from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.stored_kv_cache import BlockStore, StoredKVCacheManager
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
@@ -38,6 +40,7 @@ class KVPool:
     Attributes:
         windows, max_chunk: see `KVGroups`. Reservations have one group without a window, because they never release a
             slot before their request has finished.
+        checkpoints: the checkpoints of a model with recurrent layers, which has one group; None for other models.
     """
 
     num_blocks: int
@@ -47,9 +50,11 @@ class KVPool:
     kv_arena: str = "buddy"
     windows: tuple[int | None, ...] = FULL
     max_chunk: int = 1
+    checkpoints: CheckpointPlan | None = None
 
     def __post_init__(self) -> None:
         assert self.kv == "paged" or self.windows == FULL, "reservations have one group of layers"
+        assert self.checkpoints is None or self.windows == FULL, "layers of models with checkpoints are one group"
 
     @property
     def name(self) -> str:
@@ -86,7 +91,7 @@ def make_kv_cache_manager(
         manager = _make_paged_manager(pool, enable_prefix_caching, block_store)
         if record_index_changes:
             manager.index_changes = IndexChangeLog()
-            manager.pool.on_index_change = manager.index_changes.record
+            manager.pool.index_listeners.append(manager.index_changes.record)
         return manager
     arena = ARENAS[pool.kv_arena](pool.num_blocks)
     needed = -(-pool.max_model_len // pool.block_size)
@@ -103,6 +108,8 @@ def _make_paged_manager(
     pool: KVPool, enable_prefix_caching: bool, block_store: BlockStore | None
 ) -> PagedKVCacheManager:
     num_blocks, block_size = pool.num_blocks, pool.block_size
+    if pool.checkpoints is not None:
+        return HybridKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.checkpoints)
     if pool.windows != FULL:
         return WindowedKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.windows, pool.max_chunk)
     if block_store is not None and enable_prefix_caching:

@@ -21,15 +21,14 @@ class BlockPool:
         num_evictable: number of free blocks that can still be found by their hash.
         num_shared: number of blocks with several references.
         version: changes whenever a block becomes free or can be found by its hash.
-        on_index_change: called with each hash that enters (True) or leaves (False) the index; None if it is not
-            observed.
+        index_listeners: called with each hash that enters (True) or leaves (False) the index.
     """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.num_evictable = self.num_shared = self.version = 0
-        self.on_index_change: Callable[[bytes, bool], None] | None = None
+        self.index_listeners: list[Callable[[bytes, bool], None]] = []
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
@@ -90,14 +89,23 @@ class BlockPool:
                     self.num_evictable += 1
 
     def register(self, block_id: int, block_hash: bytes) -> None:
-        """Index a held, full block by its hash. If another block has the same hash, that one stays in the index."""
+        """Index a held, full block by its hash. If another held block has the same hash, that one stays in the index; a
+        free one leaves it, because it would be evicted earlier."""
         assert self._references[block_id] > 0
-        if self._hashes[block_id] is None and block_hash not in self._block_by_hash:
+        if self._hashes[block_id] is not None:
+            return
+        known = self._block_by_hash.get(block_hash)
+        if known is not None and self.is_free(known):
+            self._hashes[known], self._hashes[block_id] = None, block_hash
+            self._block_by_hash[block_hash] = block_id
+            self._free.move_to_end(known, last=False)
+            self.num_evictable -= 1
+        elif known is None:
             self.version += 1
             self._hashes[block_id] = block_hash
             self._block_by_hash[block_hash] = block_id
-            if self.on_index_change is not None:
-                self.on_index_change(block_hash, True)
+            for listener in self.index_listeners:
+                listener(block_hash, True)
 
     def _evict(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]
@@ -105,5 +113,5 @@ class BlockPool:
             del self._block_by_hash[block_hash]
             self._hashes[block_id] = None
             self.num_evictable -= 1
-            if self.on_index_change is not None:
-                self.on_index_change(block_hash, False)
+            for listener in self.index_listeners:
+                listener(block_hash, False)

@@ -23,7 +23,7 @@ def block_key(block_hash: bytes) -> int:
 
 
 class IndexChangeLog:
-    """Records the changes of an index; `record` is the `BlockPool.on_index_change` of its pool."""
+    """Records the changes of an index; `record` is one of the `BlockPool.index_listeners` of its pool."""
 
     def __init__(self) -> None:
         self._changes: dict[int, bool] = {}

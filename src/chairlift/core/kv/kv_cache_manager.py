@@ -6,9 +6,11 @@ It leaves open when memory is taken: paging on demand is one policy behind it, r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from chairlift.core.kv.index_changes import IndexChangeLog
+from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
 
 FULL: Final[tuple[int | None, ...]] = (None,)
@@ -97,6 +99,18 @@ class KVCacheManager(Protocol):
     def begin_step(self) -> list[tuple[Request, list[int]]]:
         """Release the blocks that left the window of their layers by the last step, and return them by request."""
         return []
+
+    def checkpoint(self, request: Request) -> int | None:
+        """The checkpoint with the recurrent state of the request at its admission; None if there is none."""
+        return None
+
+    def num_matched_tokens(self, request: Request) -> int:
+        """The number of tokens of which other requests had K and V at the admission of the request."""
+        return request.num_computed_tokens
+
+    def plan_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
+        """Add the checkpoints that the scheduled requests write in this step to its output."""
+        return
 
     def free(self, request: Request) -> None: ...
 
