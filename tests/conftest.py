@@ -306,6 +306,30 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN_ROPE, "truncate": False},
         },
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "block_multiple_of": 24,
+            "block_ffn_dim_multiplier": 1.3,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 40,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.5,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 
@@ -318,7 +342,7 @@ def _randomize(model: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
-            if name.endswith("layer_scalar"):
+            if name.endswith(("layer_scalar", "expert_bias")):
                 buffer.uniform_(0.5, 1.5, generator=generator)
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * (4 if "gate_up_proj_bias" in name else 0.2)

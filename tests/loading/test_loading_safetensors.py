@@ -57,6 +57,7 @@ def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
         "olmo2",
         "olmo3",
         "phi3",
+        "lfm2",
         "opt",
     ],
 )
@@ -72,7 +73,7 @@ def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, m
     assert weights.unused() == []
 
 
-@pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe", "olmoe", "granitemoe", "gemma4_moe", "gpt_oss"])
+@pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe", "olmoe", "granitemoe", "gemma4_moe", "gpt_oss", "lfm2_moe"])
 @pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
 def test_every_tensor_of_a_mixture_is_read(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
     """Files hold each expert or all of them in one tensor, and models of transformers have other names for them."""
@@ -85,9 +86,14 @@ def test_every_tensor_of_a_mixture_is_read(tiny_model_dir: TinyModelDir, arch: s
         for name, (_, out_features) in zip(matrix.weight_names, matrix.parts, strict=True)
     )
     stored = [load_file(file) for file in folder.glob("*.safetensors")]
-    matrices = {name: each for file in stored for name, each in file.items() if each.ndim > 1 and "bias" not in name}
+    matrices = {
+        name: each
+        for file in stored
+        for name, each in file.items()
+        if each.ndim > 1 and not re.search("bias|conv.conv", name)
+    }
     assert num_values == sum(tensor.numel() for tensor in matrices.values())
-    assert all(re.search(r"norm|scal|bias|sinks", name) for name in weights.unused())
+    assert all(re.search(r"norm|scal|bias|sinks|conv.conv", name) for name in weights.unused())
 
 
 def test_dtype_is_converted(tiny_model_dir: TinyModelDir) -> None:

@@ -48,6 +48,7 @@ WHOLE_NAMES = {
     "experts.down_proj": "ffn_down_exps.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
 }
 """The parameters whose names do not end in "weight" or "bias"."""
 EXPERTS = {
@@ -60,6 +61,19 @@ EXPERTS = {
     "w1": "ffn_gate_exps",
     "w3": "ffn_up_exps",
     "w2": "ffn_down_exps",
+}
+LFM2 = {
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+    **{f"conv.{name}": f"shortconv.{name}" for name in ("conv", "in_proj", "out_proj")},
 }
 FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 GGUF_FIELDS: dict[str, dict[str, Any]] = {
@@ -180,6 +194,18 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_used_count": 2,
         "expert_feed_forward_length": 40,
     },
+    "lfm2": {"block_count": 4, "attention.head_count_kv": [0, 2] * 2, "shortconv.l_cache": 3},
+    "lfm2_moe": {
+        "block_count": 4,
+        "attention.head_count_kv": [0, 2] * 2,
+        "shortconv.l_cache": 3,
+        "leading_dense_block_count": 1,
+        "expert_count": 5,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 40,
+        "expert_gating_func": 2,
+        "expert_weights_scale": 1.5,
+    },
     "gemma4": {
         "block_count": 6,
         "attention.sliding_window": 20,
@@ -223,11 +249,12 @@ ARCHITECTURE_NAMES = {
     "gemma4_unified": "gemma4",
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
+    "lfm2_moe": "lfm2moe",
 }
 """The names of architectures in GGUF files, where they differ."""
 
 
-LARGER_EPS = ("olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss")
+LARGER_EPS = ("olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe")
 
 
 def convert_name(name: str, arch: str) -> str:
@@ -237,6 +264,7 @@ def convert_name(name: str, arch: str) -> str:
         **EXPERTS,
         **PER_LAYER_INPUTS,
         **PARALLEL_EXPERTS,
+        **(LFM2 if arch.startswith("lfm2") else {}),
         **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3", "gpt")) else {}),
     }
     if not name.startswith("model.layers."):
@@ -251,6 +279,8 @@ def convert_name(name: str, arch: str) -> str:
 
 def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
     """Complete the weights of Gemma's norms, and interleave the rows of queries and keys where llama.cpp does."""
+    if "conv" in name and tensor.ndim == 3:
+        return tensor.squeeze(1)
     if arch in ("gemma2", "gemma3") and "norm" in name:
         return tensor + 1
     if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
@@ -286,7 +316,7 @@ def split_transposed_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torc
     return found
 
 
-EXPERT = re.compile(r"(.*\.\d+\.)(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+EXPERT = re.compile(r"(.*\.\d+\.)(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)\.weight")
 
 
 def merge_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -332,7 +362,7 @@ def write_gguf(
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
         "attention.layer_norm_rms_epsilon": 1e-5 if arch in LARGER_EPS else 1e-6,
-        "rope.freq_base": {"smollm3": 2e6, "mixtral": 1e6}.get(arch, 10000.0),
+        "rope.freq_base": {"smollm3": 2e6, "mixtral": 1e6, "lfm2": 1e6, "lfm2_moe": 1e6}.get(arch, 10000.0),
         **GGUF_FIELDS[arch],
     }
     for key, value in {**fields, **changes}.items():
@@ -364,6 +394,7 @@ def load(folder_or_file: Path, kernels: str = "torch") -> DecoderModel:
     weights = open_weights(files, config, torch.float32, torch.device("cpu"))
     model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
     assert weights.unused() == []
+    model.allocate_states(len(prompts()))
     return model
 
 

@@ -19,6 +19,7 @@ from chairlift.models.architectures.gemma import GEMMA2, GEMMA3
 from chairlift.models.architectures.gemma4 import GEMMA4
 from chairlift.models.architectures.gpt_oss import GPT_OSS
 from chairlift.models.architectures.granite import GRANITE
+from chairlift.models.architectures.lfm2 import LFM2
 from chairlift.models.architectures.llama import LLAMA
 from chairlift.models.architectures.ministral3 import MINISTRAL3
 from chairlift.models.architectures.mixtral import MIXTRAL
@@ -42,6 +43,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     for each in (
         BERT,
         FALCON_H1,
+        LFM2,
         LLAMA,
         GEMMA2,
         GEMMA3,

@@ -292,6 +292,8 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "olmoe",
         "granitemoe",
         "gpt_oss",
+        "lfm2",
+        "lfm2_moe",
         "opt",
     ],
 )

@@ -19,6 +19,7 @@ from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.layer_fields import check_recurrent_layers
 from chairlift.models.reading.llama_sizes import ExpertNames, LlamaSizes
 from chairlift.models.reading.mamba_sizes import read_mamba_sizes
 
@@ -102,17 +103,7 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
     """Read whether each layer has Mamba-2 in place of attention. The default of transformers is Mamba-2 in all."""
     key = "layer_types" if fields.get("layer_types") is not None else "layers_block_type"
     types = fields.get(key, ["mamba"] * layers)
-    if not isinstance(types, list) or len(types) != layers:
-        raise fields.error(key, f"must hold the type of each of {layers} layers, got {types!r:.80}")
-    for kind in types:
-        if not isinstance(kind, str) or kind not in LAYER_TYPES:
-            raise fields.error(
-                key, f"contains {kind!r:.80}, which is not supported; supported: {', '.join(LAYER_TYPES)}"
-            )
-    found = [LAYER_TYPES[kind] for kind in types]
-    if all(found):
-        raise fields.error(key, "has no layer with attention, which is not supported")
-    return found
+    return check_recurrent_layers(fields, key, types, layers, LAYER_TYPES)
 
 
 def _with_shared_mlp(index: int, layer: LayerSpec) -> LayerSpec:

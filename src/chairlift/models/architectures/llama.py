@@ -27,7 +27,8 @@ class LlamaConfigReader:
     Attributes:
         name, architecture: see ModelConfig.
         windows: (fields, number of layers) -> the sliding window of each layer.
-        inner_key: the field with the inner size of the feed-forward network.
+        inner_key, eps_key: the fields with the inner size of the feed-forward network and the epsilon of norms.
+        ties_by_default: the value of `tie_word_embeddings` where the file does not contain it.
         default_theta: the base of the rotary embedding where the file does not contain it.
         qkv_bias: whether q, k and v have biases, or None to read `attention_bias`, which applies to the output
             projection too.
@@ -41,6 +42,8 @@ class LlamaConfigReader:
     architecture: str = "llama"
     default_theta: float = 10_000.0
     inner_key: str = "intermediate_size"
+    eps_key: str = "rms_norm_eps"
+    ties_by_default: bool = False
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         return self.read_sizes(fields).declare()
@@ -63,11 +66,11 @@ class LlamaConfigReader:
             num_kv_heads=kv_heads,
             head_dim=read_head_dim(fields, "head_dim", "hidden_size", "num_attention_heads", heads),
             max_position_embeddings=fields.integer("max_position_embeddings"),
-            norm_eps=fields.number("rms_norm_eps", high=1.0),
+            norm_eps=fields.number(self.eps_key, high=1.0),
             sliding_windows=self.windows(fields, layers),
             activation=fields.choice("hidden_act", ("silu",), "silu"),
             rope=self._rope(fields),
-            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", self.ties_by_default),
             qkv_bias=qkv_bias,
             output_bias=output_bias,
             mlp_bias=mlp_bias,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.reading.config_fields import ConfigFields
@@ -30,7 +30,7 @@ class StoredName(NamedTuple):
         expert: the index of the parameter in a tensor that holds those of all experts, or None.
         is_transposed: whether the tensor holds matrices [in, out].
         first_row, row_step: the first row of the parameter, and the distance between its rows.
-        has_heads: whether these are numbers of heads, whose rows are consecutive, instead of rows.
+        block: what these are numbers of: rows, heads of consecutive rows, or equal parts of the tensor.
     """
 
     name: str
@@ -38,7 +38,7 @@ class StoredName(NamedTuple):
     is_transposed: bool = False
     first_row: int = 0
     row_step: int = 1
-    has_heads: bool = False
+    block: Literal["row", "head", "part"] = "row"
 
     def file_shape(self, shape: tuple[int, ...], num_experts: int) -> tuple[int, ...]:
         """Return the shape of the tensor of a parameter with the given shape."""
@@ -55,7 +55,8 @@ class StoredName(NamedTuple):
         if self.row_step == 1:
             return rows
         row_shape = tuple(rows.shape[1:])
-        parts = rows.reshape((-1, self.row_step, head_dim if self.has_heads else 1, *row_shape))
+        size = {"row": 1, "head": head_dim, "part": len(rows) // self.row_step}[self.block]
+        parts = rows.reshape((-1, self.row_step, size, *row_shape))
         selected: Rows = parts[:, self.first_row].reshape((-1, *row_shape))
         return selected
 

@@ -12,7 +12,8 @@ NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
 """The two names of the number of experts in `config.json`, which transformers treats as one."""
 
 SOFTMAX_GATING: Final = 1
-"""The value of `expert_gating_func` in GGUF files for a softmax."""
+SIGMOID_GATING: Final = 2
+"""The values of `expert_gating_func` in GGUF files."""
 
 
 def read_experts(
@@ -58,20 +59,23 @@ def read_dense_layers(fields: ConfigFields, layers: int) -> frozenset[int]:
 
 
 def read_gguf_experts(
-    fields: ConfigFields, intermediate_size: int, softmax: ExpertSoftmax | None
+    fields: ConfigFields, intermediate_size: int, softmax: ExpertSoftmax | None, gating: int = SOFTMAX_GATING
 ) -> ExpertSizes | None:
     """Read the experts of a GGUF file, or return None if it has none; else every layer has them.
 
     Args:
         intermediate_size: the inner size of one expert in files that do not contain it.
         softmax: see ExpertRouting; None if the architecture has no experts.
+        gating: SOFTMAX_GATING or SIGMOID_GATING.
     """
     if softmax is None or fields.get("expert_count", 0) == 0:
         fields.allow_only("expert_count", 0, "this architecture has no experts")
         fields.allow_only("expert_used_count", 0, "the file has no experts")
         return None
     count = fields.integer("expert_count")
-    fields.allow_only("expert_gating_func", SOFTMAX_GATING, "the weights of experts must be a softmax")
+    fields.allow_only(
+        "expert_gating_func", gating, "the architecture determines this property (1: softmax, 2: sigmoid)"
+    )
     fields.allow_only("expert_weights_norm", softmax == "chosen", "the architecture determines this property")
     routing = ExpertRouting(fields.integer("expert_used_count", high=count), softmax)
     return ExpertSizes(count, fields.integer("expert_feed_forward_length", intermediate_size), routing)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.reading.architecture import GGUFHeader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
-from chairlift.models.reading.expert_fields import read_gguf_experts
+from chairlift.models.reading.expert_fields import SOFTMAX_GATING, read_gguf_experts
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, repeat_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_gguf_rope
@@ -38,23 +38,30 @@ GGUF_NAMES: Final = {
 
 
 def read_gguf_sizes(
-    header: GGUFHeader, *, has_longrope: bool = False, expert_softmax: ExpertSoftmax | None = None
+    header: GGUFHeader,
+    *,
+    has_longrope: bool = False,
+    expert_softmax: ExpertSoftmax | None = None,
+    expert_gating: int = SOFTMAX_GATING,
+    has_recurrence: bool = False,
 ) -> LlamaSizes:
     """Read all sizes but the sliding windows, which every architecture stores in its own way.
 
     Args:
         has_longrope: whether a part of each head may be rotated, and the caller adds the factors of LongRoPE.
         expert_softmax: see ExpertRouting; None for an architecture without experts.
+        expert_gating: see read_gguf_experts.
+        has_recurrence: whether layers may have no KV heads, and a part of each head may be rotated.
     """
     fields, name, tensors = header.fields, header.name, header.tensor_names
     layers = fields.integer("block_count", high=MAX_LAYERS)
     heads = read_uniform(fields, "attention.head_count")
-    kv_heads = read_uniform(fields, "attention.head_count_kv", heads)
+    kv_heads = read_uniform(fields, "attention.head_count_kv", heads, ignores_zeros=has_recurrence)
     exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
     head_dim = read_head_dim(fields, "attention.key_length", "embedding_length", "attention.head_count", heads)
     fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
     rotary_dim = fields.integer("rope.dimension_count", head_dim, high=head_dim)
-    if not has_longrope:
+    if not has_longrope and not has_recurrence:
         fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
     rope_freqs = header.rope_factors.get("rope_freqs.weight")
     inner = read_uniform(fields, "feed_forward_length")
@@ -75,15 +82,17 @@ def read_gguf_sizes(
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
-        experts=read_gguf_experts(fields, inner, expert_softmax),
+        experts=read_gguf_experts(fields, inner, expert_softmax, expert_gating),
     )
 
 
-def read_uniform(fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
+def read_uniform(fields: ConfigFields, key: str, default: Any = REQUIRED, *, ignores_zeros: bool = False) -> int:
     """Read an integer that some files repeat for each layer, and reject different values."""
     value = fields.get(key, default)
     if not isinstance(value, list):
         return fields.integer(key, default)
+    if ignores_zeros:
+        value = [item for item in value if item != 0]
     if not value or any(item != value[0] for item in value):
         raise fields.error(key, f"differs between layers ({value!r}), which is not supported")
     return fields.as_integer(key, value[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,6 +40,26 @@ def read_layer_windows(fields: ConfigFields, types: Any, layers: int, window: in
     ):
         raise fields.error("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
     return tuple(known[kind] for kind in types)
+
+
+def check_recurrent_layers(
+    fields: ConfigFields, key: str, types: Any, layers: int, known: Mapping[str, bool]
+) -> list[bool]:
+    """Return whether each layer has recurrent state, and not attention.
+
+    Args:
+        types: the value of `key`, the type of each layer.
+        known: the types, and whether they have recurrent state.
+    """
+    if not isinstance(types, list) or len(types) != layers:
+        raise fields.error(key, f"must hold the type of each of {layers} layers, got {types!r:.80}")
+    for kind in types:
+        if not isinstance(kind, str) or kind not in known:
+            raise fields.error(key, f"contains {kind!r:.80}, which is not supported; supported: {', '.join(known)}")
+    found = [known[kind] for kind in types]
+    if all(found):
+        raise fields.error(key, "has no layer with attention, which is not supported")
+    return found
 
 
 def read_text_model(

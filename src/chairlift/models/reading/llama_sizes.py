@@ -52,11 +52,13 @@ class ExpertNames:
         router: the matrix of the router.
         up: the gate and the up projection of an expert, or one name for both. "{}" is the number of the expert.
         down: the down projection of an expert.
+        selection_bias: see RouterSpec.
     """
 
     router: str = "mlp.gate"
     up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     down: str = "mlp.experts.{}.down_proj"
+    selection_bias: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,11 @@ class LlamaSizes:
             down=MatrixSpec(EXPERTS, "down", down, inner, experts.has_bias),
             activation=self.activation,
             gated=True,
-            router=RouterSpec(MatrixSpec(ROUTER, ROUTER, router, self.hidden_size, experts.has_bias), experts.routing),
+            router=RouterSpec(
+                MatrixSpec(ROUTER, ROUTER, router, self.hidden_size, experts.has_bias),
+                experts.routing,
+                selection_bias=None if names.selection_bias is None else f"{layer}.{names.selection_bias}",
+            ),
         )
 
     def _parts(self, prefix: str, parts: Sequence[tuple[str, int]], fused: str) -> tuple[tuple[str, int], ...]:

@@ -7,6 +7,7 @@ from typing import Final
 
 from chairlift.models.declaration import (
     RECURRENCE,
+    BranchNorms,
     ConvolutionSpec,
     LayerSpec,
     Mamba2Spec,
@@ -77,7 +78,7 @@ class MambaSizes:
     def replace_attention(self, layer: LayerSpec, prefix: str, hidden_size: int) -> LayerSpec:
         """Return a layer with Mamba-2 in place of attention, with the same norms."""
         spec, norms = self.declare(prefix, hidden_size), layer.attention_norms
-        return replace(layer, attention=None, recurrence=spec, recurrence_norms=norms)
+        return replace(layer, attention=None, attention_norms=BranchNorms(), recurrence=spec, recurrence_norms=norms)
 
 
 def read_mamba_sizes(fields: ConfigFields, hidden_size: int) -> MambaSizes:

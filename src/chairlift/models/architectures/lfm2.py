@@ -1,0 +1,235 @@
+"""LFM2 and LFM2.5 (Liquid AI, 2025): `LlamaSizes` with short convolutions in place of attention in most layers.
+
+LFM2-MoE has experts in all but the first layers. They are chosen by sigmoids with a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from chairlift.kernels.routing import ExpertSoftmax
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.declaration import (
+    RECURRENCE,
+    BranchNorms,
+    ConvolutionSpec,
+    LayerSpec,
+    MatrixSpec,
+    ModelConfig,
+    RecurrenceSpec,
+)
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.expert_fields import SIGMOID_GATING, read_experts, read_softmax
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.layer_fields import check_recurrent_layers
+from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
+
+LAYER_TYPES: Final = {"conv": True, "full_attention": False}
+"""Type of a layer -> whether it has a convolution in place of attention."""
+
+MAX_WIDTH: Final = 16
+"""The largest width of a convolution."""
+
+SUM_EPS: Final = 1e-6
+"""See ExpertRouting."""
+
+FIELDS_OF_TRAINING: Final = (
+    "block_mlp_init_scale",
+    "block_out_init_scale",
+    "block_use_xavier_init",
+    "conv_use_xavier_init",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lfm2Sizes:
+    """The sizes of an LFM2 model.
+
+    Attributes:
+        recurrent: whether each layer has a convolution in place of attention.
+        width: the width of the convolution.
+        has_bias: whether convolutions and their projections have biases.
+    """
+
+    sizes: LlamaSizes
+    recurrent: Sequence[bool]
+    width: int
+    has_bias: bool = False
+
+    def declare(self) -> ModelConfig:
+        config = self.sizes.declare()
+        layers = map(self._declare_layer, range(self.sizes.num_layers), config.layers)
+        return replace(config, layers=tuple(layers))
+
+    def _declare_layer(self, index: int, layer: LayerSpec) -> LayerSpec:
+        if not self.recurrent[index]:
+            return layer
+        prefix, hidden = f"model.layers.{index}.conv", self.sizes.hidden_size
+        rows, output = ((f"{prefix}.in_proj", 3 * hidden),), ((f"{prefix}.out_proj", hidden),)
+        spec = RecurrenceSpec(
+            input=MatrixSpec(RECURRENCE, "conv_in", rows, hidden, self.has_bias),
+            output=MatrixSpec(RECURRENCE, "conv_out", output, hidden, self.has_bias),
+            convolution=ConvolutionSpec(f"{prefix}.conv", hidden, self.width, self.has_bias),
+        )
+        norms = layer.attention_norms
+        return replace(layer, attention=None, attention_norms=BranchNorms(), recurrence=spec, recurrence_norms=norms)
+
+
+# -- config.json -----------------------------------------------------------------------------------------------------
+
+
+class Lfm2ConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of LFM2 and LFM2-MoE."""
+
+    def __call__(self, fields: ConfigFields) -> ModelConfig:
+        sizes = self.read_sizes(fields)
+        _check_other_names(fields, sizes)
+        recurrent = _read_layers(fields, sizes.num_layers)
+        width = fields.integer("conv_L_cache", 3, low=2, high=MAX_WIDTH)
+        return Lfm2Sizes(sizes, recurrent, width, fields.flag("conv_bias", False)).declare()
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = replace(super().read_sizes(fields), qk_norm="heads")
+        if self.name == "lfm2":
+            sizes = replace(sizes, intermediate_size=_read_inner_size(fields))
+        else:
+            sizes = replace(sizes, experts=_read_experts(fields, sizes.num_layers))
+        if fields.get("tie_embedding") is not None:
+            sizes = replace(sizes, tie_word_embeddings=fields.flag("tie_embedding"))
+        return sizes
+
+
+def _read_inner_size(fields: ConfigFields) -> int:
+    """Read the inner size of the feed-forward network: two thirds of the field, rounded up to a multiple."""
+    inner = fields.integer("block_ff_dim", fields.integer("intermediate_size"))
+    multiplier = fields.number("block_ffn_dim_multiplier", 1.0)
+    multiple = fields.integer("block_multiple_of", 256)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return inner
+    return -(-int(multiplier * int(2 * inner / 3)) // multiple) * multiple
+
+
+def _read_experts(fields: ConfigFields, layers: int) -> ExpertSizes:
+    experts = read_experts(fields, fields.integer("moe_intermediate_size"), read_softmax(fields), NAMES)
+    routing = replace(
+        experts.routing,
+        has_sigmoid=True,
+        sum_eps=SUM_EPS,
+        scale=fields.number("routed_scaling_factor", 1.0),
+    )
+    names = NAMES if fields.flag("use_expert_bias", True) else replace(NAMES, selection_bias=None)
+    dense = fields.integer("num_dense_layers", 2, low=0, high=layers)
+    return replace(experts, routing=routing, names=names, dense_layers=frozenset(range(dense)))
+
+
+def _check_other_names(fields: ConfigFields, sizes: LlamaSizes) -> None:
+    """Check the fields of the published files that have the values of other fields, or no effect."""
+    same = {
+        "block_dim": sizes.hidden_size,
+        "block_norm_eps": sizes.norm_eps,
+        "block_use_swiglu": True,
+        "conv_dim": sizes.hidden_size,
+        "conv_dim_out": sizes.hidden_size,
+        "num_heads": sizes.num_heads,
+        "theta": sizes.rope.theta,
+        "use_pos_enc": True,
+    }
+    for key, value in same.items():
+        fields.allow_only(key, value, f"LFM2 models have {value} here")
+    for key in FIELDS_OF_TRAINING:
+        fields.get(key)
+
+
+def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
+    indices = fields.get("full_attn_idxs")
+    if (types := fields.get("layer_types")) is None:
+        if not isinstance(indices, list):
+            raise fields.error("layer_types", "is missing, and so is full_attn_idxs; the file is incomplete")
+        types = ["full_attention" if index in indices else "conv" for index in range(layers)]
+    return check_recurrent_layers(fields, "layer_types", types, layers, LAYER_TYPES)
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+def read_lfm2_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file of LFM2 or LFM2-MoE. Layers with a convolution have no KV heads."""
+    fields = header.fields
+    softmax: ExpertSoftmax | None = "chosen" if header.name == "lfm2moe" else None
+    sizes = read_gguf_sizes(header, expert_softmax=softmax, expert_gating=SIGMOID_GATING, has_recurrence=True)
+    sizes = replace(sizes, architecture="lfm2", qk_norm="heads")
+    if sizes.experts is not None:
+        sizes = replace(sizes, experts=_complete_gguf_experts(fields, sizes.experts, sizes.num_layers))
+    key = "attention.head_count_kv"
+    heads = fields.get(key)
+    if not isinstance(heads, list) or len(heads) != sizes.num_layers:
+        raise fields.error(
+            key, f"must hold the number of KV heads of each of {sizes.num_layers} layers, got {heads!r:.80}"
+        )
+    width = fields.integer("shortconv.l_cache", low=2, high=MAX_WIDTH)
+    return Lfm2Sizes(sizes, [count == 0 for count in heads], width).declare()
+
+
+def _complete_gguf_experts(fields: ConfigFields, experts: ExpertSizes, layers: int) -> ExpertSizes:
+    scale = fields.number("expert_weights_scale", 1.0)
+    routing = replace(experts.routing, has_sigmoid=True, sum_eps=SUM_EPS, scale=scale)
+    dense = fields.integer("leading_dense_block_count", low=0, high=layers)
+    return replace(experts, routing=routing, names=NAMES, dense_layers=frozenset(range(dense)))
+
+
+NAMES: Final = ExpertNames(
+    router="feed_forward.gate",
+    up=("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
+    down="feed_forward.experts.{}.w2",
+    selection_bias="feed_forward.expert_bias",
+)
+
+HF_NAMES: Final = {
+    "model.norm": "model.embedding_norm",
+    **{
+        f"model.layers.{{}}.{name}": f"model.layers.{{}}.{other}"
+        for name, other in (
+            ("input_layernorm", "operator_norm"),
+            ("post_attention_layernorm", "ffn_norm"),
+            ("self_attn.o_proj", "self_attn.out_proj"),
+            ("self_attn.q_norm", "self_attn.q_layernorm"),
+            ("self_attn.k_norm", "self_attn.k_layernorm"),
+            ("mlp.gate_proj", "feed_forward.w1"),
+            ("mlp.up_proj", "feed_forward.w3"),
+            ("mlp.down_proj", "feed_forward.w2"),
+        )
+    },
+}
+
+LFM2_GGUF_NAMES: Final = {
+    **GGUF_NAMES,
+    "model.norm": "token_embd_norm",
+    **{f"model.layers.{{}}.conv.{name}": f"blk.{{}}.shortconv.{name}" for name in ("conv", "in_proj", "out_proj")},
+    "model.layers.{}.feed_forward.gate": "blk.{}.ffn_gate_inp",
+    "model.layers.{}.feed_forward.expert_bias": "blk.{}.exp_probs_b.bias",
+    "model.layers.{}.feed_forward.experts.{}.w1": "blk.{}.ffn_gate_exps",
+    "model.layers.{}.feed_forward.experts.{}.w3": "blk.{}.ffn_up_exps",
+    "model.layers.{}.feed_forward.experts.{}.w2": "blk.{}.ffn_down_exps",
+}
+
+LFM2: Final = Architecture(
+    name="lfm2",
+    hf_readers={
+        f"{family}ForCausalLM": Lfm2ConfigReader(
+            name,
+            no_windows,
+            qkv_bias=False,
+            architecture="lfm2",
+            default_theta=1_000_000.0,
+            eps_key="norm_eps",
+            ties_by_default=True,
+        )
+        for family, name in (("Lfm2", "lfm2"), ("Lfm2Moe", "lfm2_moe"))
+    },
+    gguf_readers=dict.fromkeys(("lfm2", "lfm2moe"), read_lfm2_gguf),
+    gguf_names=LFM2_GGUF_NAMES,
+    stacked_names=HF_NAMES,
+)
