@@ -48,6 +48,22 @@ def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: P
     assert first[0].num_cached_tokens == 0
 
 
+def test_two_engines_on_one_folder_give_the_same_tokens(folder: Path, tmp_path: Path) -> None:
+    """The first one writes, and the second one reads what was there before."""
+    expected = tokens(answer(folder))
+    answer(folder, prefix_cache_dir=tmp_path)
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "num_kv_blocks": 60}
+    engines = [LLM(model=str(folder), prefix_cache_dir=tmp_path, **options) for _ in range(2)]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    for prompts in (PROMPTS, [[7, *PROMPTS[0]], [8] * 40], PROMPTS):
+        first, second = (tokens(engine.generate(prompts, params, use_tqdm=False)) for engine in engines)
+        assert first == second
+        if prompts is PROMPTS:
+            assert first == expected
+    for engine in engines:
+        engine.close()
+
+
 @needs_native
 def test_another_format_and_another_model_have_other_blocks(
     folder: Path, tiny_model_dir: Callable[..., Path], tmp_path: Path

@@ -1,6 +1,6 @@
 """The long run of the fuzz targets. The time is divided among them, and each runs in rounds with new seeds.
 
-    python tests/robustness/fuzz.py --minutes 5 [--seed N] [--target NAME]
+    python tests/robustness/fuzz.py [--minutes 5 | --cases 2000] [--seed N] [--target NAME]
 
 It prints a table and, as the last line, JSON. It ends with status 1 at the first case that fails, which Hypothesis
 reduces and the seed reproduces.
@@ -30,6 +30,7 @@ CASES_A_ROUND = 300
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=5.0, help="the time for all targets together (default: 5)")
+    parser.add_argument("--cases", type=int, help="the number of cases of each target, instead of a time")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the first round (default: 1)")
     parser.add_argument("--target", help="run only this target")
     options = parser.parse_args()
@@ -38,13 +39,16 @@ def main() -> None:
         chosen = [target for target in targets if options.target in (None, target.name)]
         if not chosen:
             parser.error(f"--target must be one of {', '.join(target.name for target in targets)}")
-        seconds = {target.name: _run(target, 60 * options.minutes / len(chosen), options.seed) for target in chosen}
+        seconds = {
+            target.name: _run(target, 60 * options.minutes / len(chosen), options.cases, options.seed)
+            for target in chosen
+        }
     _print(chosen, seconds, options.seed)
 
 
-def _run(target: Target, budget: float, seed: int) -> float:
+def _run(target: Target, budget: float, num_cases: int | None, seed: int) -> float:
     started = time.monotonic()
-    while time.monotonic() - started < budget:
+    while time.monotonic() - started < budget if num_cases is None else target.num_cases < num_cases:
         print(f"{target.name}: seed {seed}", file=sys.stderr)
         run_cases(target, CASES_A_ROUND, seed)
         seed += 1

@@ -16,7 +16,12 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-MAX_SECONDS = 5.0
+MAX_SECONDS = 1.0
+"""CPU seconds of one case. An engine that reads the file between two steps delays its requests by as much."""
+
+MAX_WAIT_SECONDS = 60.0
+"""Seconds of one case on the clock, after which it is blocked."""
+
 MAX_BYTES = 64 << 20
 
 Case = Callable[[Any], None]
@@ -30,6 +35,7 @@ class Target:
         cases: the generated inputs.
         check: runs the function with one input, and raises any exception that is not an expected error.
         num_short: the number of cases in the short run.
+        prepare: is called before the first case, for work that is not part of it.
         outcomes: the number of cases with each outcome.
     """
 
@@ -37,6 +43,7 @@ class Target:
     cases: st.SearchStrategy[Any]
     check: Case
     num_short: int = 60
+    prepare: Callable[[], object] = lambda: None
     outcomes: dict[str, int] = field(default_factory=dict)
 
     def add(self, outcome: str) -> None:
@@ -50,25 +57,30 @@ class Target:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Raise an AssertionError if the body takes longer than MAX_SECONDS or allocates more than MAX_BYTES at once."""
+    """Raise an AssertionError if the body computes for longer than MAX_SECONDS, blocks for longer than
+    MAX_WAIT_SECONDS, or allocates more than MAX_BYTES at once."""
 
     def late(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"does not end within {MAX_SECONDS} s")
+        limit = f"{MAX_SECONDS} CPU seconds" if number == signal.SIGPROF else f"{MAX_WAIT_SECONDS} s"
+        raise AssertionError(f"does not end within {limit}")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+    before = {number: signal.signal(number, late) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, MAX_WAIT_SECONDS)
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         yield
         peak = tracemalloc.get_traced_memory()[1]
         assert peak < MAX_BYTES, f"allocates {peak >> 20} MiB"
-        seconds = time.perf_counter() - started
-        assert seconds < MAX_SECONDS, f"takes {seconds:.1f} s, without a chance to interrupt it"
+        seconds = time.process_time() - started
+        assert seconds < MAX_SECONDS, f"takes {seconds:.1f} CPU seconds, without a chance to interrupt it"
     finally:
         tracemalloc.stop()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_cases(target: Target, num_cases: int, run_seed: int) -> None:
@@ -87,6 +99,7 @@ def run_cases(target: Target, num_cases: int, run_seed: int) -> None:
         with guarded():
             target.check(case)
 
+    target.prepare()
     run()
 
 

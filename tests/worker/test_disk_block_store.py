@@ -156,44 +156,134 @@ def test_the_least_recently_used_blocks_are_removed(tmp_path: Path) -> None:
     assert {file.stem for file in files(tmp_path)} == {HASHES[i].hex() for i in (0, 3, 6, 7, 8)}
 
 
-def test_a_full_disk_stops_writing_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def write_now(store: DiskBlockStore, first: int, count: int) -> None:
+    """Save blocks, and wait until the thread has handled them. The time without writing is over."""
+    store._resume_writing = 0.0
+    store.save(HASHES[first : first + count], range(first, first + count))
+    while store._pending:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_logged_once_and_writing_is_tried_again(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(disk_block_store, "RETRY_SECONDS", 0.2)
-    caches = make_caches()
-    store = open_store(tmp_path, caches)
-    replace = Path.replace
+    store = open_store(tmp_path, make_caches())
+    attempts = []
 
     def full(self: Path, target: Path) -> Path:
-        raise OSError(28, "No space left on device")
+        attempts.append(target)
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(Path, "replace", full)
-    with caplog.at_level("WARNING"):
-        store.save(HASHES[:3], range(3))
-        while store._pending:
-            time.sleep(0.01)
-    assert caplog.text.count("No space left on device") == 1
-    assert not list(tmp_path.glob("*/*.tmp"))
-    monkeypatch.setattr(Path, "replace", replace)
-    time.sleep(0.25)
-    store.save(HASHES[:3], range(3))
+    with caplog.at_level("WARNING"), monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        write_now(store, 0, 3)
+        assert len(attempts) == 1, "the other blocks are dropped"
+        write_now(store, 0, 3)
+        assert len(attempts) == 2
+        assert caplog.text.count(os.strerror(code)) == 1
+        assert not list(tmp_path.glob("*/*.[tk]*"))
+    write_now(store, 0, 3)
+    assert caplog.text.count("blocks are written again") == 1
     store.close()
     assert len(files(tmp_path)) == 3
 
 
-def test_a_second_process_only_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+FULL_SCRIPT = """
+import resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_disk_block_store import HASHES, check, contents, make_caches, open_store
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), -1))
+expected, caches = make_caches(), make_caches(1)
+store = open_store(Path(sys.argv[1]), caches)
+store.save(HASHES[6:8], [6, 7])
+assert store.load(HASHES[:4], [9, 10, 11, 12], 0) == 4
+check(caches, [9, 10, 11, 12], [contents(expected, block_id) for block_id in range(4)])
+store.close()
+"""
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100])
+def test_a_server_starts_and_reads_while_the_disk_is_full(num_bytes: int, tmp_path: Path) -> None:
+    saved(tmp_path)
+    command = [sys.executable, "-c", FULL_SCRIPT, str(tmp_path), str(Path(__file__).parent), str(num_bytes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("File too large") == 1
+    assert len(files(tmp_path)) == 4
+    assert not list(tmp_path.glob("*/*.tmp"))
+    store = open_store(tmp_path, make_caches())
+    assert (store.num_blocks, store.load(HASHES[:4], range(4), 0), store.num_damaged) == (4, 4, 0)
+    store.close()
+
+
+def test_a_new_folder_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, **_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        store = open_store(tmp_path / "new", make_caches())
+        assert store.load(HASHES[:1], [0], 0) == 0
+        write_now(store, 0, 2)
+    assert not (tmp_path / "new").exists()
+    write_now(store, 0, 2)
+    store.close()
+    assert len(files(tmp_path / "new")) == 2
+
+
+def test_a_second_process_reads_and_writes_once_the_first_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = saved(tmp_path)
     first = open_store(tmp_path, make_caches())
     caches = make_caches(1)
     with caplog.at_level("WARNING"):
         second = open_store(tmp_path, caches)
-    assert "another process writes to" in caplog.text
-    second.save(HASHES[6:8], [1, 2])
+        write_now(second, 6, 2)
+        write_now(second, 6, 2)
+    assert caplog.text.count("another process writes to this folder") == 1
     assert second.load(HASHES[:2], [9, 10], 0) == 2
     check(caches, [9, 10], expected[:2])
-    second.close()
-    first.close()
     assert len(files(tmp_path)) == 4
+    write_now(first, 4, 1)
+    first.close()
+    write_now(second, 6, 2)
+    assert second.num_blocks == 7, "and it has found the file that the first one has written meanwhile"
+    second.close()
+    assert len(files(tmp_path)) == 7
+
+
+def test_both_processes_together_respect_the_budget(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    size = files(tmp_path)[0].stat().st_size
+    first, second = (open_store(tmp_path, make_caches(), max_bytes=3 * size) for _ in range(2))
+    for number in range(1, 6):
+        write_now(first, number, 1)
+        write_now(second, number + 6, 1)
+    assert len(files(tmp_path)) == 3
+    first.close()
+    for number in range(6):
+        write_now(second, number, 1)
+    assert len(files(tmp_path)) == 3
+    second.close()
+
+
+def test_a_file_that_the_writer_removes_is_missing_for_the_reader(tmp_path: Path) -> None:
+    expected = saved(tmp_path)
+    size = files(tmp_path)[0].stat().st_size
+    writer = open_store(tmp_path, make_caches(), max_bytes=4 * size)
+    caches = make_caches(1)
+    reader = open_store(tmp_path, caches)
+    assert writer.load(HASHES[:1], [0], 0) == 1  # now the most recently used one
+    write_now(writer, 8, 2)
+    assert reader.load(HASHES[:4], [9, 10, 11, 12], 0) == 1
+    check(caches, [9], expected[:1])
+    assert (reader.num_damaged, len(files(tmp_path))) == (0, 4)
+    writer.close()
+    reader.close()
 
 
 def test_blocks_that_are_computed_faster_are_not_read(tmp_path: Path) -> None:
@@ -215,7 +305,7 @@ def test_blocks_that_are_computed_faster_are_not_read(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"prefix_cache_dir=.*file: Not a directory; choose another folder"):
+    with pytest.raises(ConfigError, match=r"prefix_cache_dir=.*file: Not a directory .*; choose another folder"):
         open_store(tmp_path / "file", make_caches())
 
 
@@ -226,22 +316,51 @@ sys.path.insert(0, sys.argv[2])
 from test_disk_block_store import make_caches, open_store
 caches = make_caches()
 store = open_store(Path(sys.argv[1]), caches, max_bytes=1 << 30)
-number = 0
+number, num_lines = 0, 0
 while True:
     hashes = [(number + index).to_bytes(32) for index in range(12)]
     store.save(hashes, range(12))
     number += 12
-    if number == 120:
-        print("writing", flush=True)
+    if store.num_saved > 100 and not num_lines:
+        num_lines = print("writing", flush=True) or 1
 """
 
 
-def test_files_of_a_killed_process_are_whole(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITER, str(tmp_path), str(Path(__file__).parent)]
+def test_a_reader_beside_a_process_that_evicts_and_is_killed(tmp_path: Path) -> None:
+    expected = [contents(make_caches(), block_id) for block_id in range(12)]
+    script = WRITER.replace("max_bytes=1 << 30", "max_bytes=1 << 16")
+    process = start_writer(tmp_path, script)
+    caches, num_read = make_caches(1), 0
+    for _ in range(40):
+        reader = open_store(tmp_path, caches, max_bytes=1 << 16)
+        assert reader._lock_file is None
+        for block_hash in list(reader._files):
+            if reader.load([block_hash], [14], 0):
+                check(caches, [14], [expected[int.from_bytes(block_hash) % 12]])
+                num_read += 1
+        assert reader.num_damaged == 0
+        reader.close()
+    assert num_read > 0
+    process.kill()
+    process.wait()
+    successor = open_store(tmp_path, caches, max_bytes=1 << 16)
+    assert successor._lock_file is not None
+    write_now(successor, 0, 12)
+    successor.close()
+    assert sum(file.stat().st_size for file in files(tmp_path)) <= 1 << 16
+
+
+def start_writer(folder: Path, script: str = WRITER) -> subprocess.Popen[str]:
+    """Start a process that writes blocks without end, and wait until it has saved some."""
+    command = [sys.executable, "-c", script, str(folder), str(Path(__file__).parent)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "writing\n"
-    time.sleep(0.1)
+    return process
+
+
+def test_files_of_a_killed_process_are_whole(tmp_path: Path) -> None:
+    process = start_writer(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait()
     expected = [contents(make_caches(), block_id) for block_id in range(12)]

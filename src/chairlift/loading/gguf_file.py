@@ -10,6 +10,7 @@ A split model (llama.cpp, gguf-split) is several such files, whose metadata is i
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
@@ -173,6 +174,10 @@ class GGUFFile:
             tensors |= part.tensors
         return tensors
 
+    def metadata_digest(self) -> str:
+        """SHA-256 of the metadata, in hexadecimal digits."""
+        return self._parts[0].metadata_digest()
+
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the bytes of a tensor, uint8 [rows, bytes per row], read-only.
 
@@ -242,6 +247,9 @@ class _GGUFPart:
             tensors[name] = tensor
         _reject_overlaps(cursor, tensors)
         return tensors
+
+    def metadata_digest(self) -> str:
+        return hashlib.sha256(self._buffer[: self._end_of_metadata]).hexdigest()
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         import numpy as np

@@ -41,7 +41,10 @@ MAX_READ_BYTES: Final = 256 << 20
 """Maximum size of the blocks that are read for one request, because other requests wait meanwhile."""
 
 RETRY_SECONDS: Final = 30.0
-"""Time without writing after a write has failed."""
+"""Time without writing after a write has failed, or the folder could not be locked."""
+
+TEMPORARY: Final = ("EAGAIN", "ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "EMFILE", "ENFILE")
+"""Errors with which a folder is only read, because a server whose disk is full must be able to restart its engine."""
 
 FIRST_BANDWIDTH: Final = 0.5e9
 """Bytes per second that reading is assumed to reach before the first blocks were read."""
@@ -60,7 +63,7 @@ class DiskBlockStore:
     kind of kernels (`fingerprint`). Blocks are written on a thread. Beyond `max_bytes` the least recently used files
     are removed.
 
-    Only one process writes to a folder. Another one with the same folder only reads.
+    Only one process writes to a folder. Another one only reads, until the first one has ended.
 
     Args:
         folder: the folder of all models; that of the fingerprint is created in it.
@@ -70,7 +73,7 @@ class DiskBlockStore:
         compute_seconds: None if the speed of the model is unknown; then blocks are always loaded.
 
     Raises:
-        ConfigError: the folder cannot be created.
+        ConfigError: the folder cannot be used, and waiting would not help.
     """
 
     def __init__(
@@ -87,17 +90,17 @@ class DiskBlockStore:
         self._max_bytes = max_bytes
         self._compute_seconds = compute_seconds
         self._block_bytes = sum(tensor[0].numel() * tensor.element_size() for tensor in self._tensors)
-        text = json.dumps(fingerprint, sort_keys=True, default=str)
-        self.folder = folder / hashlib.sha256(text.encode()).hexdigest()[:32]
-        self._make_folder(text)
-        self._lock_file = self._lock()
+        self._description = json.dumps(fingerprint, sort_keys=True, default=str)
+        self.folder = folder / hashlib.sha256(self._description.encode()).hexdigest()[:32]
+        self._lock_file: IO[str] | None = None
+        self._problem: str | None = None
         self._guard = threading.Lock()
         self._files: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[bytes, None] = {}
         self._bytes_per_second = FIRST_BANDWIDTH
         self._resume_writing = 0.0
         self.num_loaded = self.num_saved = self.num_damaged = 0
-        self._find_files()
+        self._open()
         self._queue: queue.Queue[tuple[bytes, torch.Tensor] | None] = queue.Queue()
         self._writer = threading.Thread(target=self._write_all, name="chairlift-prefix-cache", daemon=True)
         self._writer.start()
@@ -114,7 +117,7 @@ class DiskBlockStore:
     # -- BlockStore ----------------------------------------------------------------------------------------------
 
     def save(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        if self._lock_file is None or time.monotonic() < self._resume_writing:
+        if time.monotonic() < self._resume_writing:
             return
         room = MAX_PENDING_BYTES // self._block_bytes - len(self._pending)
         with self._guard:
@@ -211,20 +214,16 @@ class DiskBlockStore:
             try:
                 self._write(block_hash, row.numpy())
             except OSError as error:
-                if time.monotonic() >= self._resume_writing:
-                    logger.warning(
-                        "prefix cache on disk: blocks are not written for %g s: %s (%s)",
-                        RETRY_SECONDS,
-                        error.strerror,
-                        self.folder,
-                    )
-                self._resume_writing = time.monotonic() + RETRY_SECONDS
+                self._pause_writing(error)
             with self._guard:
                 self._pending.pop(block_hash, None)
 
     def _write(self, block_hash: bytes, payload: Any) -> None:
         if time.monotonic() < self._resume_writing:
             return
+        if self._lock_file is None:
+            self._lock()
+            self._find_files()
         path = self._path(block_hash)
         self._make_room()
         unfinished = path.with_suffix(".tmp")
@@ -237,9 +236,25 @@ class DiskBlockStore:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
+        if self._problem is not None:
+            logger.warning("prefix cache on disk: blocks are written again (%s)", self.folder)
+            self._problem = None
         self.num_saved += 1
         with self._guard:
             self._files[block_hash] = None
+
+    def _pause_writing(self, error: OSError) -> None:
+        """Write nothing for RETRY_SECONDS. Each problem is logged once."""
+        self._resume_writing = time.monotonic() + RETRY_SECONDS
+        problem = error.strerror or str(error)
+        if problem != self._problem:
+            logger.warning(
+                "prefix cache on disk: blocks are only read, because writing fails: %s (%s); it is tried every %g s",
+                problem,
+                self.folder,
+                RETRY_SECONDS,
+            )
+            self._problem = problem
 
     def _make_room(self) -> None:
         """Remove the least recently used files until there is room for one more block."""
@@ -255,36 +270,41 @@ class DiskBlockStore:
     def _path(self, block_hash: bytes) -> Path:
         return self.folder / f"{block_hash.hex()}{SUFFIX}"
 
-    def _make_folder(self, text: str) -> None:
+    def _open(self) -> None:
+        """Open the folder, for reading only after a temporary error."""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(self.folder / "model.json", "w", encoding="utf-8", opener=_open_privately) as file:
-                file.write(text + "\n")
+            self._lock()
         except OSError as error:
-            raise ConfigError(
-                f"prefix_cache_dir={self.folder.parent}: {error.strerror}; choose another folder"
-            ) from None
+            if errno.errorcode.get(error.errno or 0) not in TEMPORARY:
+                raise ConfigError(
+                    f"prefix_cache_dir={self.folder.parent}: {error.strerror} ({error.filename}); choose another "
+                    "folder, or remove what is in its place"
+                ) from None
+            self._pause_writing(error)
+        self._find_files()
 
-    def _lock(self) -> IO[str] | None:
-        """Lock the folder for writing; None if another process writes to it."""
-        try:
-            file = open(self.folder / "lock", "w", opener=_open_privately)  # noqa: SIM115 - open until `close`
-        except OSError as error:
-            raise ConfigError(f"prefix_cache_dir: {self.folder / 'lock'}: {error.strerror}; remove it") from None
-        if fcntl is None:
-            return file
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            logger.warning("prefix cache on disk: another process writes to %s, so this one only reads", self.folder)
-            return None
-        return file
+    def _lock(self) -> None:
+        """Create the folder, and lock it for writing.
+
+        Raises:
+            OSError: the folder cannot be written, or another process writes to it.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self.folder / "model.json", "w", encoding="utf-8", opener=_open_privately) as file:
+            file.write(self._description + "\n")
+        lock_file = open(self.folder / "lock", "w", opener=_open_privately)  # noqa: SIM115 - open until `close`
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock_file.close()
+                raise BlockingIOError(errno.EAGAIN, "another process writes to this folder") from None
+        self._lock_file = lock_file
 
     def _find_files(self) -> None:
         """Index the files, the least recently used first, and remove unfinished ones."""
         found = []
-        for entry in os.scandir(self.folder):
+        for entry in os.scandir(self.folder) if self.folder.exists() else ():
             name, dot, kind = entry.name.partition(".")
             if dot and kind == "tmp" and self._lock_file is not None:
                 with contextlib.suppress(OSError):
@@ -292,7 +312,8 @@ class DiskBlockStore:
             elif dot + kind == SUFFIX:
                 with contextlib.suppress(OSError, ValueError):
                     found.append((entry.stat().st_mtime, bytes.fromhex(name)))
-        self._files.update((block_hash, None) for _, block_hash in sorted(found))
+        with self._guard:
+            self._files = OrderedDict((block_hash, None) for _, block_hash in sorted(found))
 
 
 def _open_privately(path: str, flags: int) -> int:

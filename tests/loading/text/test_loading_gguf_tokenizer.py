@@ -283,6 +283,11 @@ def test_derived_merges_equal_transformers(pieces: dict[str, float]) -> None:
         (BPE, {"token_type": [1, 1]}, r"tokenizer\.ggml\.token_type has 2 entries, but there are \d+ tokens"),
         (BPE, {"tokens": ["a", "a"], "token_type": None, "merges": ["a a"]}, r"tokens contains 'a' twice"),
         (BPE, {"add_bos_token": 3}, r"add_bos_token must be true or false, got 3"),
+        (
+            SPM,
+            {"tokens": ["a", "b"], "scores": [0.0, 0.0], "token_type": [1, 1], "unknown_token_id": None},
+            r"tokens lacks '<unk>' and some",
+        ),
         (SPM, {"scores": None}, r"tokenizer\.ggml\.scores is missing"),
         (SPM, {"scores": [1.0]}, r"tokenizer\.ggml\.scores has 1 entries"),
     ],
@@ -335,19 +340,38 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, junk: str) -> None:
 
 def test_tokenizer_of_a_changed_model_is_rebuilt(tmp_path: Path) -> None:
     assert spelled(load(tmp_path, BPE), "hello") == ["hell", "o"]
-    os.utime(tmp_path / "t.gguf", (1, 1))
     assert spelled(load(tmp_path, BPE, merges=["h e"]), "hello") == ["he", "l", "l", "o"]
 
 
-def test_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_only_the_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the folders of models be read-only."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
 
     def reject_model_folder(path: Path, text: str) -> None:
-        if path.parent == tmp_path:
+        if not path.is_relative_to(tmp_path / "cache"):
             raise PermissionError(13, "read-only", str(path))
         write_atomically(path, text)
 
     monkeypatch.setattr(gguf_tokenizer, "write_atomically", reject_model_folder)
+
+
+def test_models_with_equal_names_sizes_and_times_have_tokenizers_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in container images, whose files have the time 1, with a cache that two servers share."""
+    use_only_the_shared_cache(tmp_path, monkeypatch)
+    for merge, tokens in {"h e": ["he", "l", "l", "o"], "l l": ["h", "e", "ll", "o"]}.items():
+        (tmp_path / merge).mkdir()
+        path = write_tokenizer_gguf(tmp_path / merge / "t.gguf", {**BPE, "merges": [merge]})
+        os.utime(path, (1, 1))
+        assert spelled(load_tokenizer(ModelFiles("gguf", path, "t")), "hello") == tokens
+    sizes = {path.stat().st_size for path in tmp_path.glob("*/t.gguf")}
+    assert len(sizes) == 1
+    assert len(cached_files(tmp_path / "cache" / "models")) == 2
+
+
+def test_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_only_the_shared_cache(tmp_path, monkeypatch)
     assert spelled(load(tmp_path, BPE), "hello") == ["hell", "o"]
     assert cached_files(tmp_path) == []
     assert len(cached_files(tmp_path / "cache" / "models")) == 1

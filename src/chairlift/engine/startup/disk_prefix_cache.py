@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder
@@ -54,6 +56,7 @@ def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) 
     """What the contents of a block depend on, besides its tokens: the model, its number formats and its kernels."""
     return {
         "chairlift": __version__,
+        "torch": f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})",
         "model": loaded.name,
         "files": {} if config.load_format == "dummy" else _file_digests(loaded.files),
         "load_format": config.load_format,

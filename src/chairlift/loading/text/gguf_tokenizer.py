@@ -26,6 +26,7 @@ from chairlift.models.reading.config_fields import ConfigFields
 BUILD: Final = 1  # Increase it when the same file gives a different tokenizer, so that cached ones are not used.
 PREFIX: Final = "tokenizer.ggml."
 TEMPLATE: Final = "tokenizer.chat_template"
+BYTE_TOKENS: Final = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 MAX_SPLIT_CHARACTERS: Final = 10**9  # Work to derive the merges; a real vocabulary has about 10^8.
 ROLES: Final = {
     "bos_token": "bos_token_id",
@@ -101,7 +102,7 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
         ModelLoadError: the metadata is incomplete or not supported; the message names the key.
     """
     vocabulary = GGUFVocabulary(file)
-    backend = _cached(file.path, len(vocabulary.tokens)) or _build_and_cache(vocabulary)
+    backend = _cached(file, len(vocabulary.tokens)) or _build_and_cache(file, vocabulary)
     roles = {role: vocabulary.token_at(key) for role, key in ROLES.items()}
     named = {
         key.removeprefix(TEMPLATE).removeprefix("."): value for key, value in file.metadata.items() if TEMPLATE in key
@@ -118,7 +119,6 @@ class GGUFVocabulary(ConfigFields):
 
     def __init__(self, file: GGUFFile) -> None:
         super().__init__(file.metadata, str(file.path), PREFIX)
-        self.path = file.path
         # Empty strings are padding. Each gets a distinct name.
         self.tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(self.strings("tokens"))]
 
@@ -214,6 +214,8 @@ def _sentencepiece(
         add_space: whether a space precedes the text if the file does not specify it.
     """
     unknown = vocabulary.token_at("unknown_token_id") or "<unk>"
+    if unknown not in vocabulary.tokens and not BYTE_TOKENS.issubset(vocabulary.tokens):
+        raise vocabulary.error("tokens", f"lacks {unknown!r} and some of the tokens of bytes; the file is damaged")
     backend = tokenizers.Tokenizer(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     add_space = vocabulary.flag("add_space_prefix", add_space)
     replace: list[Any] = [normalizers.Replace(" ", SPACE)]
@@ -262,16 +264,15 @@ def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> No
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
 
 
-def _cache_paths(path: Path) -> list[Path]:
+def _cache_paths(file: GGUFFile) -> list[Path]:
     """Return the possible paths of the cached tokenizer: beside the model, or in the cache if that is read-only."""
-    stat = path.stat()
-    key = f"{BUILD}:{tokenizers.__version__}:{stat.st_size}:{stat.st_mtime_ns}"
-    name = f"{path.name}.{hashlib.sha256(key.encode()).hexdigest()[:12]}.tokenizer.json"
-    return [folder / name for folder in dict.fromkeys((path.resolve().parent, models_dir()))]
+    key = f"{BUILD}:{tokenizers.__version__}:{file.metadata_digest()}"
+    name = f"{file.path.name}.{hashlib.sha256(key.encode()).hexdigest()[:12]}.tokenizer.json"
+    return [folder / name for folder in dict.fromkeys((file.path.resolve().parent, models_dir()))]
 
 
-def _cached(path: Path, num_tokens: int) -> tokenizers.Tokenizer | None:
-    for cached in _cache_paths(path):
+def _cached(file: GGUFFile, num_tokens: int) -> tokenizers.Tokenizer | None:
+    for cached in _cache_paths(file):
         if not cached.is_file():
             continue
         try:
@@ -284,9 +285,9 @@ def _cached(path: Path, num_tokens: int) -> tokenizers.Tokenizer | None:
     return None
 
 
-def _build_and_cache(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
+def _build_and_cache(file: GGUFFile, vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     backend = build_tokenizer(vocabulary)
-    for cached in _cache_paths(vocabulary.path):
+    for cached in _cache_paths(file):
         try:
             write_atomically(cached, backend.to_str())
         except OSError as error:
