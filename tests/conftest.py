@@ -239,6 +239,37 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "ssm_state_size": 12,
         },
     ),
+    "granite4_h_moe": (
+        "GraniteMoeHybrid",
+        {
+            **TINY_GATED,
+            "intermediate_size": 40,
+            "shared_intermediate_size": 96,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "residual_multiplier": 0.4,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 12,
+        },
+    ),
+    "nemotron_h_moe": (
+        "NemotronH",
+        {
+            **TINY_GATED,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "head_dim": 24,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 20,
+            "n_groups": 2,
+            "ssm_state_size": 12,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 56,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "smollm3": (
         "SmolLM3",
         {

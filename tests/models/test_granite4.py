@@ -86,10 +86,7 @@ def test_models_without_rotary_embedding(kind: str | None) -> None:
         ({"layer_types": None}, "layers_block_type has no layer with attention"),
         ({"layer_types": ["attention"]}, "layer_types must hold the type of each of 40 layers"),
         ({"layer_types": None, "layers_block_type": ["mamba"] * 40}, "layers_block_type has no layer with attention"),
-        (
-            {"num_local_experts": 64},
-            "num_local_experts is 64, which is not supported: Granite 4 is supported without experts",
-        ),
+        ({"num_local_experts": 64}, "num_experts_per_tok must be an integer between 1 and 64, got 0"),
         ({"num_local_experts": None}, "num_local_experts is missing"),
         ({"normalization_function": "layernorm"}, "normalization_function is 'layernorm', which is not supported"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'.*supported: nope, rope"),

@@ -70,6 +70,14 @@ NEMOTRON_H: dict[str, Any] = {
     "time_step_limit": [0.0, float("inf")],
     "vocab_size": 131072,
 }
+NEMOTRON_H_MOE: dict[str, Any] = {
+    **NEMOTRON_H,
+    "hybrid_override_pattern": "MEM*ME-E",
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 6,
+}
 """The fields of published models that the reader needs."""
 
 
@@ -121,12 +129,15 @@ def test_a_layer_of_nemotron_h_has_one_branch() -> None:
         (FALCON_H1, {"mlp_multipliers": [1.0]}, r"mlp_multipliers must be a list of 2 numbers, got \[1.0\]"),
         (FALCON_H1, {"ssm_multipliers": "x"}, "ssm_multipliers must be a list of 5 numbers, got 'x'"),
         (FALCON_H1, {"mamba_use_mlp": False}, "mamba_use_mlp is False, which is not supported"),
-        (NEMOTRON_H, {"hybrid_override_pattern": "ME*-M-M-"}, "hybrid_override_pattern contains 'E': layers with"),
+        (NEMOTRON_H, {"hybrid_override_pattern": "ME*-M-M-"}, "moe_shared_expert_intermediate_size is missing"),
         (NEMOTRON_H, {"hybrid_override_pattern": "M-Mx*-M-"}, "contains 'x', which is not supported; supported: M, "),
         (NEMOTRON_H, {"hybrid_override_pattern": "M-M-M-M-"}, "has no layer with attention"),
         (NEMOTRON_H, {"num_hidden_layers": 9}, "num_hidden_layers is 9, .*hybrid_override_pattern has 8 layers"),
         (NEMOTRON_H, {"hybrid_override_pattern": None}, "layer_types must hold the type of each layer, got None"),
         (NEMOTRON_H, {"mlp_hidden_act": "gelu"}, "mlp_hidden_act is 'gelu', which is not supported"),
+        (NEMOTRON_H_MOE, {"n_group": 2}, "n_group is 2, which is not supported: experts in groups"),
+        (NEMOTRON_H_MOE, {"moe_latent_size": 64}, "moe_latent_size is 64, which is not supported: experts in groups"),
+        (NEMOTRON_H_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer between 1 and 8, got 9"),
     ],
 )  # fmt: skip
 def test_errors_name_the_field(model: dict[str, Any], changes: dict[str, Any], message: str) -> None:

@@ -56,12 +56,14 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         KernelsUnavailableError: the extension cannot be loaded.
     """
     native = load()
-    loader, buffers = MatrixLoader(native), RowBuffers()
+    loader, buffers, expert_buffers = MatrixLoader(native), RowBuffers(), RowBuffers()
 
-    def make_linear(matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
+    def make_linear(
+        matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue, own: RowBuffers = buffers
+    ) -> LinearKernel:
         if prologue.kind in NATIVE_PROLOGUES:
-            return NativeLinear(native, matrix, bias, prologue, buffers)
-        product = NativeLinear(native, matrix, bias, NO_PROLOGUE, buffers)
+            return NativeLinear(native, matrix, bias, prologue, own)
+        product = NativeLinear(native, matrix, bias, NO_PROLOGUE, own)
         return TorchThenNative(torch_ops.make_prologue(prologue), product)
 
     batches: dict[LoraBatch, _native.LoraBatch] = {}
@@ -76,7 +78,8 @@ def native_kernels(quantization: str | None = None) -> Kernels:
     def make_mixture(mixture: Mixture) -> RowKernel:
         if mixture.activation in NATIVE_PROLOGUES and mixture.routing.is_plain_softmax:
             return NativeMixture(native, mixture, buffers)
-        return group_mixture(mixture, make_linear, torch_ops.make_prologue)
+        # The result of a dense network beside the experts is in the other buffers.
+        return group_mixture(mixture, partial(make_linear, own=expert_buffers), torch_ops.make_prologue)
 
     return Kernels(
         name="native",

@@ -1,8 +1,8 @@
-"""Granite 3, and Granite 4 without experts (IBM, 2024 and 2025).
+"""Granite 3 and 4 (IBM, 2024 and 2025).
 
 `LlamaSizes` with multipliers of the embedding, both branches, attention scores and logits. Granite 4 has a feed-forward
 network of other names, with gate and up in one matrix, and some models have no rotary embedding. Granite 4 H has
-Mamba-2 in place of attention in most layers.
+Mamba-2 in place of attention in most layers, and some models have experts beside the network.
 
 Granite-MoE has experts in every layer. Its safetensors files hold those of a layer in one tensor.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration import LayerSpec, ModelConfig
+from chairlift.models.declaration import LayerSpec, ModelConfig, ParallelExpertsSpec
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
@@ -27,16 +27,8 @@ LAYER_TYPES: Final = {"attention": False, "full_attention": False, "mamba": True
 """The types of layers in files of transformers 4 and 5, and whether such a layer has Mamba-2 in place of attention."""
 
 NO_MAMBA: Final = "GGUF files are supported only with attention in all layers: use the safetensors files of this model"
-NO_EXPERTS: Final = "Granite 4 is supported without experts only, such as granite-4.0-h-micro"
 
-FIELDS_WITHOUT_EFFECT: Final = (
-    "init_method",
-    "intermediate_size",
-    "num_experts_per_tok",
-    "output_router_logits",
-    "router_aux_loss_coef",
-)
-"""The fields of experts, which have no effect in a model without them."""
+FIELDS_WITHOUT_EFFECT: Final = ("init_method", "output_router_logits", "router_aux_loss_coef")
 
 GGUF_FIELDS_WITHOUT_EFFECT: Final = (
     "ssm.conv_kernel",
@@ -67,9 +59,7 @@ def read_granite_moe(fields: ConfigFields) -> ModelConfig:
 
 
 def read_granite4(fields: ConfigFields) -> ModelConfig:
-    """Read the `config.json` of a Granite 4 model without experts (`GraniteMoeHybridForCausalLM`)."""
-    fields.get("num_local_experts", REQUIRED)
-    fields.allow_only("num_local_experts", 0, NO_EXPERTS)
+    """Read the `config.json` of a Granite 4 model (`GraniteMoeHybridForCausalLM`)."""
     fields.allow_only("normalization_function", "rmsnorm", "norms must be RMSNorm")
     for key in FIELDS_WITHOUT_EFFECT:
         fields.get(key)
@@ -79,6 +69,7 @@ def read_granite4(fields: ConfigFields) -> ModelConfig:
     mamba = read_mamba_sizes(fields, sizes.hidden_size)
     mamba = replace(mamba, norm_eps=sizes.norm_eps, norm_groups=mamba.num_groups)
     layers = list(map(_with_shared_mlp, range(sizes.num_layers), sizes.declare().layers))
+    layers = _with_experts(fields, sizes, layers)
     for index, has_mamba in enumerate(_read_layers(fields, sizes.num_layers)):
         if has_mamba:
             layers[index] = mamba.replace_attention(layers[index], f"model.layers.{index}.mamba", sizes.hidden_size)
@@ -104,6 +95,22 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
     key = "layer_types" if fields.get("layer_types") is not None else "layers_block_type"
     types = fields.get(key, ["mamba"] * layers)
     return check_recurrent_layers(fields, key, types, layers, LAYER_TYPES)
+
+
+def _with_experts(fields: ConfigFields, sizes: LlamaSizes, layers: list[LayerSpec]) -> list[LayerSpec]:
+    """Give each layer the experts beside its network, if the model has some."""
+    inner = fields.integer("intermediate_size")
+    if fields.get("num_local_experts", REQUIRED) == 0:
+        fields.get("num_experts_per_tok")
+        return layers
+    sizes = replace(sizes, experts=read_experts(fields, inner, "chosen", NAMES))
+    found = []
+    for index, layer in enumerate(layers):
+        before = layer.feed_forward_norms.before
+        assert before is not None, "every layer has norms"
+        mixture = sizes.declare_feed_forward(f"model.layers.{index}", index)
+        found.append(replace(layer, parallel_experts=ParallelExpertsSpec(mixture, before)))
+    return found
 
 
 def _with_shared_mlp(index: int, layer: LayerSpec) -> LayerSpec:

@@ -1,14 +1,18 @@
-"""Nemotron-H without experts (NVIDIA, 2025): each layer is Mamba-2, attention without positions, or a network."""
+"""Nemotron-H (NVIDIA, 2025): each layer is Mamba-2, attention without positions, a network, or one beside experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Literal
 
+from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
+    EXPERTS,
     LM_HEAD,
     MLP,
+    ROUTER,
     AttentionSpec,
     BranchNorms,
     FeedForwardSpec,
@@ -16,51 +20,60 @@ from chairlift.models.declaration import (
     MatrixSpec,
     ModelConfig,
     NormSpec,
+    ParallelExpertsSpec,
+    RouterSpec,
 )
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.layer_fields import MAX_LAYERS
 from chairlift.models.reading.mamba_sizes import MAX_WIDTH, MambaSizes, read_dt_limits, read_group_count
 
-LayerKind = Literal["mamba", "attention", "mlp"]
+LayerKind = Literal["mamba", "attention", "mlp", "moe"]
 
 KINDS: Final[dict[str, LayerKind]] = {
     "M": "mamba",
     "*": "attention",
     "-": "mlp",
+    "E": "moe",
     "mamba": "mamba",
     "linear_attention": "mamba",
     "attention": "attention",
     "full_attention": "attention",
     "mlp": "mlp",
+    "moe": "moe",
 }
 """The types of layers: letters of `hybrid_override_pattern`, and names of transformers 4 and 5."""
 
-NO_EXPERTS: Final = "layers with experts are not supported: choose a model of the family without them"
+SUM_EPS: Final = 1e-20
+"""Is added to the sum of the scores by which those of the chosen experts are divided."""
 
 FIELDS_WITHOUT_EFFECT: Final = (
     "chunk_size",
     "expand",
+    "moe_shared_expert_overlap",
+    "mtp_layers_block_type",
+    "num_logits_to_keep",
+    "output_router_logits",
+    "residual_in_fp32",
+    "time_step_floor",
+    "time_step_max",
+    "time_step_min",
+)
+"""The fields of initialization and of training, and those whose value follows from others."""
+
+EXPERT_FIELDS: Final = (
     "moe_intermediate_size",
     "moe_latent_size",
     "moe_shared_expert_intermediate_size",
-    "moe_shared_expert_overlap",
-    "mtp_layers_block_type",
     "n_group",
     "n_routed_experts",
     "n_shared_experts",
     "norm_topk_prob",
     "num_experts_per_tok",
-    "num_logits_to_keep",
-    "output_router_logits",
-    "residual_in_fp32",
     "routed_scaling_factor",
-    "time_step_floor",
-    "time_step_max",
-    "time_step_min",
     "topk_group",
 )
-"""The fields of experts and of initialization, and those whose value follows from others."""
+"""The fields of experts, which have no effect in a model without them."""
 
 
 class _Reader:
@@ -78,6 +91,7 @@ class _Reader:
         self._mlp_bias = fields.flag("mlp_bias", False)
         self._activation = fields.choice("mlp_hidden_act", ("relu2",), "relu2")
         self._mamba = self._read_mamba(fields)
+        self._fields = fields
 
     def _read_mamba(self, fields: ConfigFields) -> MambaSizes:
         heads = fields.integer("mamba_num_heads")
@@ -106,7 +120,13 @@ class _Reader:
             return LayerSpec(None, none, None, none, self._mamba.declare(mixer, self.hidden_size), norms)
         if kind == "attention":
             return LayerSpec(self._attention(mixer), norms, None, none)
-        return LayerSpec(None, none, self._network(mixer), norms)
+        if kind == "mlp":
+            return LayerSpec(None, none, self._network(mixer, self._inner), norms)
+        shared = self._network(f"{mixer}.shared_experts", self._fields.integer("moe_shared_expert_intermediate_size"))
+        assert norms.before is not None, "every layer has a norm"
+        return LayerSpec(
+            None, none, shared, norms, parallel_experts=ParallelExpertsSpec(self._experts(mixer), norms.before)
+        )
 
     def _attention(self, prefix: str) -> AttentionSpec:
         queries, keys = self._heads * self._head_dim, self._kv_heads * self._head_dim
@@ -121,24 +141,44 @@ class _Reader:
             self._head_dim**-0.5,
         )
 
-    def _network(self, prefix: str) -> FeedForwardSpec:
-        up, down = ((f"{prefix}.up_proj", self._inner),), ((f"{prefix}.down_proj", self.hidden_size),)
+    def _network(self, prefix: str, inner: int, group: str = MLP) -> FeedForwardSpec:
+        up, down = ((f"{prefix}.up_proj", inner),), ((f"{prefix}.down_proj", self.hidden_size),)
         return FeedForwardSpec(
-            MatrixSpec(MLP, "up", up, self.hidden_size, self._mlp_bias),
-            MatrixSpec(MLP, "down", down, self._inner, self._mlp_bias),
+            MatrixSpec(group, "up", up, self.hidden_size, self._mlp_bias),
+            MatrixSpec(group, "down", down, inner, self._mlp_bias),
             self._activation,
             gated=False,
         )
 
+    def _experts(self, prefix: str) -> FeedForwardSpec:
+        """The experts, which are chosen as in DeepSeek-V3, from one group."""
+        fields, why = self._fields, "experts in groups or of another width are not supported"
+        for key, only in (("n_group", 1), ("topk_group", 1), ("n_shared_experts", 1), ("moe_latent_size", None)):
+            fields.allow_only(key, only, why)
+        fields.allow_only("mlp_bias", False, "experts have no biases")
+        count = fields.integer("n_routed_experts")
+        routing = ExpertRouting(
+            fields.integer("num_experts_per_tok", high=count),
+            "chosen" if fields.flag("norm_topk_prob", True) else "all",
+            has_sigmoid=True,
+            sum_eps=SUM_EPS,
+            scale=fields.number("routed_scaling_factor", 1.0),
+        )
+        matrix = MatrixSpec(ROUTER, ROUTER, ((f"{prefix}.gate", count),), self.hidden_size)
+        router = RouterSpec(matrix, routing, selection_bias=f"{prefix}.gate.e_score_correction_bias")
+        inner = fields.integer("moe_intermediate_size")
+        return replace(self._network(f"{prefix}.experts.{{}}", inner, EXPERTS), router=router)
+
 
 def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
     """Read the `config.json` of a Nemotron-H model."""
-    for key in FIELDS_WITHOUT_EFFECT:
+    kinds = _read_kinds(fields)
+    for key in FIELDS_WITHOUT_EFFECT + (() if "moe" in kinds else EXPERT_FIELDS):
         fields.get(key)
     fields.allow_only("sliding_window", None, "this architecture has no sliding window")
     fields.allow_only("tie_word_embeddings", False, "transformers has an LM head of its own in this architecture")
     fields.allow_only("num_nextn_predict_layers", 0, "heads that predict several tokens are not supported")
-    reader, kinds = _Reader(fields), _read_kinds(fields)
+    reader = _Reader(fields)
     embedding = (("model.embeddings", fields.integer("vocab_size")),)
     head = (("lm_head", fields.integer("vocab_size")),)
     return ModelConfig(
@@ -161,8 +201,6 @@ def _read_kinds(fields: ConfigFields) -> list[LayerKind]:
     if not isinstance(types, list | str) or not 0 < len(types) <= MAX_LAYERS:
         raise fields.error(key, f"must hold the type of each layer, got {types!r:.80}")
     for kind in types:
-        if kind in ("E", "moe"):
-            raise fields.error(key, f"contains {kind!r}: {NO_EXPERTS}")
         if not isinstance(kind, str) or kind not in KINDS:
             raise fields.error(key, f"contains {kind!r:.80}, which is not supported; supported: {', '.join(KINDS)}")
     if fields.get("num_hidden_layers") is not None:
