@@ -361,6 +361,36 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 

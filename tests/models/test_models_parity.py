@@ -129,6 +129,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-biases": ("lfm2", {"conv_bias": True, "block_auto_adjust_ff_dim": False, "conv_L_cache": 4}),
     "lfm2_moe": ("lfm2_moe", {}),
     "lfm2_moe-plain": ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0}),
+    "qwen3_5": ("qwen3_5", {}),
+    "qwen3_5-other-sizes": (
+        "qwen3_5",
+        {"linear_conv_kernel_dim": 3, "linear_num_key_heads": 4, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe", {}),
     "opt": ("opt", {}),
     "opt-projections": ("opt", {"word_embed_proj_dim": 32}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
@@ -182,9 +188,19 @@ def run(model: DecoderModel, tables: Tables, work: list[tuple[int, int, int]]) -
     return {sequence: logits for (sequence, _, _), logits in zip(work, rows, strict=True)}
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def tolerance(folder: Path) -> float:
+    """The gated delta rule divides sums by their root mean square, also where both are small.
+
+    The logits of transformers in float32, whose standard deviation is 3, differ from those in float64 by 5e-5 in the
+    median row and by up to 1.5e-3 in others.
+    """
+    return 2e-3 if "linear_attention" in (folder / "config.json").read_text() else 1e-4
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
     assert actual.dtype == torch.float32
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    assert float((actual - expected).abs().amax(-1).median()) < 8e-4
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
@@ -193,7 +209,7 @@ def test_prefill_of_whole_prompts(folder: Path, kernels: str) -> None:
     model.allocate_kv_cache(num_blocks=64, block_size=4)
     logits = run(model, Tables(64, 4), [(sequence, 0, length) for sequence, length in PROMPTS])
     for sequence, rows in logits.items():
-        assert_close(rows, expected[sequence])
+        assert_close(rows, expected[sequence], tolerance(folder))
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
@@ -212,7 +228,7 @@ def test_steps_with_chunks_decodes_and_prefills(folder: Path, kernels: str) -> N
             continue
         logits = run(model, tables, work)
         for sequence, start, stop in work:
-            assert_close(logits[sequence], expected[sequence][start:stop])
+            assert_close(logits[sequence], expected[sequence][start:stop], tolerance(folder))
             done[sequence] = stop
 
 

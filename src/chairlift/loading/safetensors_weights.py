@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,7 @@ class SafetensorsWeights(FileWeights):
             if self._shard_of.get(name) != file:
                 raise ModelLoadError(f"{path / INDEX}: tensor {name} is not in {file}; download both files again")
         self._scale_errors: dict[str, float] = {}
+        self._unread = self._architecture.unread_prefixes
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         packed = self._quantized(name, shape)
@@ -64,13 +66,16 @@ class SafetensorsWeights(FileWeights):
         return super().packed(name, shape) if packed is None else packed
 
     def notes(self) -> list[str]:
+        skipped = Counter(prefix for name in self._shard_of for prefix in self._unread if name.startswith(prefix))
+        notes = [f"skipped {count} tensors {prefix}*, which have no part in text" for prefix, count in skipped.items()]
         matrices = {name: error for name, error in self._scale_errors.items() if error > 0}
-        if not matrices:
-            return []
-        return [
-            f"scales of {len(matrices)} quantized matrices are rounded to float16: the error is at most "
-            f"{max(matrices.values()):.2g} of their root mean square ({max(matrices, key=lambda name: matrices[name])})"
-        ]
+        if matrices:
+            worst = max(matrices, key=lambda name: matrices[name])
+            notes.append(
+                f"scales of {len(matrices)} quantized matrices are rounded to float16: the error is at most "
+                f"{matrices[worst]:.2g} of their root mean square ({worst})"
+            )
+        return notes
 
     def _quantized(self, name: str, shape: tuple[int, ...]) -> PackedRows | None:
         """Read the matrix of a quantized layer, or return None if the parameter is not quantized."""
@@ -181,11 +186,10 @@ class SafetensorsWeights(FileWeights):
 
     def _file_names(self) -> Iterable[str]:
         tied = self.config.head.weight_names if self.config.tie_word_embeddings else ()
-        unread = self._architecture.unread_prefixes
         return (
             name
             for name in self._shard_of
-            if not (name.endswith((*RECOMPUTED, *tied)) or name.startswith(unread) or self._is_empty_bias(name))
+            if not (name.endswith((*RECOMPUTED, *tied)) or name.startswith(self._unread) or self._is_empty_bias(name))
         )
 
     def _is_empty_bias(self, name: str) -> bool:

@@ -633,11 +633,20 @@ class LayerSpec:
         vectors = () if router is None else (router.expert_scales, router.selection_bias)
         scales = sum(router.num_experts for name in vectors if name is not None) if router is not None else 0
         norms = sum(norm.num_values for norm in self.norms)
+        norms += sum(norm.num_values for norm in self._norms_of_gates)
         if (attention := self.attention) is not None:
             norms += sum(attention.head_norm_sizes) + attention.num_sinks
         if (recurrence := self.recurrence) is not None:
             norms += recurrence.num_values
         return norms + biases + scales
+
+    @property
+    def _norms_of_gates(self) -> Iterator[NormSpec]:
+        """The norms of the inputs of gates, which have copies of their own."""
+        if self.attention is not None and self.attention.gate is not None and self.attention_norms.before is not None:
+            yield self.attention_norms.before
+        if self.parallel_experts is not None and self.parallel_experts.gate is not None:
+            yield self.parallel_experts.before
 
     @property
     def is_fused(self) -> bool:

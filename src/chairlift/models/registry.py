@@ -30,6 +30,7 @@ from chairlift.models.architectures.olmoe import OLMOE
 from chairlift.models.architectures.opt import OPT
 from chairlift.models.architectures.phi3 import PHI3
 from chairlift.models.architectures.qwen3_moe import QWEN3_MOE
+from chairlift.models.architectures.qwen35 import QWEN35
 from chairlift.models.architectures.smollm3 import SMOLLM3
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, GGUFReader, HFReader
@@ -59,6 +60,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         OPT,
         PHI3,
         QWEN3_MOE,
+        QWEN35,
         SMOLLM3,
     )
 }
@@ -112,7 +114,7 @@ def read_hf_config(
         eos_token_ids=unique(
             fields.token_ids("eos_token_id") or read.eos_token_ids, generation.token_ids("eos_token_id")
         ),
-        dtype=fields.choice(dtype_key, DTYPES, "float32"),
+        dtype=fields.choice(dtype_key, DTYPES, read.dtype),
         quantization=quantization,
     )
     _check_undeclared(fields, architecture.name, NEUTRAL_HF)

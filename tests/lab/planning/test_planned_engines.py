@@ -294,6 +294,8 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "gpt_oss",
         "lfm2",
         "lfm2_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
         "opt",
     ],
 )

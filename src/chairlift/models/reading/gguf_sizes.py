@@ -64,7 +64,7 @@ def read_gguf_sizes(
     if not has_longrope and not has_recurrence:
         fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
     rope_freqs = header.rope_factors.get("rope_freqs.weight")
-    inner = read_uniform(fields, "feed_forward_length")
+    inner = read_uniform(fields, "feed_forward_length", fields.get("expert_feed_forward_length") or REQUIRED)
     rope = read_gguf_rope(fields, head_dim, rope_freqs, has_longrope=has_longrope)
     return LlamaSizes(
         name=name,

@@ -28,6 +28,22 @@ def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConf
     return _read_scaling(fields, scaling, _theta(fields, scaling, default_theta))
 
 
+def read_partial_rope(fields: ConfigFields, default_theta: float, default_share: float) -> tuple[float, RopeConfig]:
+    """Read the share of the dimensions of a head that are rotated, and the rotary embedding of a `config.json`.
+
+    The sections of models with images (`mrope_section`) are positions in a picture; those of text are all equal.
+    """
+    share = fields.number("partial_rotary_factor", default_share, high=1.0)
+    scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+    if scaling is None:
+        return share, RopeConfig(theta=fields.number("rope_theta", default_theta))
+    for key in ("mrope_section", "mrope_interleaved"):
+        scaling.get(key)
+    share = scaling.number("partial_rotary_factor", share, high=1.0)
+    theta = _theta(fields, scaling, default_theta)
+    return share, _read_scaling(fields, scaling, theta, is_partial=True)
+
+
 def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> tuple[RopeConfig, RopeConfig]:
     """Read the rotary embedding of layers with a sliding window, and that of the others, which alone is scaled.
 
@@ -63,8 +79,9 @@ def _read_own_rope(fields: ConfigFields, scaling: ConfigFields | None, default_t
     return _read_scaling(fields, scaling, scaling.number("rope_theta", default_theta))
 
 
-def _read_scaling(fields: ConfigFields, scaling: ConfigFields, theta: float) -> RopeConfig:
-    scaling.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
+def _read_scaling(fields: ConfigFields, scaling: ConfigFields, theta: float, *, is_partial: bool = False) -> RopeConfig:
+    if not is_partial:
+        scaling.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
     kind = _kind(scaling)
     rope = RopeConfig(theta=theta)
     if kind == "default":

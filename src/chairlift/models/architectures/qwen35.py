@@ -1,0 +1,304 @@
+"""Qwen3.5, 3.6 and 3.8 (Yang et al., 2025): `LlamaSizes` with the gated delta rule in most layers.
+
+The other layers multiply attention by the sigmoid of a projection, whose rows share a tensor with those of the query.
+MoE models have a shared expert beside the others, which a sigmoid multiplies too. The layers of images and of
+multi-token prediction (MTP) have no part in the text model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.declaration import (
+    ATTENTION,
+    RECURRENCE,
+    ROUTER,
+    AttentionSpec,
+    BranchNorms,
+    ConvolutionSpec,
+    FeedForwardSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    MatrixSpec,
+    ModelConfig,
+    NormSpec,
+    ParallelExpertsSpec,
+    RecurrenceSpec,
+    RopeConfig,
+)
+from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
+from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.expert_fields import read_experts
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model
+from chairlift.models.reading.llama_sizes import LlamaSizes
+from chairlift.models.reading.rope_fields import read_partial_rope
+
+LAYER_TYPES: Final = {"linear_attention": True, "full_attention": False}
+"""Type of a layer -> whether it has the gated delta rule in place of attention."""
+
+MAX_WIDTH: Final = 16
+"""The largest width of a convolution."""
+
+ROTATED_SHARE: Final = 0.25
+"""The share of the dimensions of a head that are rotated, in files that do not contain it."""
+
+ATTENTION_INTERVAL: Final = 4
+"""In files that do not contain it: every n-th layer has attention."""
+
+IMAGE_FIELDS: Final = (
+    "audio_config",
+    "image_token_id",
+    "language_model_only",
+    "tie_word_embeddings",
+    "video_token_id",
+    "vision_config",
+    "vision_end_token_id",
+    "vision_start_token_id",
+)
+MTP_FIELDS: Final = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+FIELDS_WITHOUT_EFFECT: Final = ("mamba_ssm_dtype", "mlp_only_layers", "output_gate_type", "pad_token_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSizes:
+    """The sizes of the layers with the gated delta rule.
+
+    Attributes:
+        width: the width of the convolution.
+        has_tiled_keys: see GatedDeltaSpec.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    has_tiled_keys: bool = False
+
+    def declare(self, prefix: str, hidden_size: int, eps: float) -> RecurrenceSpec:
+        """Return the declaration of one layer, whose parameters begin with `prefix`."""
+        values, channels = self.num_heads * self.value_dim, 2 * self.num_key_heads * self.key_dim
+        channels += values
+        sizes = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": self.num_heads, "in_proj_a": self.num_heads}
+        parts = tuple((f"{prefix}.{name}", size) for name, size in sizes.items())
+        return RecurrenceSpec(
+            input=MatrixSpec(RECURRENCE, "delta_in", parts, hidden_size),
+            output=MatrixSpec(RECURRENCE, "delta_out", ((f"{prefix}.out_proj", hidden_size),), values),
+            convolution=ConvolutionSpec(f"{prefix}.conv1d", channels, self.width),
+            gated_delta=GatedDeltaSpec(
+                self.num_key_heads,
+                self.num_heads,
+                self.key_dim,
+                self.value_dim,
+                f"{prefix}.A_log",
+                f"{prefix}.dt_bias",
+                NormSpec("rms_norm", f"{prefix}.norm", self.value_dim, eps),
+                has_tiled_keys=self.has_tiled_keys,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen35Sizes:
+    """The sizes of a Qwen3.5 model.
+
+    Attributes:
+        recurrent: whether each layer has the gated delta rule in place of attention.
+        shared_size: the inner size of the shared expert; None in a model without experts.
+    """
+
+    sizes: LlamaSizes
+    delta: DeltaSizes
+    recurrent: Sequence[bool]
+    shared_size: int | None = None
+
+    def declare(self) -> ModelConfig:
+        config = self.sizes.declare()
+        return replace(config, layers=tuple(map(self._declare_layer, range(self.sizes.num_layers), config.layers)))
+
+    def _declare_layer(self, index: int, layer: LayerSpec) -> LayerSpec:
+        prefix, norms = f"model.layers.{index}", layer.attention_norms
+        if self.shared_size is not None:
+            layer = self._with_shared_expert(f"{prefix}.mlp", layer, self.shared_size)
+        if not self.recurrent[index]:
+            assert layer.attention is not None, "the other layers have attention"
+            return replace(layer, attention=_with_gate(f"{prefix}.self_attn", layer.attention))
+        spec = self.delta.declare(f"{prefix}.linear_attn", self.sizes.hidden_size, self.sizes.norm_eps)
+        return replace(layer, attention=None, attention_norms=BranchNorms(), recurrence=spec, recurrence_norms=norms)
+
+    def _with_shared_expert(self, prefix: str, layer: LayerSpec, inner: int) -> LayerSpec:
+        """Declare the shared expert as the dense network of the layer, with the mixture beside it."""
+        mixture, before = layer.feed_forward, layer.feed_forward_norms.before
+        assert mixture is not None, "every layer has experts"
+        assert before is not None, "every branch has a norm"
+        hidden, shared = self.sizes.hidden_size, f"{prefix}.shared_expert"
+        up = ((f"{shared}.gate_proj", inner), (f"{shared}.up_proj", inner))
+        network = FeedForwardSpec(
+            up=MatrixSpec("MLP", "shared_gate_up", up, hidden),
+            down=MatrixSpec("MLP", "shared_down", ((f"{shared}.down_proj", hidden),), inner),
+            activation=self.sizes.activation,
+            gated=True,
+        )
+        gate = MatrixSpec(ROUTER, "shared_gate", ((f"{shared}_gate", 1),), hidden)
+        return replace(layer, feed_forward=network, parallel_experts=ParallelExpertsSpec(mixture, before, gate=gate))
+
+
+def _with_gate(prefix: str, spec: AttentionSpec) -> AttentionSpec:
+    gate = ((f"{prefix}.q_gate", spec.query_size),)
+    return replace(spec, gate=MatrixSpec(ATTENTION, "gate", gate, spec.qkv.in_features, spec.qkv.has_bias))
+
+
+# -- config.json -----------------------------------------------------------------------------------------------------
+
+
+class Qwen35ConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of a text model."""
+
+    def __call__(self, fields: ConfigFields) -> ModelConfig:
+        for key in (*MTP_FIELDS, *FIELDS_WITHOUT_EFFECT):
+            fields.get(key)
+        fields.allow_only("attn_output_gate", True, "attention of Qwen3.5 has a gate")
+        sizes = replace(self.read_sizes(fields), norm_weight_offset=1.0, qk_norm="heads")
+        shared: int | None = None
+        if self.name == "qwen3_5_moe":
+            fields.get("intermediate_size")  # Has no effect, because every layer has experts.
+            experts = read_experts(fields, fields.integer(self.inner_key), "chosen")
+            sizes, shared = replace(sizes, experts=experts), fields.integer("shared_expert_intermediate_size")
+        return Qwen35Sizes(sizes, _read_delta(fields), _read_layers(fields, sizes.num_layers), shared).declare()
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = super().read_sizes(fields)
+        share, rope = read_partial_rope(fields, self.default_theta, ROTATED_SHARE)
+        dtype = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+        return replace(
+            sizes,
+            rope=replace(rope, rotary_dim=rotated_dims(fields, sizes.head_dim, share)),
+            dtype=fields.get(dtype, "float32"),
+        )
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        return RopeConfig()  # `read_sizes` reads it, which knows the size of a head.
+
+
+def rotated_dims(fields: ConfigFields, head_dim: int, share: float) -> int:
+    """Return the number of dimensions of a head that are rotated."""
+    dims = int(head_dim * share)
+    if dims % 2 or not dims:
+        raise fields.error(
+            "partial_rotary_factor", f"({share:g}) must rotate an even number of the {head_dim} dimensions"
+        )
+    return dims
+
+
+def _read_delta(fields: ConfigFields) -> DeltaSizes:
+    heads, key_heads = fields.integer("linear_num_value_heads"), fields.integer("linear_num_key_heads")
+    exact_quotient(fields, "linear_num_value_heads", heads, "linear_num_key_heads", key_heads)
+    return DeltaSizes(
+        num_key_heads=key_heads,
+        num_heads=heads,
+        key_dim=fields.integer("linear_key_head_dim"),
+        value_dim=fields.integer("linear_value_head_dim"),
+        width=fields.integer("linear_conv_kernel_dim", 4, low=2, high=MAX_WIDTH),
+    )
+
+
+def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
+    interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
+    if (types := fields.get("layer_types")) is None:
+        return [bool((index + 1) % interval) for index in range(layers)]
+    return check_recurrent_layers(fields, "layer_types", types, layers, LAYER_TYPES)
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file, whose norms are complete, and whose value heads have another order."""
+    fields, is_moe = header.fields, header.name == "qwen35moe"
+    fields.allow_only("nextn_predict_layers", 0, "layers of multi-token prediction: convert the model without them")
+    for key in ("rope.dimension_sections", "expert_weights_scale"):
+        fields.get(key)
+    sizes = read_gguf_sizes(header, expert_softmax="chosen" if is_moe else None, has_recurrence=True)
+    heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
+    key_heads = fields.integer("ssm.group_count")
+    exact_quotient(fields, "ssm.time_step_rank", heads, "ssm.group_count", key_heads)
+    delta = DeltaSizes(
+        num_key_heads=key_heads,
+        num_heads=heads,
+        key_dim=fields.integer("ssm.state_size"),
+        value_dim=exact_quotient(fields, "ssm.inner_size", inner, "ssm.time_step_rank", heads),
+        width=fields.integer("ssm.conv_kernel", low=2, high=MAX_WIDTH),
+        has_tiled_keys=True,
+    )
+    interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
+    recurrent = [bool((index + 1) % interval) for index in range(sizes.num_layers)]
+    if all(recurrent):
+        raise fields.error("full_attention_interval", f"({interval}) leaves no layer with attention")
+    shared = fields.integer("expert_shared_feed_forward_length") if is_moe else None
+    return Qwen35Sizes(replace(sizes, architecture="qwen3.5", qk_norm="heads"), delta, recurrent, shared).declare()
+
+
+def _query_and_gate(tensor: str) -> dict[str, StoredName]:
+    """The places of query and gate, whose heads alternate in one tensor."""
+    place = StoredName(tensor, row_step=2, block="head")
+    prefix = "model.layers.{}.self_attn"
+    return {f"{prefix}.q_proj": place, f"{prefix}.q_gate": place._replace(first_row=1)}
+
+
+def _stacked_experts() -> dict[str, StoredName]:
+    """The places of the projections in files that hold those of all experts in one tensor."""
+    prefix = "model.layers.{}.mlp.experts"
+    up = StoredName(f"{prefix}.gate_up_proj", row_step=2, block="part")
+    return {
+        f"{prefix}.{{}}.gate_proj.weight": up,
+        f"{prefix}.{{}}.up_proj.weight": up._replace(first_row=1),
+        f"{prefix}.{{}}.down_proj.weight": StoredName(f"{prefix}.down_proj"),
+    }
+
+
+QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
+    **GGUF_NAMES,
+    **_query_and_gate("blk.{}.attn_q"),
+    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+    **{
+        f"model.layers.{{}}.linear_attn.{name}": f"blk.{{}}.{other}"
+        for name, other in (
+            ("in_proj_qkv", "attn_qkv"),
+            ("in_proj_z", "attn_gate"),
+            ("in_proj_b", "ssm_beta"),
+            ("in_proj_a", "ssm_alpha"),
+            ("conv1d", "ssm_conv1d"),
+            ("dt_bias", "ssm_dt.bias"),
+            ("A_log", "ssm_a"),
+            ("norm", "ssm_norm"),
+            ("out_proj", "ssm_out"),
+        )
+    },
+    **{
+        f"model.layers.{{}}.mlp.shared_expert.{name}_proj": f"blk.{{}}.ffn_{name}_shexp"
+        for name in ("gate", "up", "down")
+    },
+    "model.layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
+}
+
+DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows, architecture="qwen3.5")
+MOE: Final = Qwen35ConfigReader("qwen3_5_moe", no_windows, architecture="qwen3.5", inner_key="moe_intermediate_size")
+
+QWEN35: Final = Architecture(
+    name="qwen3.5",
+    hf_readers={
+        "Qwen3_5ForCausalLM": DENSE,
+        "Qwen3_5MoeForCausalLM": MOE,
+        "Qwen3_5ForConditionalGeneration": lambda fields: read_text_model(fields, IMAGE_FIELDS, DENSE),
+        "Qwen3_5MoeForConditionalGeneration": lambda fields: read_text_model(fields, IMAGE_FIELDS, MOE),
+    },
+    gguf_readers=dict.fromkeys(("qwen35", "qwen35moe"), read_qwen35_gguf),
+    gguf_names=QWEN35_GGUF_NAMES,
+    other_prefixes=(("model.", "model.language_model."),),
+    stacked_names={**_query_and_gate("model.layers.{}.self_attn.q_proj"), **_stacked_experts()},
+    unread_prefixes=("model.visual.", "mtp."),
+)
