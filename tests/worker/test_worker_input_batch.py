@@ -90,3 +90,29 @@ def test_every_group_has_slots_of_its_own_and_released_blocks_are_replaced_by_va
     assert (full.block_tables.tolist(), window.block_tables.tolist()) == ([[7, 2, 4]], [[0, 9, 5]])
     rows.append_blocks(rows.row_of("a"), [[], [1]])
     assert [lengths[rows.row_of("a")] for lengths in rows.num_blocks] == [3, 4]
+
+
+def test_states_continue_a_checkpoint_then_the_row_and_padding_writes_none() -> None:
+    rows = RequestRows(3, 16, BLOCK_SIZE, torch.device("cpu"))
+    known = {
+        "first": rows.add(new_request("first", range(12), blocks=[5, 6, 7])),
+        "hit": rows.add(replace(new_request("hit", range(6), num_computed=4, blocks=[5, 2]), checkpoint=1)),
+    }
+    scheduled, padding = {"first": 9, "hit": 0}, {"first": 1, "hit": 10}
+    checkpoints = {"first": [(4, 2), (8, 0)]}
+    states = gather_input_batch(rows, scheduled, padding, checkpoints=checkpoints).states
+    assert states is not None
+    assert states.query_start_loc.tolist() == [0, 1, 10, 20]
+    assert states.sources.tolist() == [-1, -1, -1], "the zero state, and padding"
+    assert states.slots.tolist() == [-1, known["first"], -1]
+    assert states.snapshots.tolist() == [[1, 4, 5], [1, 8, 3]], "the slots of checkpoints follow the 3 rows"
+    rows.advance(np.array(list(known.values())), np.array([9, 0]))
+    states = gather_input_batch(rows, {"hit": 2, "first": 3}, checkpoints={"first": [(12, 1)]}).states
+    assert states is not None
+    assert states.sources.tolist() == [3 + 1, known["first"]], (
+        "a row that has computed nothing continues its checkpoint"
+    )
+    assert states.slots.tolist() == [known["hit"], known["first"]]
+    assert states.snapshots.tolist() == [[1, 3, 4]]
+    rows.advance(np.array(list(known.values())), np.array([3, 2]))
+    assert gather_input_batch(rows, {"hit": 0, "first": 0}, {"hit": 1, "first": 1}).states is None

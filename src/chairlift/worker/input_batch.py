@@ -11,11 +11,14 @@ import numpy.typing as npt
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata
-from chairlift.worker.request_rows import IntArray, RequestRows
+from chairlift.kernels.recurrence import StateStep
+from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows
 from chairlift.worker.transfer import to_device
 
 NO_PADDING: Mapping[str, int] = MappingProxyType({})
 NO_DRAFTS: Mapping[str, list[int]] = MappingProxyType({})
+Checkpoints = Mapping[str, list[tuple[int, int]]]
+"""As `SchedulerOutput.checkpoints`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class InputBatch:
         is_decode: the step computes exactly the last known token of every request.
         token_ids, positions: int64 [T], on the device. Padding repeats the row's first token at position 0.
         attention: the metadata of the step for each group of layers.
+        states: the recurrent states that the step reads and writes; None if the model has none.
     """
 
     request_ids: list[str]
@@ -52,6 +56,7 @@ class InputBatch:
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: list[AttentionMetadata]
+    states: StateStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +80,19 @@ def gather_input_batch(
     num_scheduled_tokens: Mapping[str, int],
     num_padding_tokens: Mapping[str, int] = NO_PADDING,
     draft_token_ids: Mapping[str, list[int]] = NO_DRAFTS,
+    checkpoints: Checkpoints | None = None,
 ) -> InputBatch:
     """Pack the next tokens of each request, without a loop over tokens. Each request has a token or padding.
 
     Draft tokens have been written to the rows.
+
+    Args:
+        checkpoints: the checkpoints that the step writes; None if the model has no recurrent layers.
     """
     request_ids = list(num_scheduled_tokens)
     batch_rows = rows.rows_of(request_ids)
     if not num_padding_tokens and max(num_scheduled_tokens.values()) == 1:
-        decode = _decode_batch(rows, request_ids, batch_rows)
+        decode = _decode_batch(rows, request_ids, batch_rows, checkpoints)
         if decode is not None:
             return decode
     counts: IntArray = np.fromiter(num_scheduled_tokens.values(), np.int64, len(request_ids))
@@ -114,10 +123,13 @@ def gather_input_batch(
         token_ids=rows.tokens_at(token_rows, positions),
         positions=to_device(positions, rows.device),
         attention=_attention_metadata(rows, sequences, starts, slots),
+        states=_state_step(rows, sequences, starts, checkpoints),
     )
 
 
-def _decode_batch(rows: RequestRows, request_ids: list[str], batch_rows: IntArray) -> InputBatch | None:
+def _decode_batch(
+    rows: RequestRows, request_ids: list[str], batch_rows: IntArray, checkpoints: Checkpoints | None
+) -> InputBatch | None:
     """Pack a decode step, the most frequent kind; None if a row has more than one token to compute."""
     num_rows = len(request_ids)
     positions = rows.num_computed_tokens[batch_rows]
@@ -140,6 +152,7 @@ def _decode_batch(rows: RequestRows, request_ids: list[str], batch_rows: IntArra
         token_ids=rows.tokens_at(batch_rows, positions),
         positions=to_device(positions, rows.device),
         attention=_attention_metadata(rows, tokens, starts, _slots(rows, batch_rows, positions)),
+        states=_state_step(rows, tokens, starts, checkpoints),
     )
 
 
@@ -183,6 +196,27 @@ def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray) -> list
     for group_slots in slots:
         group_slots += offsets
     return slots
+
+
+def _state_step(
+    rows: RequestRows, sequences: _Sequences, starts: IntArray, checkpoints: Checkpoints | None
+) -> StateStep | None:
+    """The states of the sequences: padding continues the zero state and writes none."""
+    if checkpoints is None:
+        return None
+    is_padding = sequences.first_positions < 0
+    with_checkpoints = enumerate(sequences.rows.tolist()) if checkpoints else ()
+    sequence_of = {row: index for index, row in with_checkpoints if not is_padding[index]}
+    snapshots = [
+        (sequence := sequence_of[rows.row_of(request_id)], position - int(sequences.first_positions[sequence]), slot)
+        for request_id, entries in checkpoints.items()
+        for position, slot in entries
+    ]
+    written: IntArray = np.array(sorted(snapshots), dtype=np.int64).reshape(-1, 3)
+    written[:, 2] += rows.max_num_seqs
+    sources = np.where(is_padding, NO_STATE, rows.state_sources[sequences.rows])
+    slots = np.where(is_padding, NO_STATE, sequences.rows)
+    return StateStep(*(to_device(each.astype(np.int32), rows.device) for each in (starts, sources, slots, written)))
 
 
 def _attention_metadata(

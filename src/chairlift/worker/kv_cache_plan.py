@@ -26,6 +26,10 @@ class KVCachePlan:
         block_bytes: bytes of K and V of one block in the layers of one group.
         limited_by: "memory"; "demand" if more blocks could never be used; or the option that sets the size.
         windows: the window of each group of layers (see `models.kv_layout.KVLayout`).
+        state_bytes: bytes of the recurrent state of one sequence; 0 if the model has none.
+        num_states: number of states of running requests.
+        num_checkpoints: number of states that are kept for prefixes.
+        checkpoint_interval: tokens between the checkpoints of a long sequence.
     """
 
     num_blocks: int
@@ -33,15 +37,24 @@ class KVCachePlan:
     block_bytes: int
     limited_by: str
     windows: tuple[int | None, ...] = (None,)
+    state_bytes: int = 0
+    num_states: int = 0
+    num_checkpoints: int = 0
+    checkpoint_interval: int = 0
 
     @property
     def num_slots(self) -> int:
         return self.num_blocks * self.block_size
 
     @property
+    def num_state_slots(self) -> int:
+        """The number of recurrent states of running requests and of checkpoints."""
+        return self.num_states + self.num_checkpoints
+
+    @property
     def num_bytes(self) -> int:
-        """Bytes of the allocation, including the spare block."""
-        return (self.num_blocks + SPARE_BLOCKS) * self.block_bytes
+        """Bytes of the allocation, including the spare block and recurrent states."""
+        return (self.num_blocks + SPARE_BLOCKS) * self.block_bytes + self.num_state_slots * self.state_bytes
 
 
 def default_memory_bytes(device: torch.device) -> int:

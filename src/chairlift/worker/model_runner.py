@@ -123,6 +123,7 @@ class ModelRunner:
         draft_model, draft_plan: a model that proposes draft tokens, whose KV memory has as many blocks of the same
             size, and its plan; None if there is none. It needs `num_groups` = 1.
         lora: the LoRA adapters of the model; None if it has none.
+        has_states: whether layers have recurrent state, of which the model has a slot for each row and checkpoint.
     """
 
     def __init__(
@@ -142,7 +143,9 @@ class ModelRunner:
         draft_plan: Callable[..., Any] | None = None,
         pooler: Callable[[torch.Tensor], torch.Tensor] | None = None,
         lora: LoraAdapters | None = None,
+        has_states: bool = False,
     ) -> None:
+        self._has_states = has_states
         self._pooler = pooler
         self._model = model
         self._lora = lora
@@ -165,11 +168,18 @@ class ModelRunner:
         if not output.num_scheduled_tokens:
             return PendingStep(output.step, [], [])
         drafts = self._draft_tokens(output)
-        batch = gather_input_batch(self._rows, output.num_scheduled_tokens, output.num_padding_tokens, drafts)
+        batch = gather_input_batch(
+            self._rows,
+            output.num_scheduled_tokens,
+            output.num_padding_tokens,
+            drafts,
+            output.checkpoints if self._has_states else None,
+        )
+        states = {} if batch.states is None else {"states": batch.states}
         if self._lora is not None:
             num_tokens = np.diff(batch.token_end, prepend=0)
             self._lora.batch.set_slots(np.repeat(self._rows.lora_slots[batch.rows], num_tokens))
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention))
+        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention, **states))
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled - batch.num_drafts if drafts else batch.num_scheduled)
         if self._pooler is not None:

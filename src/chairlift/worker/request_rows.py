@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ from chairlift.outputs import NewRequest
 from chairlift.worker.transfer import to_device
 
 IntArray = npt.NDArray[np.int64]
+
+NO_STATE: Final = -1
+"""The source of a sequence that continues the zero state."""
 
 
 class RequestRows:
@@ -26,6 +30,9 @@ class RequestRows:
                            |-- held ----|-- stale, but valid block ids --|
 
     Blocks that left the window of a group stay in its table, as stale ids that no query reads.
+
+    In a model with recurrent layers the state of a row is in the slot with the number of the row. `state_sources` are
+    the slots that the next step continues: at first a checkpoint, whose slots follow those of the rows, or NO_STATE.
 
     A request keeps its row until it is removed; a preempted request is removed and added again. Token ids are stored on
     the device only: a token is appended there when it is sampled, so the step that reads it does not wait for the host.
@@ -57,6 +64,7 @@ class RequestRows:
         self.num_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.lora_slots: IntArray = np.full(max_num_seqs, NO_ADAPTER, dtype=np.int64)
+        self.state_sources: IntArray = np.full(max_num_seqs, NO_STATE, dtype=np.int64)
         self._row_of: dict[str, int] = {}
         self._last_rows: tuple[list[str], IntArray] = ([], np.zeros(0, dtype=np.int64))
         self._free_rows = list(reversed(range(max_num_seqs)))
@@ -103,6 +111,7 @@ class RequestRows:
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         self.num_tokens[row] = num_tokens
         self.num_computed_tokens[row] = new.num_computed_tokens
+        self.state_sources[row] = NO_STATE if new.checkpoint is None else self.max_num_seqs + new.checkpoint
         for num_blocks in self.num_blocks:
             num_blocks[row] = 0
         self.append_blocks(row, [[max(0, block_id) for block_id in block_ids] for block_ids in new.block_ids])
@@ -139,6 +148,8 @@ class RequestRows:
     def advance(self, rows: IntArray, num_computed: IntArray) -> None:
         """Record that `num_computed[i]` more tokens of row `rows[i]` have K and V in memory."""
         self.num_computed_tokens[rows] += num_computed
+        computed = rows[num_computed > 0]
+        self.state_sources[computed] = computed
 
     def append_sampled(self, rows: IntArray, token_ids: torch.Tensor) -> None:
         """Append one token to each row on the device; token_ids is int64 [len(rows)]."""

@@ -14,11 +14,13 @@ from chairlift.engine.startup.disk_prefix_cache import open_block_store
 from chairlift.engine.startup.draft_model import provide_draft_model
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.engine.startup.memory_plan import (
+    checkpoint_plan,
     kv_slot_bytes,
     plan_activations,
     plan_layout,
-    plan_pool,
+    plan_pool_with_states,
     planned_pool,
+    sequence_state_bytes,
 )
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.engine.startup.startup_log import describe_draft, describe_memory, describe_sampling
@@ -29,6 +31,7 @@ from chairlift.engine.startup.token_budget import (
     measure_rows,
     measure_steps,
 )
+from chairlift.errors import ConfigError
 from chairlift.kernels.registry import find_kernel_set
 from chairlift.models.kv_layout import KVLayout
 from chairlift.step_time import RowTime, StepTime
@@ -52,8 +55,14 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
     slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
     draft_bytes = 0 if draft is None else kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
     memory_bytes = default_memory_bytes(loaded.device)
-    plan = plan_pool(config, slot_bytes + draft_bytes, context, memory_bytes, layout.windows)
-    pool = planned_pool(config, context, plan.num_blocks, plan.windows)
+    state_bytes = sequence_state_bytes(loaded.config)
+    if state_bytes and config.speculative is not None:
+        raise ConfigError(
+            f"speculative_config: {loaded.name} has layers with recurrent state, which cannot be set back to the state "
+            "before a rejected draft token: remove speculative_config"
+        )
+    plan = plan_pool_with_states(config, slot_bytes + draft_bytes, context, memory_bytes, layout.windows, state_bytes)
+    pool = planned_pool(config, context, plan.num_blocks, plan.windows, checkpoint_plan(plan))
     loaded.provide_kv_cache(plan, layout)
     if draft is not None:
         draft.provide_kv_cache(plan, KVLayout.one_group(draft.config))
@@ -141,6 +150,7 @@ def _make_runner(
         draft_model=None if draft is None else draft.model,
         draft_plan=None if draft is None else draft.model.plan,
         lora=loaded.lora,
+        has_states=plan.state_bytes > 0,
     )
 
 

@@ -32,7 +32,7 @@ def open_block_store(
         step_time: the measured time of steps, by which blocks are computed where reading would take longer.
 
     Raises:
-        ConfigError: the folder cannot be created, or the model has layers with windows.
+        ConfigError: the folder cannot be created, or the model has layers with windows or recurrent state.
     """
     if config.prefix_cache_dir is None:
         return None
@@ -40,6 +40,11 @@ def open_block_store(
         raise ConfigError(
             f"prefix_cache_dir does not support {loaded.name!r}, whose layers have sliding windows: remove it, or set "
             "disable_hybrid_kv_cache_manager"
+        )
+    if plan.state_bytes:
+        raise ConfigError(
+            f"prefix_cache_dir does not support {loaded.name!r}, whose layers have recurrent state, because "
+            "checkpoints of it are kept in memory only: remove prefix_cache_dir"
         )
     caches = [layer.kv_cache for layer in loaded.model.attention_layers.values() if layer.kv_source is None]
     return DiskBlockStore(

@@ -158,15 +158,16 @@ class LoadedDecoder(LoadedModel):
         return self.model.lora
 
     def provide_kv_cache(self, plan: KVCachePlan, layout: KVLayout) -> None:
-        """Allocate KV memory for the plan. Existing memory is kept if it has the same layout, blocks of the same size,
-        and at least as many of them.
+        """Allocate KV memory and recurrent states for the plan. Existing memory is kept if it has the same layout,
+        blocks of the same size, and at least as many of them and of states.
 
         Raises:
             ConfigError: there is not enough memory.
         """
         held = self.kv_cache_plan
         is_alike = held is not None and held.block_size == plan.block_size and self.kv_layout == layout
-        if held is not None and is_alike and held.num_blocks >= plan.num_blocks:
+        has_states = held is not None and held.num_state_slots >= plan.num_state_slots
+        if held is not None and is_alike and has_states and held.num_blocks >= plan.num_blocks:
             return
         limit = total_memory(self.device)
         if plan.num_bytes > limit:  # the system may still promise it, and kill the process when it is written
@@ -174,6 +175,7 @@ class LoadedDecoder(LoadedModel):
         self._warn_of_short_memory(plan)
         try:
             self.model.allocate_kv_cache(plan.num_blocks, plan.block_size, layout)
+            self.model.allocate_states(plan.num_state_slots)
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and not is_out_of_memory(error):
                 raise

@@ -15,6 +15,7 @@ from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.selection import KVPool
 from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
@@ -46,6 +47,9 @@ INT8_SCALE_BYTES: Final = 8
 
 ENCODER_TOKENS: Final = 2048
 """The default token budget of an encoder, unless a text may be longer. More tokens in a step are not faster."""
+
+MAX_CHECKPOINT_INTERVAL: Final = 1024
+"""Maximum number of tokens between the checkpoints of a long sequence."""
 
 NO_POOL: Final = KVCachePlan(0, 1, 0, "demand")
 """The pool of an encoder, which keeps no K and V."""
@@ -135,7 +139,8 @@ def plan_memory(
     slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype, layout)
     pool, max_model_len = NO_POOL, limits.max_model_len
     if model_config.encoder is None:
-        pool = plan_pool(config, slot_bytes, context, kv_bytes or 0, layout.windows)
+        state_bytes = sequence_state_bytes(model_config)
+        pool = plan_pool_with_states(config, slot_bytes, context, kv_bytes or 0, layout.windows, state_bytes)
         max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
     return MemoryPlan(
         choice=choice,
@@ -358,6 +363,16 @@ def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | N
     return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs) * KV_DTYPE_BYTES[kv_cache_dtype] + scales
 
 
+def sequence_state_bytes(config: ModelConfig) -> int:
+    """Bytes of the recurrent state of one sequence in all layers; 0 if the model has no recurrent layers."""
+    return config.state_values_per_sequence * DTYPE_BYTES["float32"]
+
+
+def checkpoint_plan(plan: KVCachePlan) -> CheckpointPlan | None:
+    """The checkpoints of a planned pool; None if the model has no recurrent layers."""
+    return CheckpointPlan(plan.num_checkpoints, plan.checkpoint_interval) if plan.state_bytes else None
+
+
 def encoder_token_budget(config: EngineConfig, max_model_len: int) -> int:
     """The token budget of a step of an encoder, which computes each text in one step."""
     return config.max_num_batched_tokens or max(ENCODER_TOKENS, max_model_len, config.max_num_seqs)
@@ -366,10 +381,12 @@ def encoder_token_budget(config: EngineConfig, max_model_len: int) -> int:
 def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
     """The groups of layers that have block tables of their own.
 
-    Reservations have one group, because they never release a slot before their request has finished. The groups do not
-    depend on `max_model_len`, so a number of blocks is the same memory whatever its value is.
+    Reservations have one group, because they never release a slot before their request has finished. Models with
+    recurrent layers have one, because a prefix of theirs is shared only at a checkpoint. The groups do not depend on
+    `max_model_len`, so a number of blocks is the same memory whatever its value is.
     """
-    if config.kv != "paged" or config.disable_hybrid_kv_cache_manager:
+    has_one_table = config.kv != "paged" or config.disable_hybrid_kv_cache_manager
+    if has_one_table or model_config.state_values_per_sequence:
         return KVLayout.one_group(model_config)
     return KVLayout.by_window(model_config, model_config.max_position_embeddings)
 
@@ -420,7 +437,64 @@ def plan_pool(
     )
 
 
-def planned_pool(config: EngineConfig, context: int, num_blocks: int, windows: tuple[int | None, ...] = FULL) -> KVPool:
+def plan_pool_with_states(
+    config: EngineConfig,
+    slot_bytes: int,
+    context: int,
+    memory_bytes: int,
+    windows: tuple[int | None, ...],
+    state_bytes: int,
+) -> KVCachePlan:
+    """Plan the pool as `plan_pool`, and the recurrent states of running requests and of checkpoints beside it.
+
+    The budget is that of K and V and of states. A cache full of long prefixes has as many bytes of K and V as of
+    checkpoints (see `checkpoint_interval`), so each gets half of what running requests leave.
+
+    Args:
+        state_bytes: bytes of the recurrent state of one sequence; 0 for a model without recurrent layers.
+    """
+    if not state_bytes:
+        return plan_pool(config, slot_bytes, context, memory_bytes, windows)
+    budget, running = config.kv_cache_memory_bytes or memory_bytes, config.max_num_seqs * state_bytes
+    left = budget - running
+    kept = max(left // 2, state_bytes) if config.has_prefix_cache else 0
+    try:
+        pool = plan_pool(replace(config, kv_cache_memory_bytes=None), slot_bytes, context, left - kept, windows)
+    except ConfigError:
+        raise ConfigError(
+            f"the budget of {format_memory(budget)} for K and V and recurrent states is too small: the states of "
+            f"max_num_seqs={config.max_num_seqs} requests take {format_memory(running)} ({format_memory(state_bytes)} "
+            f"each), checkpoints of prefixes {format_memory(kept)}, and {format_memory(max(0, left - kept))} are left "
+            "for K and V, which does not hold one request of max_model_len tokens: lower max_num_seqs or "
+            "max_model_len, or set a larger kv_cache_memory_bytes"
+        ) from None
+    num_checkpoints = 0
+    if config.has_prefix_cache:
+        num_checkpoints = max(1, min(pool.num_blocks, pool.num_blocks * pool.block_bytes // state_bytes))
+    return replace(
+        pool,
+        state_bytes=state_bytes,
+        num_states=config.max_num_seqs,
+        num_checkpoints=num_checkpoints,
+        checkpoint_interval=checkpoint_interval(config.block_size, pool.block_bytes, state_bytes),
+    )
+
+
+def checkpoint_interval(block_size: int, block_bytes: int, state_bytes: int) -> int:
+    """The tokens between the checkpoints of a long sequence: as many as have K and V of the size of a state.
+
+    They are at most MAX_CHECKPOINT_INTERVAL, because the second request with a prefix computes up to so many again.
+    """
+    return block_size * max(1, min(-(-state_bytes // block_bytes), MAX_CHECKPOINT_INTERVAL // block_size))
+
+
+def planned_pool(
+    config: EngineConfig,
+    context: int,
+    num_blocks: int,
+    windows: tuple[int | None, ...] = FULL,
+    checkpoints: CheckpointPlan | None = None,
+) -> KVPool:
     """The pool with the policy of `config`. The default of `max_model_len` is the smaller of the model's context and
     the slots that one request can hold.
 
@@ -435,6 +509,7 @@ def planned_pool(config: EngineConfig, context: int, num_blocks: int, windows: t
         config.kv_arena,
         windows,
         config.largest_token_budget,
+        checkpoints,
     )
     max_slots = pool.max_request_slots
     if max_slots < 2:
