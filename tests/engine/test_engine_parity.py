@@ -28,7 +28,7 @@ NEW_TOKENS = 20
 ARCHITECTURES = [
     "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_unified",
     "ministral3", "granite", "granite4", "smollm3", "olmo2", "olmo3", "phi3", "mixtral", "qwen3_moe", "olmoe",
-    "granitemoe", "gpt_oss", "opt",
+    "granitemoe", "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "opt",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -139,7 +139,7 @@ def answers_with_logprobs(folder: Path, **options: Any) -> list[list[tuple[int, 
 
 INVARIANT = [
     "mistral", "qwen3", "gemma2", "gemma3", "gemma4", "ministral3", "granite", "olmo3", "mixtral", "qwen3_moe",
-    "gpt_oss", "opt",
+    "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "opt",
 ]  # fmt: skip
 
 

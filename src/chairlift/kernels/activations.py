@@ -38,6 +38,12 @@ class Activation:
     of_up: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """The sigmoid by torch.exp, whose last bit does not depend on the position of a value in the tensor, unlike that of
+    torch.sigmoid."""
+    return 1 / (1 + (-x).exp())
+
+
 def _silu(x: torch.Tensor) -> torch.Tensor:
     from torch.nn import functional
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from chairlift.kernels.activations import NativePrologueKind, find_activation
+from chairlift.kernels.activations import NativePrologueKind, find_activation, sigmoid
 from chairlift.kernels.attention import (
     AttentionBackend,
     AttentionMetadata,
@@ -175,7 +175,7 @@ def route(
     Returns:
         The experts of each row, int64 [T, experts_per_token], and their weights, float32 of the same shape.
     """
-    scores = logits.float().sigmoid() if routing.has_sigmoid else logits.float()
+    scores = sigmoid(logits.float()) if routing.has_sigmoid else logits.float()
     biased = scores if selection_bias is None else scores + selection_bias.float()
     chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : routing.experts_per_token]
     weights = scores.gather(1, chosen)
@@ -189,7 +189,7 @@ def route(
 
 def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The product of x [T, n] and the sigmoid of logits, [T, n] or [T, 1], which may be computed in the memory of x."""
-    return x * logits.sigmoid()
+    return x * sigmoid(logits)
 
 
 class ReferenceMixture:

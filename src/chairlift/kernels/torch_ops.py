@@ -7,7 +7,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from chairlift.kernels.activations import find_activation
+from chairlift.kernels.activations import find_activation, sigmoid
 from chairlift.kernels.interface import NORM_KINDS, Prologue, RowKernel
 
 PACK_ROWS = 16
@@ -45,7 +45,7 @@ class PackedLinear:
 
 def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Compute `reference.gate` in the memory of x."""
-    return x.mul_(logits.sigmoid())
+    return x.mul_(sigmoid(logits))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from chairlift.kernels.activations import sigmoid
 from chairlift.kernels.recurrence import (
     Convolution,
     GatedDelta,
@@ -64,7 +65,7 @@ def _gated_delta(rule: GatedDelta, rows: torch.Tensor, state: RecurrentState, st
     v = mixed[:, 2 * keys :].reshape(len(rows), -1, rule.value_dim)
     q, k = (part * torch.rsqrt(_tree_sum(part * part, -1) + L2_EPS) for part in (q, k))
     g = rule.decay.float() * _softplus(a + rule.dt_bias.float())
-    beta = rule.beta_scale * _sigmoid(b)
+    beta = rule.beta_scale * sigmoid(b)
     o = _scan(torch.exp(g), q * rule.key_dim**-0.5, k, v, beta, state.matrix, step, rule.has_tiled_keys)
     return _rms_norm(o, rule.norm_weight, rule.norm_eps).flatten(1) * _silu(z)
 
@@ -173,12 +174,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return x * torch.rsqrt(_tree_sum(x * x, -1) / x.shape[-1] + eps) * weight.float()
 
 
-def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    return 1 / (1 + torch.exp(-x))
-
-
 def _silu(x: torch.Tensor) -> torch.Tensor:
-    return x * _sigmoid(x)
+    return x * sigmoid(x)
 
 
 def _softplus(x: torch.Tensor) -> torch.Tensor:
