@@ -615,8 +615,7 @@ class LayerSpec:
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
-        """The norms of the residual stream and of the branches, each once; norms of heads of attention are not
-        included."""
+        """The norms of the residual stream and of the branches; norms of heads of attention are not included."""
         others = () if self.per_layer_branch is None else self.per_layer_branch.norms
         experts = self.parallel_experts
         parallel = () if experts is None else experts.norms
@@ -624,7 +623,7 @@ class LayerSpec:
         routing = () if router is None or router.norm is None else (router.norm,)
         recurrent = () if self.recurrence is None or self.recurrence.norm is None else (self.recurrence.norm,)
         first = (*self.attention_norms, *self.recurrence_norms, *recurrent)
-        return tuple(dict.fromkeys((*first, *self.feed_forward_norms, *parallel, *routing, *others)))
+        return (*first, *self.feed_forward_norms, *parallel, *routing, *others)
 
     @property
     def num_values_beside_matrices(self) -> int:

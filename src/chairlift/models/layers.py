@@ -65,6 +65,7 @@ class LayerBuilder:
         self.ropes = list(config.ropes)
         self._kernels = kernels
         self._lora = lora
+        self._loaded_norms: set[str] = set()
 
     def linear(self, spec: MatrixSpec, prologue: Prologue = NO_PROLOGUE) -> LinearKernel:
         """Load matrices with the same input, and their biases, as one product: [T, in] -> [T, out_features]."""
@@ -127,9 +128,13 @@ class LayerBuilder:
         return Prologue(norm.kind, weight, bias, norm.eps)
 
     def norm_weight(self, name: str, size: int, offset: float) -> torch.Tensor:
-        """Load the weight of a norm, and add `offset`."""
+        """Load the weight of a norm, and add `offset`. Each product after a norm has a copy of its weight."""
         weight = self.weights.tensor(f"{name}.weight", (size,))
-        return weight + offset if offset else weight
+        is_copied = name in self._loaded_norms
+        self._loaded_norms.add(name)
+        if offset:
+            return weight + offset
+        return weight.clone() if is_copied else weight
 
     def head_norm(self, spec: AttentionSpec) -> QKNorm | None:
         """Load the norm of each query and key head, or return None if there is none."""
