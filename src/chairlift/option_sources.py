@@ -281,4 +281,6 @@ def _add_values(found: Mapping[str, Any], content: Mapping[Any, Any], source: st
         _count, is_repeated = argument.token_count()
         for index, each in enumerate(value if is_repeated and isinstance(value, list) else [value]):
             text = json.dumps(each) if isinstance(each, dict | list) else str(each)
+            if "\0" in text:
+                raise ConfigError(f"{source}: {keyword} contains a null character: remove it")
             argument.append(Token(keyword=keyword, value=text, source=source, index=index))

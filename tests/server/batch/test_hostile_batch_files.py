@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batch_files import by_id, completion_line, request_line, write_lines
@@ -96,6 +100,55 @@ def test_an_input_that_changes_while_the_batch_runs_is_an_error(tmp_path: Path) 
         next(lines)
 
 
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1 - len(completion_line(3)))
+
+
+def replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (cut, "line 3: the file ends here, but had 4 lines or more: it was cut while the batch ran"),
+        (Path.unlink, "cannot be read: No such file"),
+        (replace_by_a_pipe, "cannot be read: is not a regular file, but a batch is read twice: copy it"),
+    ],
+)
+def test_an_input_that_is_cut_removed_or_replaced_while_the_batch_runs_is_an_error(
+    change: Callable[[Path], None], problem: str, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(4)])
+    index = BatchIndex(path)
+    change(path)
+    with pytest.raises(ConfigError, match=problem):
+        list(index.unanswered())
+
+
+def test_lines_that_are_appended_while_the_batch_runs_belong_to_the_next_run(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(2)])
+    index = BatchIndex(path)
+    write_lines(path, [completion_line(i) for i in range(4)])
+    assert [number for number, _ in index.unanswered()] == [1, 2]
+
+
+def test_hostile_lines_are_answered_with_errors_beside_others(tmp_path: Path) -> None:
+    start = b'{"custom_id":"%d","method":"POST","url":"/v1/completions","body":'
+    bodies = [b"[" * 100_000 + b"]" * 100_000, b'{"prompt":[5],"max_tokens":1e999}', b"null", b'"\\ud800"', b"\xff"]
+    lines = [start % number + body + b"}" for number, body in enumerate(bodies)]
+    lines += [b"\0" * 50, b'{"custom_id":"\\ud800"}', b"{" * 100_000, completion_line(9).encode("utf-16-le")]
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_bytes(b"\n".join([completion_line(0).encode(), *lines, completion_line(1).encode()]))
+    summary = run_batch(EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60)), path, out)
+    assert (summary.completed, summary.remaining) == (2, 0)
+    assert summary.failed >= len(lines)
+    index = BatchIndex(path)
+    BatchOutput(out, index).close()
+    assert index.num_unanswered == 0, "all of them have a result"
+
+
 def test_the_bytes_of_lines_in_flight_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = completion_line(0)
     monkeypatch.setattr(batch_runner, "MAX_BYTES_IN_FLIGHT", 2 * len(line))
@@ -160,6 +213,92 @@ def test_a_large_file_without_lines_is_rejected_without_reading_it(tmp_path: Pat
     assert "line 1: not a result of a batch" in error
     assert used < 40
     assert target.stat().st_size == 1 << 30
+
+
+@pytest.mark.parametrize("start", [b"{", b'{"model": {"vocab"', b"", b'{"id":"batch_re'])
+def test_a_large_file_that_starts_like_json_is_rejected_without_reading_it(start: bytes, tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in.jsonl", [completion_line(0)]), tmp_path / "tokenizer.json"
+    with target.open("wb") as file:
+        file.write(start)
+        file.truncate(1 << 29)
+        file.seek(0, os.SEEK_END)
+        file.write(b"}")
+    used, error = memory_of_opening(source, target)
+    assert "not a result of a batch" in error or "not part of a result" in error
+    assert used < 40
+    assert target.stat().st_size == (1 << 29) + 1
+
+
+def test_an_output_that_is_removed_while_the_batch_runs_is_an_error(tmp_path: Path) -> None:
+    index = BatchIndex(write_lines(tmp_path / "in.jsonl", [completion_line(0)]))
+    output = BatchOutput(tmp_path / "out.jsonl", index)
+    (tmp_path / "out.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"out\.jsonl cannot be written: it was removed while the batch ran"):
+        output.append([answer_line("r0")])
+    output.close()
+
+
+def test_links_to_the_input_are_the_input(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
+    (tmp_path / "soft").symlink_to(path)
+    (tmp_path / "hard").hardlink_to(path)
+    for name in ("soft", "hard"):
+        with pytest.raises(ConfigError, match="is the input file"):
+            BatchOutput(tmp_path / name, BatchIndex(path))
+    assert BatchIndex(tmp_path / "soft").num_unanswered == 1
+
+
+class FullDisk:
+    """A file in which the n-th call of `write` or `fsync` fails, after some bytes of a write."""
+
+    def __init__(self, file: Any, first_failure: int) -> None:
+        self._file, self._left = file, first_failure
+
+    def fail_once(self) -> bool:
+        self._left -= 1
+        return self._left == 0
+
+    def write(self, data: Any) -> int:
+        if self.fail_once():
+            self._file.write(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return int(self._file.write(data[: max(1, 2 * len(data) // 3)]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def append_one_by_one(output: BatchOutput) -> None:
+    for number in range(6):
+        output.append([answer_line(f"r{number}")])
+
+
+@pytest.mark.parametrize("first_failure", range(1, 13))
+def test_a_batch_on_a_full_disk_is_resumed_and_answers_each_line_once(
+    first_failure: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(6)]), tmp_path / "out.jsonl"
+    output = BatchOutput(out, BatchIndex(path))
+    disk: Any = FullDisk(output._file, first_failure)
+    fsync = os.fsync
+
+    def full_fsync(descriptor: int) -> None:
+        if disk.fail_once():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    output._file = disk
+    with monkeypatch.context() as patch:
+        patch.setattr("chairlift.server.batch.batch_output.os.fsync", full_fsync)
+        with pytest.raises(ConfigError, match=r"No space left on device\. All results so far are complete: make room"):
+            append_one_by_one(output)
+    output.close()
+    assert out.read_bytes().endswith(b"\n") or not out.read_bytes()
+    index = BatchIndex(path)
+    again = BatchOutput(out, index)
+    again.append([answer_line(f"r{number - 1}") for number, _ in index.unanswered()])
+    again.close()
+    assert by_id(out).keys() == {f"r{number}" for number in range(6)}
 
 
 def test_a_line_that_was_corrected_after_its_error_is_not_skipped(tmp_path: Path) -> None:

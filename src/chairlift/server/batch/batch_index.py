@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from chairlift.errors import ConfigError
 from chairlift.server.batch.batch_lines import is_blank, read_custom_id, read_lines
+from chairlift.system.input_files import open_regular_file
 
 MAX_LINES: Final = 1 << 20
 """The maximum number of lines of a batch file."""
@@ -32,11 +35,9 @@ class BatchIndex:
         self._numbers: dict[bytes, int] = {}
         self._is_unanswered = bytearray(1)  # Index 0 is not used: lines are counted from 1.
         try:
-            if path.exists() and not path.is_file():
-                raise ConfigError(f"{path} is not a regular file, but a batch is read twice: copy it to a file")
             self._read()
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+            raise _unreadable_error(path, error) from None
 
     @property
     def num_unanswered(self) -> int:
@@ -60,23 +61,35 @@ class BatchIndex:
         """Read the lines without a result from the file, with their numbers.
 
         Raises:
-            ConfigError: a line has changed since the index was built.
+            ConfigError: the file cannot be read, or a line has changed or is missing since the index was built.
         """
-        with self.path.open("rb") as file:
-            for number, line in read_lines(file):
-                if number >= len(self._is_unanswered) or not self._is_unanswered[number]:
-                    continue
-                if self._numbers.get(_key(number, read_custom_id(line))) != number:
-                    raise ConfigError(
-                        f"{self.path}, line {number}: custom_id changed while the batch ran. All results so far are "
-                        "written: run the same command again, and do not change the file"
-                    )
-                yield number, line
+        last = self._is_unanswered.rfind(1)
+        try:
+            with _open(self.path) as file:
+                number = 0
+                for number, line in read_lines(file):
+                    if number > last:
+                        return
+                    if not self._is_unanswered[number]:
+                        continue
+                    if self._numbers.get(_key(number, read_custom_id(line))) != number:
+                        raise self._change_error(number, "custom_id changed")
+                    yield number, line
+        except OSError as error:
+            raise _unreadable_error(self.path, error) from None
+        if number < last:
+            raise self._change_error(number, f"the file ends here, but had {last} lines or more: it was cut")
+
+    def _change_error(self, number: int, change: str) -> ConfigError:
+        return ConfigError(
+            f"{self.path}, line {number}: {change} while the batch ran. All results so far are written: run the same "
+            "command again, and do not change the file"
+        )
 
     def _read(self) -> None:
         """Find the line of each key, and mark each line that is not blank as unanswered."""
         duplicates: list[str] = []
-        with self.path.open("rb") as file:
+        with _open(self.path) as file:
             for number, line in read_lines(file):
                 if number == 1 and line.startswith(UTF16_MARKS):
                     raise ConfigError(f"{self.path} is encoded in UTF-16: save it as UTF-8")
@@ -95,6 +108,16 @@ class BatchIndex:
                 f"{self.path}, {'; '.join(duplicates[:MAX_REPORTED_DUPLICATES])}{more}. Results are matched to "
                 "requests by custom_id: give each line a different custom_id"
             )
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open the file, which is read twice, so that a pipe is an error, also in place of the file at the second time."""
+    return os.fdopen(open_regular_file(path), "rb")
+
+
+def _unreadable_error(path: Path, error: OSError) -> ConfigError:
+    advice = ", but a batch is read twice: copy it to a file" if error.errno == errno.EINVAL else ""
+    return ConfigError(f"{path} cannot be read: {error.strerror}{advice}")
 
 
 def _key(number: int, custom_id: str | None) -> bytes:

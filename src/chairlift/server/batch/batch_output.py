@@ -6,13 +6,15 @@ is opened again, and its request is answered again. Lines that are appended toge
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.server.batch.batch_index import BatchIndex
@@ -72,8 +74,10 @@ class BatchOutput:
             written = 0
             while written < len(data):
                 written += self._file.write(data[written:]) or 0
-            self._end += written
             os.fsync(self._file.fileno())
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it was removed while the batch ran")
+            self._end += written
         except OSError as error:
             with suppress(OSError):  # An incomplete line is also removed when the file is opened again.
                 self._file.truncate(self._end)
@@ -101,9 +105,15 @@ class BatchOutput:
         """Mark the answered lines in the index; return the position after the last complete line."""
         end = 0
         with self.path.open("rb") as file:
-            if not _may_contain_results(file):
-                raise self._unknown_result_error(1, "not a result of a batch")
-            for number, line in enumerate((line for line in file if line.endswith(b"\n")), start=1):
+            for number in count(1):
+                start = file.readline(START_BYTES)
+                if not start or not start.strip(b"\0"):
+                    break
+                if not _may_be_result(start):
+                    raise self._unknown_result_error(number, "not a result of a batch")
+                line = start if start.endswith(b"\n") else start + file.readline()
+                if not line.endswith(b"\n"):
+                    break
                 end += len(line)
                 if not is_blank(line):
                     self._mark(index, line, number)
@@ -115,7 +125,7 @@ class BatchOutput:
         with self.path.open("rb") as file:
             file.seek(self._end)
             start = file.read(START_BYTES)
-            is_result = INCOMPLETE_RESULT.match(start) or RESULT_START.startswith(start)
+            is_result = bool(start.strip()) and _may_be_result(start)
             while not is_result and start and not start.strip(b"\0"):
                 start = file.read(CHUNK_BYTES)
         if not is_result and start:
@@ -146,11 +156,10 @@ class BatchOutput:
         )
 
 
-def _may_contain_results(file: BinaryIO) -> bool:
-    """Whether a file starts like an output. Another file may have no line ends, and would be read into memory."""
-    start = file.read(START_BYTES).lstrip()
-    file.seek(0)
-    return start.startswith(b"{") or not start.strip(b"\0")
+def _may_be_result(start: bytes) -> bool:
+    """Whether a line starts like a result. The lines of another file may be too long to be read into memory."""
+    start = start.lstrip()
+    return not start or bool(INCOMPLETE_RESULT.match(start)) or RESULT_START.startswith(start)
 
 
 def _sync_folder(folder: Path) -> None:
