@@ -338,6 +338,10 @@ def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir
         "olmoe",
         "granitemoe",
         "gpt_oss",
+        "lfm2",
+        "lfm2_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
         "opt",
     ],
 )

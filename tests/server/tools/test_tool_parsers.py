@@ -346,6 +346,7 @@ def test_the_call_format_is_derived_from_the_chat_template() -> None:
         "<tool_call>NAME <arg_key>": "glm45",
         "<|im_system|>tool_declare": "kimi_k2",
         "<|tool|>": "phi4_mini_json",
+        "{% set prompt = 'List of tools: [' %} <|im_start|>system": "lfm2",
         "<|start_of_role|> <|tool_call|>": "granite",
         "<|start_of_role|> <tool_call>": "hermes",
     }

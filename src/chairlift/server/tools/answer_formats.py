@@ -91,6 +91,7 @@ CALL_MARKS: Final = (
     (("<|tool_call_start|>",), "lfm2"), (("<|tool|>",), "phi4_mini_json"), (("functools[",), "phi4_mini_json"),
     (("<|tool_call|>",), "granite"), (("[func_name1(",), "pythonic"), (("```tool_code",), "pythonic"),
     (("<|python_tag|>",), "llama3_json"), (("ipython",), "llama3_json"), (("<|tool_call_begin|>",), "kimi_k2"),
+    (("List of tools: [", "<|im_start|>"), "lfm2"),
 )  # fmt: skip
 """Texts that all occur in a chat template, and the parser that they select. The first entry that applies counts."""
 
