@@ -81,7 +81,10 @@ class TrackedEngine:
 
 
 def started(manager: Any, **options: Any) -> EngineStarted:
+    checkpoints = options.get("checkpoints")
     return EngineStarted(
+        state_bytes=0 if checkpoints is None else 1000,
+        num_checkpoints=0 if checkpoints is None else checkpoints.num_slots,
         time=0.0,
         model="fake",
         block_size=manager.block_size,

@@ -37,6 +37,9 @@ class EngineStarted:
         kv_bytes_per_block: bytes of a block, which has the slots of one group of layers; 0 in a simulation.
         kv_windows: the sliding window of each group of layers with block tables of its own; None for layers that attend
             to all tokens. A slot is the memory of one token in the layers of one group.
+        state_bytes: bytes of the recurrent state of one sequence; 0 if the model has none.
+        num_checkpoints, checkpoint_interval: the number of recurrent states that can be kept for prefixes, and the
+            tokens between those of a long sequence.
         step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
         speculative_config: the fields of the `SpeculativeConfig`; None without speculative decoding.
         row_time: measured seconds of a step as pairs of rows and seconds (see `RowTime`); None if they were not
@@ -65,6 +68,9 @@ class EngineStarted:
     kv_bytes_per_slot: int = 0
     kv_bytes_per_block: int = 0
     kv_windows: list[int | None] = field(default_factory=lambda: [None])
+    state_bytes: int = 0
+    num_checkpoints: int = 0
+    checkpoint_interval: int = 0
     step_time: Mapping[str, float] | None = None
     speculative_config: Mapping[str, Any] | None = None
     row_time: list[list[float]] | None = None
@@ -168,6 +174,10 @@ class Step:
             `core.measuring.accounting`. `max_tokens` separates reserved from internal slots.
         shared: slots that several requests hold.
         saved: slots that these requests would hold in addition if they did not share.
+        num_matched: the number of tokens of an admitted request of which others have K and V, if its recurrent state is
+            known for fewer. `num_computed` is the position of the checkpoint that it continues.
+        num_checkpoints: checkpoints of recurrent states in use after the schedule; evicted_checkpoints: those that were
+            evicted since the step before.
         wait_reason: why the head of the queue, `head_id`, was not admitted; None if the queue is empty.
     """
 
@@ -198,6 +208,9 @@ class Step:
     free: int = 0
     shared: int = 0
     saved: int = 0
+    num_matched: dict[str, int] = field(default_factory=dict)
+    num_checkpoints: int = 0
+    evicted_checkpoints: int = 0
     wait_reason: str | None = None
     head_id: str | None = None
 

@@ -14,6 +14,7 @@ from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup.decoder_engine import prepare_decoder
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_model
+from chairlift.engine.startup.memory_plan import plan_memory
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished, Step
 from chairlift.outputs import NewRequest, SchedulerOutput
@@ -117,6 +118,8 @@ def test_the_budget_holds_blocks_states_and_checkpoints(tiny_model_dir: Callable
     layers = [layer.recurrence for layer in engine.loaded.model.layers if layer.recurrence is not None]
     parts = [part for layer in layers for part in layer.state if part is not None]
     assert sum(part.nbytes for part in parts) == plan.num_state_slots * plan.state_bytes
+    planned = plan_memory(config, engine.loaded.config, engine.loaded.formats, None)
+    assert planned.pool == plan, "what `chairlift plan` shows"
     uncached = build_engine(make_config(folder, enable_prefix_caching=False)).facts.kv_cache_plan
     assert uncached.num_checkpoints == 0
     again = build_engine(make_config(folder, num_kv_blocks=plan.num_blocks, max_num_seqs=64))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.observability.explain import Explainer, Explanation, Viewer
@@ -181,3 +182,19 @@ def test_the_text_of_a_span_has_its_numbers() -> None:
     engine.to_end()
     (memory,) = (span for span in explain(engine, "r2").waits[0].spans if span.reason == WaitReason.MEMORY)
     assert memory.text.startswith("needs 3 blocks, 2 are free; running: r1 (6 blocks); estimated wait: ")
+
+
+def test_a_hit_has_the_reason_why_it_ends() -> None:
+    engine = TrackedEngine(
+        num_blocks=40, block_size=4, max_num_seqs=1, max_model_len=64, checkpoints=CheckpointPlan(16, 12)
+    )
+    prompts = [1] * 30, [1] * 22 + [2] * 8, [1] * 10 + [3] * 8, [1] * 30
+    names = [engine.add(prompt, 2) for prompt in prompts]
+    engine.steps(30)
+    assert [explain(engine, name).prefix for name in names] == [
+        "0 of 30 prompt tokens were cached",
+        "12 of 30 prompt tokens were cached: K and V of 20 were, but the last checkpoint of the recurrent state is at "
+        "12",
+        "0 of 18 prompt tokens were cached: K and V of 8 were, but no recurrent state is kept",
+        "28 of 30 prompt tokens were cached",
+    ]

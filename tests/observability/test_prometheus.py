@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.events import EventList, RequestFinished, Step
 from chairlift.lab.metrics.requests import request_metrics
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
@@ -185,3 +186,18 @@ def _counts(metrics: PrometheusMetrics) -> dict[tuple[str, str], float]:
         (sample.name, "".join(v for k, v in sample.labels.items() if k not in ("model_name", "engine"))): sample.value
         for family in families for sample in family.samples
     }  # fmt: skip
+
+
+def test_recurrent_states_have_gauges_of_their_own_and_evictions_are_counted() -> None:
+    engine = TrackedEngine(num_blocks=40, block_size=2, max_num_seqs=2, checkpoints=CheckpointPlan(4, 8))
+    for start in range(6):
+        engine.add([start, *range(20)], 9)
+    engine.steps(8)
+    found = exposed(engine.log, engine)
+    steps = [event for event in engine.log.events if isinstance(event, Step)]
+    assert found["chairlift:state_bytes", ""] == 1000 * found["vllm:num_requests_running", ""] > 0
+    assert found["chairlift:state_checkpoints", ""] == steps[-1].num_checkpoints > 0
+    assert found["chairlift:state_checkpoint_slots", ""] == 4
+    engine.to_end()
+    evicted = exposed(engine.log, engine)["chairlift:state_checkpoint_evictions_total", ""]
+    assert evicted == engine.manager.checkpoints.num_evicted > 0

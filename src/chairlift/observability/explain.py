@@ -80,6 +80,7 @@ class Explanation:
         rejection: the message of a rejected request.
         would_admit: changes, and whether they would have admitted the request when it first had to wait.
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
+        prefix: how far the hit in the prefix cache reached, and why not further; None before the first admission.
         replica: the id of the replica that computes the sequence; None if the model has no replicas.
     """
 
@@ -94,6 +95,7 @@ class Explanation:
     contention: ContentionCost
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    prefix: str | None = None
     replica: str | None = None
 
 
@@ -134,6 +136,7 @@ class Explainer:
             contention=self._contention_cost(request, waits),
             draft_tokens=request.draft_tokens,
             accepted_draft_tokens=request.accepted_draft_tokens,
+            prefix=None if request.first_scheduled is None else describe_prefix(request),
         )
 
     # -- waits ---------------------------------------------------------------------------------------------------
@@ -282,6 +285,16 @@ class Explainer:
             padding_tokens=request.padding_tokens,
             shared_steps_time=None if alone is None else max(0.0, request.step_seconds - alone),
         )
+
+
+def describe_prefix(request: TrackedRequest) -> str:
+    """How far the hit of an admitted request in the prefix cache reached, and why not further."""
+    cached, matched = request.num_cached_tokens, request.num_matched_tokens
+    text = f"{cached:,} of {request.arrived.num_prompt_tokens:,} prompt tokens were cached"
+    if matched <= cached:
+        return text
+    last = f"the last checkpoint of the recurrent state is at {cached:,}" if cached else "no recurrent state is kept"
+    return f"{text}: K and V of {matched:,} were, but {last}"
 
 
 def _is_queued(request: TrackedRequest, step: int) -> bool:

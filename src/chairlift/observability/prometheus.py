@@ -90,6 +90,7 @@ COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
     "vllm:spec_decode_num_draft_tokens": ("Draft tokens that were verified.", {}),
     "vllm:spec_decode_num_accepted_tokens": ("Draft tokens that were accepted.", {}),
     "chairlift:requests_rejected": ("Requests rejected because they exceed a limit of the engine.", {}),
+    "chairlift:state_checkpoint_evictions": ("Checkpoints of recurrent states that were evicted.", {}),
     "chairlift:steps": ("Computed steps.", {}),
     "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", {}),
     "chairlift:padding_tokens": ("Padding tokens computed for static batches.", {}),
@@ -184,6 +185,7 @@ class PrometheusMetrics(ReplayReader, Collector):
             self._count("vllm:spec_decode_num_drafts", sum(map(bool, step.num_draft)))
             self._count("vllm:spec_decode_num_draft_tokens", sum(step.num_draft))
             self._count("vllm:spec_decode_num_accepted_tokens", step.num_accepted)
+        self._count("chairlift:state_checkpoint_evictions", step.evicted_checkpoints)
         seconds = step.time - step.scheduled_time
         for kind in SLOT_KINDS:
             self._count("chairlift:kv_slot_seconds", seconds * getattr(step, kind), kind)
@@ -298,6 +300,8 @@ class PrometheusMetrics(ReplayReader, Collector):
             "vllm:kv_cache_usage_perc": ("Share of the KV blocks that requests hold, from 0 to 1.", held),
             **{name: (text, value()) for name, (text, value) in self._gauges.items()},
         }
+        if started is not None and started.state_bytes:
+            values |= _state_values(started, self._tracker.last_step, state["running"])
         for name, (text, number) in values.items():
             yield _gauge(name, text, labels, number)
         kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by kind.", labels=[*labels, "kind"])
@@ -306,6 +310,15 @@ class PrometheusMetrics(ReplayReader, Collector):
         yield kinds
         if started is not None:
             yield _cache_config(started)
+
+
+def _state_values(started: EngineStarted, step: Step | None, running: float) -> dict[str, tuple[str, float]]:
+    used = 0 if step is None else step.num_checkpoints
+    return {
+        "chairlift:state_bytes": ("Bytes of the recurrent states of running requests.", running * started.state_bytes),
+        "chairlift:state_checkpoints": ("Checkpoints of recurrent states in use.", used),
+        "chairlift:state_checkpoint_slots": ("Checkpoints that there is memory for.", started.num_checkpoints),
+    }
 
 
 def _cache_config(started: EngineStarted) -> Metric:

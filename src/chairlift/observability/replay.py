@@ -240,7 +240,9 @@ class Replay:
         cached = dict(zip(step.request_ids, step.num_computed, strict=True))
         for request_id in step.admitted:
             if (request := self._find(request_id, step)) is not None:
-                request.admit(step.step, step.scheduled_time, cached.get(request_id, 0))
+                num_cached = cached.get(request_id, 0)
+                num_matched = step.num_matched.get(request_id, num_cached)
+                request.admit(step.step, step.scheduled_time, num_cached, num_matched)
                 self.batch[request_id] = request
 
     def _find(self, request_id: str, step: Step) -> TrackedRequest | None:

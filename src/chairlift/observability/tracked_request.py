@@ -73,6 +73,8 @@ class TrackedRequest:
     Attributes:
         waits: in order; the first one is the queue time.
         num_computed: number of tokens with K and V.
+        num_cached_tokens: tokens that other requests had computed when it was admitted for the first time;
+            num_matched_tokens: those with K and V, of which the recurrent state may be known for fewer.
         block_ids: held blocks, including shared ones, in the order of their allocation.
         num_steps, step_seconds, step_tokens: number and seconds of the steps that contained the request, and the number
             of its own tokens in them.
@@ -92,6 +94,7 @@ class TrackedRequest:
     block_ids: list[int] = field(default_factory=list)
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    num_matched_tokens: int = 0
     num_preemptions: int = 0
     recompute_until: int = 0
     recompute_tokens: int = 0
@@ -180,7 +183,7 @@ class TrackedRequest:
         if self.finished is not None:
             self.finish(self.finished)
 
-    def admit(self, step: int, time: float, num_cached: int) -> None:
+    def admit(self, step: int, time: float, num_cached: int, num_matched: int = 0) -> None:
         """End the current wait with the admission in `step`."""
         wait = self.waits[-1]
         wait.end, wait.end_step, wait.spans = time, step, None
@@ -189,6 +192,7 @@ class TrackedRequest:
         if self.first_scheduled is None:
             self.first_scheduled = time
             self.num_cached_tokens = num_cached
+            self.num_matched_tokens = max(num_cached, num_matched)
         if self.finished is None:
             self.state = "running"
 

@@ -52,9 +52,14 @@ class KVCachePlan:
         return self.num_states + self.num_checkpoints
 
     @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V, including the spare block."""
+        return (self.num_blocks + SPARE_BLOCKS) * self.block_bytes
+
+    @property
     def num_bytes(self) -> int:
-        """Bytes of the allocation, including the spare block and recurrent states."""
-        return (self.num_blocks + SPARE_BLOCKS) * self.block_bytes + self.num_state_slots * self.state_bytes
+        """Bytes of the allocation: K and V, and recurrent states."""
+        return self.kv_bytes + self.num_state_slots * self.state_bytes
 
 
 def default_memory_bytes(device: torch.device) -> int:

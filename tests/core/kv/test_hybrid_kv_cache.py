@@ -132,6 +132,8 @@ def test_a_request_writes_a_checkpoint_where_it_stops_to_match_cached_blocks() -
     assert finished.num_cached_tokens == 0
     answer(core, "c", tokens(1, 200) + tokens(3, 50))
     assert num_cached(events.events) == [0, 0, 192]
+    matched = {name: count for e in events.events if isinstance(e, Step) for name, count in e.num_matched.items()}
+    assert matched == {"b": 192}, "the step of its admission has the reason why nothing was shared"
     check_manager(manager)
 
 
@@ -287,7 +289,8 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
             assert answers[name] == expected_tokens(prompt, max_tokens)
     log = [event for event in events.events if isinstance(event, Step)]
     assert sum(len(event.preempted) for event in log) > 10
-    assert manager.checkpoints.num_evicted > 100
+    assert sum(event.evicted_checkpoints for event in log) > 100
+    assert log[-1].num_checkpoints <= manager.checkpoints.num_slots
     assert sum(count > 0 for count in num_cached(events.events)) > 100
     assert manager.num_free_blocks == manager.num_blocks
     assert not manager._states

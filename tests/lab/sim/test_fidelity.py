@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.memory_plan import checkpoint_plan, plan_pool_with_states
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.lab.sim.executor import SimExecutor
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
+from chairlift.worker.kv_cache_plan import KVCachePlan
 
 COMBINATIONS = [*product(BATCHINGS, KV_POLICIES), ("static-global", "oracle")]
 NUM_REQUESTS = 120
@@ -133,11 +135,19 @@ class EventCounts:
 RUNS = [
     *((*names, "llama", False) for names in COMBINATIONS),
     *((batching, "paged", "gemma3", False) for batching in BATCHINGS),
+    *((batching, "paged", "nemotron_h", False) for batching in BATCHINGS),
+    ("continuous", "exact", "nemotron_h", False),
     ("continuous", "paged", "llama", True),
     ("continuous", "paged", "gemma3", True),
     ("static", "exact", "llama", True),
 ]
 IDS = ["-".join((*names, "speculative") if speculates else names) for *names, speculates in RUNS]
+
+
+def plan_with_many_checkpoints(*args: Any) -> KVCachePlan:
+    """A plan in which a tiny model, whose states are large beside K and V, has enough checkpoints for hits."""
+    plan = plan_pool_with_states(*args)
+    return replace(plan, num_checkpoints=30, checkpoint_interval=2 * BLOCK_SIZE) if plan.state_bytes else plan
 
 
 @pytest.mark.parametrize(("batching", "kv", "arch", "speculates"), RUNS, ids=IDS)
@@ -150,6 +160,7 @@ def test_simulator_schedules_like_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decoder_engine, "measured_row_time", lambda *_: None)
+    monkeypatch.setattr(decoder_engine, "plan_pool_with_states", plan_with_many_checkpoints)
     batching, _, run_to = batching.partition("-")
     options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
     num_blocks = NUM_BLOCKS[kv] * (2 if arch == "gemma3" else 1)
@@ -173,7 +184,9 @@ def test_simulator_schedules_like_the_engine(
     assert len(windows) == (4 if arch == "gemma3" else 1)
     real = run(engine.core.scheduler, engine.core._executor)
 
-    pool = KVPool(num_blocks, BLOCK_SIZE, MAX_MODEL_LEN, kv, windows=windows, max_chunk=40)
+    checkpoints = checkpoint_plan(engine.facts.kv_cache_plan)
+    assert (checkpoints is not None) is (arch == "nemotron_h")
+    pool = KVPool(num_blocks, BLOCK_SIZE, MAX_MODEL_LEN, kv, windows=windows, max_chunk=40, checkpoints=checkpoints)
     manager = make_kv_cache_manager(pool, enable_prefix_caching=True)
     scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
     executor = SimExecutor(ConstantCost(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])

@@ -60,6 +60,14 @@ class HybridKVCacheManager(PagedKVCacheManager):
     def version(self) -> int:
         return self.pool.version + self.checkpoints.version
 
+    @property
+    def num_checkpoints(self) -> int:
+        return self.checkpoints.num_used
+
+    @property
+    def num_evicted_checkpoints(self) -> int:
+        return self.checkpoints.num_evicted
+
     def checkpoint(self, request: Request) -> int | None:
         return self._states[request.request_id].source
 

@@ -108,6 +108,16 @@ class KVCacheManager(Protocol):
         """The number of tokens of which other requests had K and V at the admission of the request."""
         return request.num_computed_tokens
 
+    @property
+    def num_checkpoints(self) -> int:
+        """The number of checkpoints in use."""
+        return 0
+
+    @property
+    def num_evicted_checkpoints(self) -> int:
+        """The number of checkpoints that were evicted so far."""
+        return 0
+
     def plan_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
         """Add the checkpoints that the scheduled requests write in this step to its output."""
         return

@@ -35,6 +35,7 @@ class _PlannedStep:
     num_recomputed: int
     preempted: list[str]
     released_blocks: dict[str, list[int]]
+    num_matched: dict[str, int]
     wait_reason: str | None
     head_id: str | None
     state: dict[str, int]
@@ -60,6 +61,7 @@ class _PlannedStep:
             num_recomputed=self.num_recomputed,
             new_blocks=_new_blocks(output),
             released_blocks=self.released_blocks,
+            num_matched=self.num_matched,
             wait_reason=self.wait_reason,
             head_id=self.head_id,
             **self.state,
@@ -91,6 +93,8 @@ class SchedulerMeter:
         self._waits = WaitLog(kv_cache_manager, events, is_fair)
         self._num_groups = len(kv_cache_manager.windows)
         self._released: dict[str, list[int]] = {}
+        self._matched: dict[str, int] = {}
+        self._num_evicted = 0
         self._recomputing: dict[str, Request] = {}
         self._steps: deque[_PlannedStep] = deque()
         self.blocked: tuple[Request, WaitReason] | None = None
@@ -130,6 +134,8 @@ class SchedulerMeter:
         self._waits.stop(request)
         meter: RequestMeter = request.meter
         meter.start_holding(self._kv.num_held_slots(request), num_written_slots(request, self._kv), now)
+        if (num_matched := self._kv.num_matched_tokens(request)) > request.num_computed_tokens:
+            self._matched[request.request_id] = num_matched
         if meter.first_scheduled_time is None:
             meter.first_scheduled_time = now
             meter.num_cached_tokens = request.num_computed_tokens
@@ -201,12 +207,13 @@ class SchedulerMeter:
                     num_recomputed=num_recomputed,
                     preempted=self.preempted,
                     released_blocks=self._released,
+                    num_matched=self._matched,
                     wait_reason=None if reason is None else reason.value,
                     head_id=None if head is None else head.request_id,
                     state=self._state(running, num_unfinished, reason),
                 )
             )
-        self.preempted, self._released = [], {}
+        self.preempted, self._released, self._matched = [], {}, {}
 
     def _count_recomputed(self, output: SchedulerOutput) -> int:
         """Count the tokens of the step that are recomputed; returns their number."""
@@ -224,8 +231,15 @@ class SchedulerMeter:
             "num_waiting": num_unfinished - len(running),
             "free_blocks": self._kv.num_free_blocks,
             "evictable_blocks": self._kv.num_evictable_blocks,
+            "num_checkpoints": self._kv.num_checkpoints,
+            "evicted_checkpoints": self._count_evicted(),
             **slot_usage(running, self._kv, reason)._asdict(),
         }
+
+    def _count_evicted(self) -> int:
+        """The checkpoints that were evicted since the last call."""
+        before, self._num_evicted = self._num_evicted, self._kv.num_evicted_checkpoints
+        return self._num_evicted - before
 
     def record_padding(self, request: Request, count: int) -> None:
         request.meter.num_padding_tokens += count

@@ -130,6 +130,9 @@ def _engine_started(config: EngineConfig, loaded: LoadedModel, prepared: Prepare
         kv_bytes_per_slot=prepared.token_bytes,
         kv_bytes_per_block=plan.block_size * prepared.slot_bytes,
         kv_windows=list(plan.windows),
+        state_bytes=plan.state_bytes,
+        num_checkpoints=plan.num_checkpoints,
+        checkpoint_interval=plan.checkpoint_interval,
         **prepared.limits.event_fields(),
     )
 

@@ -456,15 +456,14 @@ def plan_pool_with_states(
     if not state_bytes:
         return plan_pool(config, slot_bytes, context, memory_bytes, windows)
     budget, running = config.kv_cache_memory_bytes or memory_bytes, config.max_num_seqs * state_bytes
-    left = budget - running
-    kept = max(left // 2, state_bytes) if config.has_prefix_cache else 0
+    left, kept = share_with_states(budget, config, state_bytes)
     try:
-        pool = plan_pool(replace(config, kv_cache_memory_bytes=None), slot_bytes, context, left - kept, windows)
+        pool = plan_pool(replace(config, kv_cache_memory_bytes=None), slot_bytes, context, left, windows)
     except ConfigError:
         raise ConfigError(
             f"the budget of {format_memory(budget)} for K and V and recurrent states is too small: the states of "
             f"max_num_seqs={config.max_num_seqs} requests take {format_memory(running)} ({format_memory(state_bytes)} "
-            f"each), checkpoints of prefixes {format_memory(kept)}, and {format_memory(max(0, left - kept))} are left "
+            f"each), checkpoints of prefixes {format_memory(kept)}, and {format_memory(max(0, left))} are left "
             "for K and V, which does not hold one request of max_model_len tokens: lower max_num_seqs or "
             "max_model_len, or set a larger kv_cache_memory_bytes"
         ) from None
@@ -478,6 +477,14 @@ def plan_pool_with_states(
         num_checkpoints=num_checkpoints,
         checkpoint_interval=checkpoint_interval(config.block_size, pool.block_bytes, state_bytes),
     )
+
+
+def share_with_states(budget: int, config: EngineConfig, state_bytes: int) -> tuple[int, int]:
+    """The bytes of a budget for K and V, and those for checkpoints: equal halves of what running requests leave, or no
+    checkpoints without a prefix cache. The first number may be negative."""
+    left = budget - config.max_num_seqs * state_bytes
+    kept = max(left // 2, state_bytes) if config.has_prefix_cache else 0
+    return left - kept, kept
 
 
 def checkpoint_interval(block_size: int, block_bytes: int, state_bytes: int) -> int:

@@ -47,14 +47,26 @@ def describe_memory(
     is_static = limits.batching == "static"
     batch = f"static_batch_size={limits.static_batch_size}" if is_static else f"max_num_seqs={limits.max_num_seqs}"
     return [
+        *_states(plan),
         f"KV pool: {plan.num_blocks} blocks of {plan.block_size} slots = {_pool_content(plan)} in "
-        f"{format_memory(plan.num_bytes)}; max_model_len={limits.max_model_len}, max_num_seqs={limits.max_num_seqs}, "
+        f"{format_memory(plan.kv_bytes)}; max_model_len={limits.max_model_len}, max_num_seqs={limits.max_num_seqs}, "
         f"max_num_batched_tokens={limits.max_num_batched_tokens}",
         f"weights: {format_memory(parameter_bytes(loaded.model))} (planned: "
         f"{format_memory(total(loaded.planned_weights))}); activations of a step: at most "
         f"{format_memory(total(activations))}",
         f"kv={pool.name}: the pool holds {counts[0]} concurrent requests of max_model_len tokens, or {counts[1]} of "
         f"{typical.prompt} prompt and {typical.output} output tokens; {batch}",
+    ]
+
+
+def _states(plan: KVCachePlan) -> list[str]:
+    """The line about recurrent states, if the model has them."""
+    if not plan.state_bytes:
+        return []
+    return [
+        f"recurrent states: {format_memory(plan.state_bytes)} for each of {plan.num_states} requests and "
+        f"{plan.num_checkpoints} checkpoints, in {format_memory(plan.num_state_slots * plan.state_bytes)}; a long "
+        f"sequence has a checkpoint every {plan.checkpoint_interval} tokens"
     ]
 
 

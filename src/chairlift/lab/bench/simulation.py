@@ -10,8 +10,9 @@ from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.counts import counted
-from chairlift.engine.startup.memory_plan import plan_memory, plan_pool, planned_pool
+from chairlift.engine.startup.memory_plan import checkpoint_plan, plan_memory, plan_pool_with_states, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, open_event_log, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
@@ -172,6 +173,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
         enable_prefix_caching=config.enable_prefix_caching,
         model=model,
         windows=memory.pool.windows,
+        checkpoints=checkpoint_plan(memory.pool),
     )
 
 
@@ -187,14 +189,18 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     num_blocks, block_size = recorded.num_blocks, recorded.block_size
     has_groups = config.kv == "paged" and not config.disable_hybrid_kv_cache_manager
     windows = tuple(recorded.kv_windows) if has_groups else FULL
+    checkpoints = None
+    if recorded.state_bytes:
+        checkpoints = CheckpointPlan(recorded.num_checkpoints, recorded.checkpoint_interval)
     if not has_groups:
         num_blocks = recorded.num_blocks_of_all_layers(num_blocks)
     if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         slot_bytes = recorded.kv_bytes_per_slot
         if has_groups:
             slot_bytes = recorded.kv_bytes_per_block // recorded.block_size or slot_bytes // len(windows)
-        pool = plan_pool(sized, slot_bytes, recorded.max_model_len, 0, windows)
-        num_blocks, block_size = pool.num_blocks, pool.block_size
+        state_bytes = recorded.state_bytes
+        pool = plan_pool_with_states(sized, slot_bytes, recorded.max_model_len, 0, windows, state_bytes)
+        num_blocks, block_size, checkpoints = pool.num_blocks, pool.block_size, checkpoint_plan(pool)
     context = config.max_model_len or recorded.max_model_len
     max_model_len = planned_pool(replace(sized, block_size=block_size), context, num_blocks, windows).max_model_len
     step_time = None if recorded.step_time is None else StepTime(**recorded.step_time)
@@ -209,6 +215,7 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
         kv_arena=config.kv_arena,
         enable_prefix_caching=config.enable_prefix_caching,
         windows=windows,
+        checkpoints=checkpoints,
     )
 
 

@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryPlan
+from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryPlan, share_with_states
 from chairlift.kernels.kernel_memory import SPARE_BLOCKS, MemoryItem, total
 from chairlift.lab.metrics.summary import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
 from chairlift.lab.tables import make_table, number, print_report
+from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
 
 
@@ -48,7 +49,8 @@ def _memory_table(plan: DeploymentPlan) -> Table:
     rows = [
         ("weights", total(memory.weights)),
         ("activations of a step, maximum", total(memory.activations)),
-        ("KV pool", pool.num_bytes),
+        ("KV pool", pool.kv_bytes),
+        *_state_rows(pool),
         ("K and V of one token", memory.token_bytes),
         ("available memory", memory.memory_bytes),
     ]
@@ -56,6 +58,17 @@ def _memory_table(plan: DeploymentPlan) -> Table:
         if num_bytes is not None:
             table.add_row(label, f"{num_bytes:,}", number(num_bytes / (1 << 20)))
     return table
+
+
+def _state_rows(pool: KVCachePlan) -> list[tuple[str, int]]:
+    """The rows of the recurrent states, if the model has them."""
+    if not pool.state_bytes:
+        return []
+    return [
+        (f"recurrent states of {pool.num_states:,} requests", pool.num_states * pool.state_bytes),
+        (f"{pool.num_checkpoints:,} checkpoints of prefixes", pool.num_checkpoints * pool.state_bytes),
+        ("recurrent state of one request", pool.state_bytes),
+    ]
 
 
 def _fit_table(plan: DeploymentPlan) -> Table:
@@ -182,12 +195,17 @@ def _groups(memory: MemoryPlan) -> list[str]:
 
 def _blocks(plan: DeploymentPlan) -> list[str]:
     config, memory, pool = plan.config, plan.memory, plan.memory.pool
-    lines = []
+    lines: list[str] = []
     if memory.kv_bytes is not None:
-        affordable = memory.kv_bytes // pool.block_bytes - SPARE_BLOCKS
-        lines.append(
-            f"  blocks: floor({memory.kv_bytes:,} / {pool.block_bytes:,}) - {SPARE_BLOCKS} spare = {affordable:,}"
-        )
+        num_bytes = memory.kv_bytes
+        if pool.state_bytes:
+            num_bytes, kept = share_with_states(memory.kv_bytes, config, pool.state_bytes)
+            lines.append(
+                f"  for K and V without states: {memory.kv_bytes:,} - {pool.num_states:,} requests x "
+                f"{pool.state_bytes:,} - {kept:,} for checkpoints = {num_bytes:,}"
+            )
+        affordable = num_bytes // pool.block_bytes - SPARE_BLOCKS
+        lines.append(f"  blocks: floor({num_bytes:,} / {pool.block_bytes:,}) - {SPARE_BLOCKS} spare = {affordable:,}")
     if pool.limited_by == "demand":
         longest = config.max_model_len or plan.model.config.max_position_embeddings
         blocks = f"ceil({longest:,} / {pool.block_size})"
@@ -198,7 +216,7 @@ def _blocks(plan: DeploymentPlan) -> list[str]:
         )
     lines.append(
         f"  pool: {pool.num_blocks:,} x {pool.block_size} = {pool.num_slots:,} slots, with the spare block "
-        f"{pool.num_bytes:,} bytes = {format_memory(pool.num_bytes)}"
+        f"{pool.kv_bytes:,} bytes = {format_memory(pool.kv_bytes)}"
     )
     return lines
 

@@ -17,6 +17,7 @@ from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import (
     MatrixFormats,
     MemoryPlan,
+    checkpoint_plan,
     kv_slot_bytes,
     plan_layout,
     plan_memory,
@@ -121,7 +122,11 @@ class DeploymentPlan:
             "memory_bytes": memory.memory_bytes,
             "weight_bytes": total(memory.weights),
             "activation_bytes": total(memory.activations),
-            "kv_bytes": memory.pool.num_bytes,
+            "kv_bytes": memory.pool.kv_bytes,
+            "state_bytes": memory.pool.state_bytes,
+            "num_states": memory.pool.num_states,
+            "num_checkpoints": memory.pool.num_checkpoints,
+            "checkpoint_interval": memory.pool.checkpoint_interval,
             "kv_bytes_per_token": memory.token_bytes,
             "kv_bytes_per_slot": memory.slot_bytes,
             "kv_windows": memory.pool.windows,
@@ -166,7 +171,7 @@ def make_plan(
         raise ConfigError("memory cannot be combined: give memory, kv_cache_memory_bytes or num_kv_blocks")
     memory = plan_memory(config, model.config, model.formats, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
-    pool = planned_pool(config, context, num_blocks, memory.pool.windows)
+    pool = planned_pool(config, context, num_blocks, memory.pool.windows, checkpoint_plan(memory.pool))
     limits = config.scheduler_config(pool.max_model_len)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
     every_policy = [(kv, arena) for kv in KV_POLICIES for arena in (("buddy",) if kv == "paged" else KV_ARENAS)]
@@ -175,7 +180,8 @@ def make_plan(
     speed = None
     if hardware is not None and fit.num_running:
         shape = _shape(model, config, memory)
-        sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape, pool.windows)
+        policy = (pool.kv, pool.kv_arena, None)
+        sim = SimConfig(limits, pool.num_blocks, pool.block_size, *policy, shape, pool.windows, pool.checkpoints)
         speed = predict_speed(Roofline(shape, hardware), sim, accepted_lengths(pool, load), fit.num_running, load)
     return DeploymentPlan(
         model=model,

@@ -101,6 +101,11 @@ class ModelShape:
         return round(sum(matrix.num_weights for matrix in self.config.read_matrices) * self.bytes_per_weight)
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence in all layers, in float32."""
+        return 4 * self.config.state_values_per_sequence
+
+    @property
     def kv_bytes_per_slot(self) -> int:
         """Bytes of K and V of one token in all layers."""
         return sum(count * round(layer.kept_kv_values * self.bytes_per_kv_value) for layer, count in self.layers)

@@ -69,6 +69,7 @@ class Roofline:
         self._layers = [self._layer_seconds(layer, count, flop, byte) for layer, count in model.layers]
         self._head_row = 2 * model.lm_head_weights * flop * share
         self._head_weights = model.lm_head_weights * model.bytes_per_weight * byte * share
+        self._state = 2 * model.state_bytes * byte * share  # read and written once in a step
         self._overhead = device.layer_overhead
         self._exchanged_token = 0.0
         if tensor_parallel_size > 1:
@@ -95,7 +96,7 @@ class Roofline:
         )
 
     def seconds(self, shape: StepShape) -> float:
-        num_tokens, _, num_sampled, num_context, num_pairs = shape
+        num_tokens, num_seqs, num_sampled, num_context, num_pairs = shape
         layers = 0.0
         for count, token, weights, pair, context_token, experts, expert in self._layers:
             if experts is not None:
@@ -107,7 +108,7 @@ class Roofline:
                 + self._overhead
             )
         head = max(num_sampled * self._head_row, self._head_weights) if num_sampled else 0.0
-        return layers + head + self.device.step_overhead
+        return layers + head + num_seqs * self._state + self.device.step_overhead
 
     def constants(self) -> list[tuple[str, str]]:
         model, device = self.model, self.device
@@ -121,7 +122,8 @@ class Roofline:
                 "model",
                 f"{model.name}: {model.config.num_layers} layers, hidden {model.config.hidden_size}, {heads} heads, "
                 f"{kv_heads} KV heads, {model.weight_bytes / 1e9:.2f} GB {weights}, "
-                f"{model.kv_bytes_per_slot:,} bytes of K and V per token",
+                f"{model.kv_bytes_per_slot:,} bytes of K and V per token"
+                + (f", {model.state_bytes:,} bytes of recurrent state per request" if model.state_bytes else ""),
             ),
             (
                 "device",

@@ -11,6 +11,7 @@ from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
@@ -30,6 +31,7 @@ class SimConfig:
         enable_prefix_caching: None: on for "paged", off for reservations, which have no prefix cache.
         model: the model that the events name; None: no model.
         windows: the sliding window of each group of layers (see `core.kv.windowed_groups`).
+        checkpoints: the checkpoints of recurrent states; None if the model has none.
 
     Raises:
         ConfigError: as EngineConfig.
@@ -43,6 +45,7 @@ class SimConfig:
     enable_prefix_caching: bool | None = None
     model: ModelShape | None = None
     windows: tuple[int | None, ...] = FULL
+    checkpoints: CheckpointPlan | None = None
 
     def __post_init__(self) -> None:
         EngineConfig(
@@ -71,6 +74,9 @@ class SimConfig:
             weight_bytes=0 if model is None else model.weight_bytes,
             kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
             kv_windows=list(self.windows),
+            state_bytes=0 if model is None else model.state_bytes,
+            num_checkpoints=0 if self.checkpoints is None else self.checkpoints.num_slots,
+            checkpoint_interval=0 if self.checkpoints is None else self.checkpoints.interval,
             **self.scheduler.event_fields(),
         )
 
@@ -153,6 +159,7 @@ def make_engine_core(
         config.kv_arena,
         config.windows,
         limits.max_num_batched_tokens,
+        config.checkpoints,
     )
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
     executor = SimExecutor(cost_model, clock, tokens)
