@@ -21,7 +21,7 @@ from chairlift.outputs import NewRequest, SchedulerOutput
 from native import needs_native
 
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
-ARCHITECTURES = ["granite4_h", "falcon_h1", "nemotron_h"]
+ARCHITECTURES = ["granite4_h", "falcon_h1", "nemotron_h", "lfm2", "qwen3_5"]
 NEW_TOKENS = 14
 
 
