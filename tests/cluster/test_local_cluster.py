@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
@@ -18,13 +21,16 @@ import psutil
 import pytest
 from benchmarks.ray_cluster import read_settings
 
-from chairlift.cluster.local_cluster import describe_ray_error
+from chairlift.cluster.cluster_options import ClusterOptions
+from chairlift.cluster.local_cluster import LocalCluster, describe_ray_error, end_process, set_ray_variables
+from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
 from running_server import completion_body, wait_for
 from tiny_engine import tiny_options
 
 pytest.importorskip("ray")
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 MARK = "CHAIRLIFT_TEST_SERVER"
 """A variable in the environment of all processes of a server."""
 
@@ -75,7 +81,7 @@ def server(tmp_path: Path) -> Iterator[ReplicatedServer]:
     options = tiny_options(tmp_path)
     command = [
         sys.executable, "-m", "chairlift", "serve", str(options["model"]), "--load-format", "dummy", "--replicas", "1",
-        "--port", "0", "--num-threads", "1", "--num-kv-blocks", "64",
+        "--port", "0", "--num-threads", "1", "--num-kv-blocks", "64", "--allow-other-users",
     ]  # fmt: skip
     environment = {**os.environ, **read_settings(), MARK: str(tmp_path)}
     environment.pop("RAY_ADDRESS", None)
@@ -123,6 +129,91 @@ def test_a_second_signal_ends_the_server_and_ray_at_once(server: ReplicatedServe
         assert time.monotonic() - started < 10
     wait_for(lambda: not server.processes(), 10)
     assert "Thread 0x" not in server.text()
+
+
+def test_ray_is_private_and_ends_with_a_server_that_is_killed(server: ReplicatedServer) -> None:
+    """Its agents would continue for a minute, and its folder would be accessible to all users."""
+    processes = server.processes()
+    listening = [each.laddr for one in processes for each in one.net_connections("tcp") if each.status == "LISTEN"]
+    assert len(listening) >= 8
+    assert {ip_address(address.ip.removeprefix("::ffff:")).is_loopback for address in listening} == {True}
+    (gcs,) = [each for each in processes if each.name() == "gcs_server"]
+    token = Path(gcs.environ()["RAY_AUTH_TOKEN_PATH"])
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (token.parent, token)] == [0o700, 0o600]
+    (log_folder,) = [each.split("=")[1] for each in gcs.cmdline() if each.startswith("--log_dir=")]
+    assert token.parent in Path(log_folder).parents
+    server.process.kill()
+    wait_for(lambda: not server.processes(), 15)
+    shutil.rmtree(token.parent)
+
+
+def test_without_the_gcs_the_server_answers_and_then_ends_with_a_message(server: ReplicatedServer) -> None:
+    body = {**completion_body(400), "stream": True}
+    with httpx.stream("POST", f"{server.url}/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        (gcs,) = [each for each in server.processes() if each.name() == "gcs_server"]
+        gcs.kill()
+        received = list(lines)
+    assert "data: [DONE]" in received, received[-3:]
+    assert server.process.wait(60) == 2, server.text()
+    wait_for(lambda: not server.processes(), 10)
+    assert (
+        "ERROR no replica can be started any more, and the server stops: gcs_server of Ray has ended" in server.text()
+    )
+    assert f"error: the server has stopped: gcs_server of Ray has ended with status {-signal.SIGKILL}" in server.text()
+    logs = Path(server.text().split("the logs of Ray are in ")[1].split()[0])
+    assert list(logs.rglob("gcs_server.out"))
+    shutil.rmtree(logs)
+
+
+def test_a_host_with_other_users_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.cluster.local_cluster.other_users", lambda: ["ann", "bob"])
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=r"other users of this machine \(ann, bob\) .* give --allow-other-users"):
+        LocalCluster(EngineConfig(num_threads=1), ClusterOptions(1))
+
+
+def test_a_ray_of_its_own_requires_its_token_and_listens_on_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment of the server says."""
+    for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    set_ray_variables(None)
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    code = "import ray; print(ray.util.get_node_ip_address())"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=os.environ).strip() == "127.0.0.1"
+
+
+def test_a_token_is_written_into_a_new_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chairlift.cluster.ray_processes import write_token
+
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_TOKEN": "known"})
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to(target)
+    for path in (link, tmp_path):
+        with pytest.raises(OSError, match="File exists"):
+            write_token(path)
+    assert not target.exists()
+    write_token(target)
+    assert os.environ == {"RAY_AUTH_TOKEN_PATH": str(target)}
+    assert len(target.read_text()) == 64
+
+
+def test_a_server_that_is_starting_ends_when_ray_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its main thread may wait for Ray; later the server drains."""
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _pid, number: signals.append(number))
+    cluster: LocalCluster = object.__new__(LocalCluster)
+    cluster._drain = end_process
+    cluster._fail("raylet has ended")
+    assert signals == [signal.SIGTERM]
+    assert cluster.failure == "raylet has ended"
+    drains: list[str] = []
+    cluster.on_failure(lambda: drains.append("failed before the server runs"))
+    cluster._fail("raylet has ended")
+    assert len(drains) == 2
+    assert signals == [signal.SIGTERM]
 
 
 def test_an_error_of_ray_is_one_line_that_names_the_token() -> None:

@@ -58,6 +58,18 @@ def test_the_interface_of_routers() -> None:
     assert isinstance(inspect.getattr_static(RequestRouter, "curr_replicas"), property)
 
 
+def test_what_is_changed_of_ray_to_keep_it_private() -> None:
+    pytest.importorskip("ray")
+    from ray._common.tls_utils import add_port_to_grpc_server
+    from ray._private import ray_constants, services
+    from ray.serve._private import replica
+
+    assert replica.add_port_to_grpc_server is add_port_to_grpc_server  # type: ignore[attr-defined]
+    assert 'add_port_to_grpc_server(self._server, "[::]:0")' in inspect.getsource(replica)
+    assert ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR == "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    assert "ConsolePopen(" in inspect.getsource(services.start_ray_process)
+
+
 def test_the_options_of_calls() -> None:
     pytest.importorskip("ray")
     from ray.serve.handle import DeploymentHandle

@@ -163,6 +163,18 @@ def test_a_second_signal_stops_the_server_at_once_and_a_third_one_delays_nothing
     assert "(it received a second signal)" in drain.engine.reasons[0]
 
 
+def test_a_drain_that_is_requested_again_delays_and_forces_nothing() -> None:
+    """The cluster of a server can fail while a signal has stopped the server already."""
+    drain = Drain()
+    drain.admission.reserve_slot(ANONYMOUS)
+    drain.signal()
+    drain.now = 130.0
+    drain.server.drain()
+    assert drain.watchdog == [60.0 + STOP_SECONDS + WATCHDOG_SECONDS]
+    assert not drain.stops_at(159.9)
+    assert drain.stops_at(160.0)
+
+
 def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     model = str(tiny_model_dir("llama"))
     options = ["--skip-tokenizer-init", "--num-kv-blocks", "60", "--num-threads", "1", "--max-num-seqs", "1"]

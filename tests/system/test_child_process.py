@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -111,3 +112,15 @@ def test_process_that_is_too_slow_is_reaped_and_its_pipes_are_closed(process: Gr
     assert started.stdout.closed
     with pytest.raises(EOFError):
         process.exchange(b"", seconds=SECONDS)
+
+
+def test_the_leader_of_a_process_group_ends_with_its_group() -> None:
+    """Also the processes that other processes have started in it."""
+    leader = child_process.ChildProcess(["sh", "-c", "read _; kill -KILL 0"], stdout=None, process_group=0)
+    ends = [lambda: leader.close(), lambda: leader._process.stdin.close()]  # type: ignore[union-attr]
+    for end in ends:
+        leader.start()
+        member = subprocess.Popen(["sleep", "60"], process_group=leader.pid)
+        end()
+        assert member.wait(SECONDS) == -signal.SIGKILL
+        assert leader.wait(SECONDS) in (None, -signal.SIGKILL)

@@ -74,4 +74,4 @@ def _local_cluster(options: ServeOptions, replicas: int) -> Callable[[EngineConf
     if options.models.is_on_demand:
         raise ConfigError("replicas need one model that is always loaded: name one MODEL, or use chairlift.cluster:app")
     cluster = ClusterOptions(replicas, watchdog_timeout=options.watchdog_timeout)
-    return partial(LocalCluster, options=cluster)
+    return partial(LocalCluster, options=cluster, allow_other_users=options.allow_other_users)

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.models.served_model import ServedModel
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
+from chairlift.system.other_users import other_users
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("chairlift")
 
 INSTALL_HINT: Final = "replicas need Ray Serve, which is not installed: pip install 'chairlift[ray]'"
+
+MAX_NAMES: Final = 5
+"""Maximum number of users that an error message names."""
+
+GCS_TIMEOUT_VARIABLE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Seconds after which Ray ends a process without a message because the GCS, its head node's server, does not answer."""
 
 NO_HTTP: Final = {"location": "NoServer"}
 
@@ -50,19 +58,28 @@ class LocalCluster:
 
     Args:
         config: the configuration of each replica. Without `num_threads` the physical cores are divided among them.
+        allow_other_users: start a Ray although other users of this machine can connect to its ports.
+
+    Attributes:
+        failure: why no replica can be started any more; None while Ray runs.
 
     Raises:
-        ConfigError: Ray is not installed or cannot be reached, or an option cannot be used by several replicas.
+        ConfigError: Ray is not installed or cannot be reached, an option cannot be used by several replicas, or this
+            machine has other users.
         ModelLoadError: the model cannot be found.
     """
 
-    def __init__(self, config: EngineConfig, options: ClusterOptions) -> None:
+    failure: str | None = None
+
+    def __init__(self, config: EngineConfig, options: ClusterOptions, allow_other_users: bool = False) -> None:
         address = os.environ.get("RAY_ADDRESS")
         set_ray_variables(address)
         try:
             import ray
         except ImportError:
             raise ConfigError(INSTALL_HINT) from None
+        if address is None and not allow_other_users:
+            check_other_users()
         if config.num_threads is None and config.device == "cpu":
             cores = CpuTopology().num_physical_cores(allowed_cpus())
             config = replace(config, num_threads=max(1, cores // options.most))
@@ -72,19 +89,20 @@ class LocalCluster:
         self._options = options
         self._client: ClusterClient | None = None
         self._processes: RayProcesses | None = None  # None: those of RAY_ADDRESS
+        self._drain: Callable[[], None] = end_process
         self._app_name = f"chairlift-{secrets.token_hex(4)}"  # several servers may use one cluster
         try:
             if address is None:
                 from chairlift.cluster.ray_processes import RayProcesses
 
                 num_cpus = (config.num_threads or 1) * options.most
-                self._processes = RayProcesses(num_cpus=num_cpus, include_dashboard=False)
+                self._processes = RayProcesses(self._fail, num_cpus=num_cpus, include_dashboard=False)
             else:
                 ray.init(address=address, logging_level=logging.WARNING)
             if threading.current_thread() is threading.main_thread():
                 # Ray handles it with a dump of its stack.
                 signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        except Exception as error:  # also of this class, if a process of Ray does not start in time
             where = "Ray cannot be started" if address is None else f"RAY_ADDRESS={address} cannot be reached"
             raise ConfigError(f"{where}: {describe_ray_error(error)}") from None
         if address is not None:
@@ -137,6 +155,17 @@ class LocalCluster:
         assert self._client is not None
         observe_replicas(model, self._client)
 
+    def on_failure(self, drain: Callable[[], None]) -> None:
+        """Call `drain` on any thread when no replica can be started any more. Before this call, the process ends."""
+        self._drain = drain
+        if self.failure is not None:
+            drain()
+
+    def _fail(self, failure: str) -> None:
+        self.failure = failure
+        logger.error("no replica can be started any more, and the server stops: %s", failure)
+        self._drain()
+
     def _stop(self) -> None:
         """Stop the replicas. A Ray that this process has started ends with all of its processes."""
         from chairlift.cluster.ray_processes import ShutdownThread
@@ -171,6 +200,25 @@ class UnusedIngress:
         pass
 
 
+def check_other_users() -> None:
+    """Check that this machine has no other users.
+
+    Raises:
+        ConfigError: there are some, with their names.
+    """
+    if users := other_users():
+        raise ConfigError(
+            f"other users of this machine ({', '.join(users[:MAX_NAMES])}) can connect to the ports on 127.0.0.1 that "
+            "Ray opens for replicas: start the server in a container or network namespace of its own, or give "
+            "--allow-other-users to accept this (docs/scale-out.md#security)"
+        )
+
+
+def end_process() -> None:
+    """End this process, which is starting. Its main thread may wait for Ray without a limit."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def set_ray_variables(address: str | None) -> None:
     """Set the environment variables of Ray, which it reads when it is imported.
 
@@ -188,14 +236,17 @@ def set_ray_variables(address: str | None) -> None:
     }
     if not sys.stderr.isatty():
         defaults["RAY_COLOR_PREFIX"] = "0"
-    if address is None or is_token_required(address):
+    if address is not None and is_token_required(address):
         # Ray does this itself only for a Ray that it starts, and logs a warning.
         defaults["RAY_AUTH_MODE"] = "token"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     # This thread has no event loop that could route its first calls.
     os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
+    os.environ[GCS_TIMEOUT_VARIABLE] = "86400"
     if address is None:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray listens on the loopback.
         # HTTP does not pass through Ray Serve, also if this machine has the settings of a cluster with HAProxy.
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
 

@@ -16,7 +16,9 @@ import msgspec
 import ray
 from fastapi import FastAPI
 from ray import serve
+from ray._common.tls_utils import add_port_to_grpc_server
 from ray.serve import Application
+from ray.serve._private import replica as replica_module
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
@@ -35,6 +37,7 @@ from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.errors import EngineDeadError
 from chairlift.loading.resolve import load_tokenizer, resolve_model
+from chairlift.server.access.access_options import is_loopback
 
 logger = logging.getLogger("chairlift")
 
@@ -67,6 +70,17 @@ def configure_logging(log_level: int) -> None:
     logger.setLevel(log_level)
 
 
+def listen_on_loopback() -> None:
+    """If this Ray is only on the loopback, let Ray Serve open the port of this replica there, too.
+
+    Ray Serve opens it for the calls of other deployments when the replica has been initialized, on all addresses.
+    """
+    ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    if is_loopback(ip):
+        add_port: Any = add_port_to_grpc_server
+        setattr(replica_module, add_port.__name__, lambda server, _address: add_port(server, f"{ip}:0"))
+
+
 class EngineDeployment:
     """A replica: an engine process, and the calls of `EngineReplica`, each with the `CallRoute` that led to it.
 
@@ -76,6 +90,7 @@ class EngineDeployment:
 
     async def __init__(self, config: EngineConfig, watchdog_timeout: float, log_level: int) -> None:  # type: ignore[misc]
         configure_logging(log_level)
+        listen_on_loopback()
         self._config = config
         config = replace(config, enable_kv_cache_events=config.has_prefix_cache)
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
@@ -179,6 +194,7 @@ class IngressDeployment:
 
     async def __init__(self, setup: ClusterSetup, log_level: int, *handles: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
         configure_logging(log_level)
+        listen_on_loopback()
         self._setup = setup
         self._clients = {
             spec.name: make_client(RayTransport(handle), await fetch_facts(handle, spec.config), spec.config)

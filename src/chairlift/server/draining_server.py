@@ -84,21 +84,28 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to drain at the first signal, and stop at the second one. Runs as a signal handler."""
-        admission = self._admission
-        if not admission.is_draining:
-            drain_timeout = admission.limits.drain_timeout
-            self._deadline = admission.clock() + drain_timeout
-            admission.is_draining = True
-            self._start_watchdog(drain_timeout + STOP_SECONDS + WATCHDOG_SECONDS)
-            logger.info(
-                "shutting down after %d calls in progress are answered; send the signal again to stop immediately",
-                admission.num_calls,
-            )
+        if not self._admission.is_draining:
+            self.drain()
         elif not self._is_forced:
             self._is_forced = True
             self.force_exit = self.should_exit
             self._set_stop_seconds(FORCED_STOP_SECONDS)
             self._start_watchdog(FORCED_STOP_SECONDS + WATCHDOG_SECONDS)
+
+    def drain(self) -> None:
+        """Reject new calls, and stop when all calls are answered. Any thread may call it, and further calls have no
+        effect."""
+        admission = self._admission
+        if admission.is_draining:
+            return
+        drain_timeout = admission.limits.drain_timeout
+        self._deadline = admission.clock() + drain_timeout
+        admission.is_draining = True
+        self._start_watchdog(drain_timeout + STOP_SECONDS + WATCHDOG_SECONDS)
+        logger.info(
+            "shutting down after %d calls in progress are answered; send the signal again to stop immediately",
+            admission.num_calls,
+        )
 
     async def on_tick(self, counter: int) -> bool:
         """Stop the server when it has drained or its time is over. uvicorn calls this every 0.1 s."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from chairlift.config import EngineConfig
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.process_client import ProcessClient
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.allowed_hosts import ANY_HOST
@@ -43,10 +43,19 @@ class StartingEngine(Protocol):
 
 
 class EngineCluster(StartingEngine, Protocol):
-    """Several engines of one model that are used as one."""
+    """Several engines of one model that are used as one.
+
+    Attributes:
+        failure: why the cluster cannot continue; None while it can.
+    """
+
+    failure: str | None
 
     def observe(self, model: ServedModel) -> None:
         """Show the engines as the replicas of a model."""
+
+    def on_failure(self, drain: Callable[[], None]) -> None:
+        """Call `drain` on any thread when the cluster cannot continue. Requests in progress can still be answered."""
 
 
 MAX_PORT: Final = 65535
@@ -89,6 +98,7 @@ def run(
         ConfigError: the address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
             option is invalid. These errors are raised before the model is loaded. Then as for
             `ProcessClient.wait_until_ready`.
+        EngineDeadError: the cluster could not continue, and the server has drained.
     """
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
@@ -140,12 +150,16 @@ def run(
     )
     uvicorn_options = uvicorn_config(app, tls, root_path=root_path, log_config=None, access_log=False)
     server = DrainingServer(uvicorn_options, manager, admission, end_process_after)
+    if cluster is not None:
+        cluster.on_failure(server.drain)
     trim_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets=[listener])
     finally:
         manager.close()
+    if cluster is not None and cluster.failure is not None:
+        raise EngineDeadError(f"the server has stopped: {cluster.failure}")
 
 
 def _manage_one_model(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
 from chairlift.options import Selection, check_options, option
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.root_path import parse_root_path
@@ -31,6 +32,9 @@ class ServeOptions:
     replicas: int | None = option(
         None, "Number of engines on this machine, started with Ray Serve (chairlift[ray]).", minimum=1
     )
+    allow_other_users: bool = option(
+        False, "Start replicas although other users of this machine can connect to Ray's ports."
+    )
     watchdog_timeout: float = option(
         120.0, "Seconds without a step after which a busy engine is restarted; 0 disables it.", minimum=0.0
     )
@@ -44,5 +48,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.allow_other_users and self.replicas is None:
+            raise ConfigError("allow_other_users has no effect without replicas: remove it")
         if self.models.only_model is not None:
             object.__setattr__(self, "engine", replace(self.engine, model=self.models.only_model))

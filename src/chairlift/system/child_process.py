@@ -124,18 +124,19 @@ class ChildProcess:
         return reply
 
     def kill(self) -> None:
-        """Kill the process, and its child processes if it leads a session. A waiting `exchange` raises EOFError.
+        """Kill the process, and its process group if it leads one. A waiting `exchange` raises EOFError.
 
         A process that another thread is starting is killed when it has started. A fork of the parent process kills
         nothing.
         """
         self._is_killed = True
         process = self._process
-        # The process is not polled, because its id is also that of its session until it has been reaped.
+        # The process is not polled, because its id is also that of its group until it has been reaped.
         if process is None or process.returncode is not None or self._parent != os.getpid():
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if sys.platform != "win32" and self._options.get("start_new_session"):
+            is_leader = self._options.get("start_new_session") or self._options.get("process_group") == 0
+            if sys.platform != "win32" and is_leader:
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
