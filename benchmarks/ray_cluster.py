@@ -26,7 +26,8 @@ BASE_SETTINGS: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_FORCE_STOP_UN
 
 def read_settings() -> dict[str, str]:
     """The variables of deploy/ray/cluster.env for a Ray of one process, which needs no token, with ports of its own."""
-    lines = [line for line in SETTINGS_FILE.read_text().splitlines() if line and not line.startswith("#")]
+    text = os.path.expandvars(SETTINGS_FILE.read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     settings = dict(line.split("=", 1) for line in lines)
     del settings["RAY_AUTH_MODE"]
     ports = {name: str(free_port()) for name in ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")}
