@@ -99,6 +99,10 @@ def test_units_come_from_names(name: str, value: float, text: str) -> None:
     assert shown(name, value) == text
 
 
+def test_the_policy_is_short() -> None:
+    assert len(POLICY.read_text(encoding="utf-8").splitlines()) <= 150
+
+
 def promises() -> list[list[str]]:
     """The rows of the table of promises: the promise, what keeps it, and the tests that show it."""
     section = POLICY.read_text(encoding="utf-8").partition("\n## Promises\n")[2].partition("\n## ")[0]
