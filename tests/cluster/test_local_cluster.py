@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import psutil
 import pytest
 from benchmarks.ray_cluster import read_settings
 
+from chairlift.cluster import local_cluster
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.local_cluster import LocalCluster, describe_ray_error, end_process, set_ray_variables
 from chairlift.config import EngineConfig
@@ -185,6 +187,37 @@ def test_a_ray_of_its_own_requires_its_token_and_listens_on_the_loopback(monkeyp
     assert subprocess.check_output([sys.executable, "-c", code], text=True, env=os.environ).strip() == "127.0.0.1"
 
 
+@pytest.mark.parametrize(
+    ("status", "mode", "timeout", "warning"),
+    [("OK", None, "86400", True), ("UNAUTHENTICATED", "token", "86400", False), ("UNAVAILABLE", None, None, False)],
+)
+def test_a_cluster_without_tokens_is_reported_and_only_a_gcs_that_answers_is_watched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: str, mode: str | None,
+    timeout: str | None, warning: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(local_cluster, "gcs_status", lambda _address: status)
+    set_ray_variables("head:6379")
+    assert os.environ.get("RAY_AUTH_MODE") == mode
+    assert os.environ.get(local_cluster.GCS_TIMEOUT_VARIABLE) == timeout
+    assert ("RAY_ADDRESS=head:6379 requires no token" in caplog.text) == warning
+
+
+def test_the_gcs_of_a_cluster_is_lost_when_it_has_not_answered_for_30_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart of the GCS, which takes less, is none."""
+    now = [0.0]
+    answers = {5.0: "UNAVAILABLE", 10.0: "UNAVAILABLE", 15.0: "UNAUTHENTICATED"}
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(local_cluster, "gcs_status", lambda _address: answers.get(now[0], "UNAVAILABLE"))
+    local_cluster.wait_for_gcs_loss("head:6379")
+    assert now == [45.0]
+    monkeypatch.undo()
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert local_cluster.gcs_status(f"127.0.0.1:{unused.getsockname()[1]}") == "UNAVAILABLE"
+
+
 def test_a_token_is_written_into_a_new_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chairlift.cluster.ray_processes import write_token
 
@@ -229,8 +262,6 @@ def test_an_error_of_ray_is_one_line_that_names_the_token() -> None:
 def test_servers_that_start_at_the_same_moment_use_one_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray import serve
     from ray.exceptions import ActorAlreadyExistsError
-
-    from chairlift.cluster import local_cluster
 
     outcomes = [ActorAlreadyExistsError("SERVE_CONTROLLER_ACTOR"), None]
 

@@ -47,6 +47,9 @@ LEAVE_SECONDS: Final = 2.0
 CLUSTER_ID_METHOD: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """The first call of each driver of Ray."""
 PROBE_SECONDS: Final = 5.0
+ANSWERS: Final = ("OK", "UNAUTHENTICATED")
+GCS_LOSS_SECONDS: Final = 30.0
+"""Time without an answer of the GCS of a cluster after which the server drains. Ray ends replicas after 60 s."""
 
 SERVE_START_SECONDS: Final = 30.0
 """Maximum seconds until the controller of Ray Serve answers that another server has started at the same moment."""
@@ -107,6 +110,8 @@ class LocalCluster:
             raise ConfigError(f"{where}: {describe_ray_error(error)}") from None
         if address is not None:
             logger.info("the replicas run as the Ray Serve application %s", self._app_name)
+            if GCS_TIMEOUT_VARIABLE in os.environ:
+                threading.Thread(target=self._watch_gcs, args=(address,), name="watch-gcs", daemon=True).start()
 
     def wait_until_ready(self) -> ClusterClient:
         """Start the replicas, and wait until one is ready.
@@ -160,6 +165,11 @@ class LocalCluster:
         self._drain = drain
         if self.failure is not None:
             drain()
+
+    def _watch_gcs(self, address: str) -> None:
+        """Report the loss of the GCS of a cluster of RAY_ADDRESS, whose replicas end 60 s after it."""
+        wait_for_gcs_loss(address)
+        self._fail(f"the GCS of RAY_ADDRESS={address} has not answered for {GCS_LOSS_SECONDS:g} s")
 
     def _fail(self, failure: str) -> None:
         self.failure = failure
@@ -236,14 +246,22 @@ def set_ray_variables(address: str | None) -> None:
     }
     if not sys.stderr.isatty():
         defaults["RAY_COLOR_PREFIX"] = "0"
-    if address is not None and is_token_required(address):
+    status = None if address is None else gcs_status(address)
+    if status == "UNAUTHENTICATED":
         # Ray does this itself only for a Ray that it starts, and logs a warning.
         defaults["RAY_AUTH_MODE"] = "token"
+    elif status == "OK":
+        logger.warning(
+            "RAY_ADDRESS=%s requires no token: every machine that can connect to the ports of this cluster can run "
+            "code on its machines; start it with RAY_AUTH_MODE=token (docs/scale-out.md#security)",
+            address,
+        )
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     # This thread has no event loop that could route its first calls.
     os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
-    os.environ[GCS_TIMEOUT_VARIABLE] = "86400"
+    if status is None or status in ANSWERS:  # otherwise its loss cannot be detected
+        os.environ[GCS_TIMEOUT_VARIABLE] = "86400"
     if address is None:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray listens on the loopback.
@@ -251,19 +269,28 @@ def set_ray_variables(address: str | None) -> None:
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
 
 
-def is_token_required(address: str) -> bool:
-    """Whether the head node of a cluster rejects calls without a token. A driver that requires a token of calls itself
-    would not receive the results of replicas in a cluster without tokens."""
+def gcs_status(address: str) -> str:
+    """How the GCS of a cluster answers a call without a token, as the name of a status code of gRPC: "OK",
+    "UNAUTHENTICATED" or an error. A driver that requires a token of a cluster without tokens gets no results."""
     try:
         import grpc
     except ImportError:
-        return False
+        return "UNAVAILABLE"
     with grpc.insecure_channel(address) as channel:
         try:
             channel.unary_unary(CLUSTER_ID_METHOD)(b"", timeout=PROBE_SECONDS)
         except grpc.RpcError as error:
-            return error.code() is grpc.StatusCode.UNAUTHENTICATED
-    return False
+            return str(error.code().name)
+    return "OK"
+
+
+def wait_for_gcs_loss(address: str) -> None:
+    """Return when the GCS of a cluster has not answered for GCS_LOSS_SECONDS."""
+    answered = time.monotonic()
+    while time.monotonic() - answered < GCS_LOSS_SECONDS:
+        time.sleep(PROBE_SECONDS)
+        if gcs_status(address) in ANSWERS:
+            answered = time.monotonic()
 
 
 def start_serve() -> None:
