@@ -33,7 +33,7 @@ from tiny_engine import tiny_options
 pytest.importorskip("ray")
 
 START_SECONDS = 240.0
-MARK = "CHAIRLIFT_TEST_SERVER"
+MARK = "SERVER_OF_A_TEST"
 """A variable in the environment of all processes of a server."""
 
 
