@@ -157,9 +157,9 @@ CASES: dict[str, Wrong] = {
         change(architectures=["MambaForCausalLM"]), r"architectures is \['MambaForCausalLM'\]", "supported: .*Gemma2"
     ),
     "layers of another kind": Wrong(
-        change(architectures=["GraniteMoeHybridForCausalLM"], layer_types=["attention", "mamba"], num_local_experts=0),
+        change(architectures=["Lfm2ForCausalLM"], norm_eps=1e-5, layer_types=["full_attention", "mamba"]),
         "layer_types contains 'mamba'",
-        "only models with attention in all layers are supported, such as granite-4.0-micro",
+        "supported: conv, full_attention",
     ),
     "undeclared property": Wrong(
         change(attn_sinks=[1, 2]), r"attn_sinks is \[1, 2\]", "remove it from the file if it has no influence"
