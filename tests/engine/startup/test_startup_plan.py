@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.arena import BuddyArena
-from chairlift.engine.startup.memory_plan import plan_pool
+from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.engine.startup.memory_plan import checkpoint_interval, plan_pool, plan_pool_with_states
 from chairlift.errors import ConfigError
 from chairlift.worker import kv_cache_plan
 from chairlift.worker.kv_cache_plan import KVCachePlan
@@ -74,3 +75,21 @@ def test_the_default_budget_is_a_share_of_the_free_memory(monkeypatch: pytest.Mo
     monkeypatch.setattr(kv_cache_plan, "available_memory", lambda device: 1000)
     assert kv_cache_plan.default_memory_bytes(torch.device("cpu")) == 250
     assert kv_cache_plan.default_memory_bytes(torch.device("cuda")) == 900
+
+
+def test_a_checkpoint_takes_as_much_as_k_and_v_of_its_interval() -> None:
+    assert checkpoint_interval(16, block_bytes=1000, state_bytes=10) == 16, "each block"
+    assert checkpoint_interval(16, block_bytes=1000, state_bytes=10_001) == 11 * 16
+    assert checkpoint_interval(16, block_bytes=1000, state_bytes=1 << 30) == 1024
+    assert checkpoint_interval(2048, block_bytes=1000, state_bytes=1 << 30) == 2048
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_states_blocks_and_checkpoints_share_one_budget(caching: bool) -> None:
+    config = EngineConfig(max_num_seqs=4, enable_prefix_caching=caching, max_model_len=CONTEXT)
+    state_bytes = 3 * BLOCK_BYTES
+    plan = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 100 * BLOCK_BYTES, FULL, state_bytes)
+    assert plan.num_states == 4
+    assert plan.num_bytes <= 100 * BLOCK_BYTES
+    assert plan.num_blocks == (100 - 12) // (2 if caching else 1) - 1
+    assert plan.num_checkpoints == (plan.num_blocks // 3 if caching else 0)
