@@ -168,6 +168,12 @@ def test_hub_errors(error: Exception, problem: str, monkeypatch: pytest.MonkeyPa
     assert "'org/name'" in str(caught.value)
 
 
+def test_a_file_of_the_hub_cannot_be_outside_of_its_repository() -> None:
+    """huggingface_hub rejects the name before it connects, with a ValueError."""
+    with pytest.raises(ModelLoadError, match=r"Invalid filename '\.\./c\.gguf'"):
+        resolve_model("a/b/../c.gguf")
+
+
 def test_large_packages_are_imported_on_first_use() -> None:
     code = (
         "import sys, chairlift.loading.resolve\n"
