@@ -11,8 +11,9 @@ from tests.recurrences import KINDS, compute_alone, random_recurrence, slot_valu
 
 from chairlift.kernels.recurrence import GatedDelta, Mamba2, Recurrence, RecurrentKernel, ShortConvolution
 from chairlift.kernels.registry import get_kernels
+from native import needs_native
 
-SETS = ("reference", "torch")
+SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 
 
 def make_kernel(name: str, kind: str) -> tuple[RecurrentKernel, int]:
@@ -98,8 +99,9 @@ def test_a_recurrence_is_its_formula(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_states_of_the_sets_agree(kind: str) -> None:
-    (defined, width), (kernel, _) = (make_kernel(name, kind) for name in SETS)
+@pytest.mark.parametrize("name", SETS[1:])
+def test_the_states_of_the_sets_agree(name: str, kind: str) -> None:
+    (defined, width), (kernel, _) = (make_kernel(each, kind) for each in ("reference", name))
     rows = random_rows(7, width)
     step = state_step([4, 3], [-1, -1], [1, 0], [(0, 2, 2)])
     states = defined.allocate(3), kernel.allocate(3)

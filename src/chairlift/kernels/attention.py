@@ -132,8 +132,8 @@ class AttentionShape:
         return ProjectedHeads(query, heads[:, self.num_heads :][:, : self.num_kv_heads], heads[:, -self.num_kv_heads :])
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeroed memory.
+def zeroed(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate zeroed memory.
 
     On the CPU the system allocates and clears its pages when they are first written. It starts at a cache line, so that
     rows of 64 bytes or more do not share cache lines.
@@ -211,10 +211,10 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """Allocate the KV memory of one layer. It is zeroed, because masked values must still be finite."""
         shape = self.shape
         slots = (num_blocks + SPARE_BLOCKS, shape.num_kv_heads, block_size)
-        key, value = (_zeros((*slots, shape.head_dim), shape.kv_dtype, shape.device) for _ in range(2))
+        key, value = (zeroed((*slots, shape.head_dim), shape.kv_dtype, shape.device) for _ in range(2))
         if shape.kv_dtype != torch.int8:
             return KVCache(key, value)
-        key_scale, value_scale = (_zeros(slots, torch.float32, shape.device) for _ in range(2))
+        key_scale, value_scale = (zeroed(slots, torch.float32, shape.device) for _ in range(2))
         return KVCache(key, value, key_scale, value_scale)
 
     @abstractmethod

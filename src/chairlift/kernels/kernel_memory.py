@@ -57,6 +57,22 @@ class NetworkSizes(NamedTuple):
     experts_per_token: int = 0
 
 
+class RecurrenceSizes(NamedTuple):
+    """The sizes of a recurrence; `num_heads` is 0 in a short convolution.
+
+    Attributes:
+        in_features, out_features: the widths of its rows and results.
+        num_channels: the number of channels of its convolution.
+        state_values: the number of values of the state of a sequence.
+    """
+
+    in_features: int
+    out_features: int
+    num_channels: int
+    num_heads: int
+    state_values: int
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
     """The sizes of a layer that determine the memory of a step.
@@ -77,6 +93,7 @@ class LayerSizes:
     is_rotated: bool
     has_plain_softmax: bool
     networks: tuple[NetworkSizes, ...]
+    recurrence: RecurrenceSizes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ With T tokens, N sequences, L slots of the longest one, hidden size H, inner siz
 
     residual stream   4 T H b; 6 T H b if a layer has an operation between a product and the residual sum
     widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2));
-                      with E experts, of which each token has k, MLP T (5 H b + 32 E + 12 k) more
+                      with E experts, of which each token has k, MLP T (5 H b + 32 E + 12 k) more;
+                      recurrence of F inputs, C channels and O outputs in float32, T (F + 6 C + 6 O), and 4 N states
     gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
     masks             for every chunk and decode over all L keys, one set for each window, backend and group
     scores            only with a soft cap or sinks, for which torch has no fused kernel: T heads L (4 twice, and b)
@@ -23,6 +24,7 @@ from chairlift.kernels.kernel_memory import (
     LayerSizes,
     MemoryItem,
     NetworkSizes,
+    RecurrenceSizes,
     StepSizes,
     StoredMatrix,
     join_terms,
@@ -59,6 +61,9 @@ class TorchMemory(KernelMemory):
         tokens, hidden, size = sizes.num_tokens, sizes.hidden_size, self.value_bytes
         copies = 4 if sizes.is_fused else 6
         branches = [self._attention(layer, tokens) for layer in sizes.layers]
+        branches += [
+            _recurrence(layer.recurrence, tokens, sizes.num_seqs) for layer in sizes.layers if layer.recurrence
+        ]
         branches += [self._network(each, tokens, hidden) for layer in sizes.layers for each in layer.networks]
         formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
         return [
@@ -117,6 +122,15 @@ class TorchMemory(KernelMemory):
             value = 8 + self.value_bytes
             formula = f"{sizes.num_tokens:,} x {heads} x {sizes.length:,} x {value} bytes"
             yield MemoryItem("scores of attention", formula, sizes.num_tokens * heads * sizes.length * value)
+
+
+def _recurrence(recurrence: RecurrenceSizes, tokens: int, num_seqs: int) -> MemoryItem:
+    """The rows and their copies in float32, and the states with the terms of their sums."""
+    inputs, outputs, channels, _, state = recurrence
+    row = f"{inputs:,} + 6 x {channels:,} + 6 x {outputs:,}"
+    formula = f"({tokens:,} x ({row}) + 4 x {num_seqs} x {state:,}) x 4 bytes"
+    count = tokens * (inputs + 6 * channels + 6 * outputs) + 4 * num_seqs * state
+    return MemoryItem("widest layer: recurrence", formula, 4 * count)
 
 
 def _backend(layer: LayerSizes) -> tuple[float, int, int, int]:

@@ -21,7 +21,7 @@ from chairlift.kernels.cpu.tape import MAX_ROWS
 from chairlift.kernels.registry import get_kernels
 from chairlift.lab.bench.kernels.benchmark import KernelOptions, KernelResult, _Measurement, run_kernels
 from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
-from chairlift.lab.bench.kernels.passes import LAYERS, AttentionPass, LinearPass, _metadata
+from chairlift.lab.bench.kernels.passes import LAYERS, AttentionPass, LinearPass, RecurrencePass, _metadata
 from chairlift.lab.bench.kernels.tables import print_kernels
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models import decoder
@@ -167,6 +167,27 @@ def test_attention_reads_each_key_once(tiny_model_dir: TinyModel) -> None:
     # A window of 24 keys: the first of ten queries sees 24, and so do the others; 33 keys are read.
     windowed = work("mistral", num_seqs=1, num_queries=10, context=50)
     assert windowed == KernelWork({"fma": 10 * 24 * per_key}, 33 * token_bytes)
+
+
+@needs_native
+def test_a_recurrence_reads_each_state_once(tiny_model_dir: TinyModel) -> None:
+    config = model_config(tiny_model_dir("granite4_h"))
+    layers = RecurrencePass(config, num_seqs=3, num_queries=1)
+    assert layers()["decode"] > 0
+    specs = [layer.recurrence for layer in config.layers if layer.recurrence is not None]
+    assert layers.num_layers == len(specs)
+    assert layers.work().num_bytes * len(specs) == 3 * 4 * config.state_values_per_sequence
+    longer = RecurrencePass(config, num_seqs=3, num_queries=5)
+    assert longer()["prefill"] > 0
+    assert longer.work() == KernelWork({"fma": 5 * layers.work().operations["fma"]}, layers.work().num_bytes)
+
+
+@needs_native
+def test_recurrences_have_a_table(tiny_model_dir: TinyModel) -> None:
+    result, table, record = run(tiny_model_dir("granite4_h"))
+    assert [time.case["num_queries"] for time in result.recurrence] == [1, 1, 64]
+    assert "recurrence, one layer" in table
+    assert len(record["recurrence"]) == 3
 
 
 def test_the_slots_are_those_of_the_last_tokens() -> None:

@@ -26,13 +26,22 @@ from chairlift.kernels.kernel_memory import (
     LayerSizes,
     MemoryItem,
     NetworkSizes,
+    RecurrenceSizes,
     StepSizes,
     StoredMatrix,
     join_terms,
     total,
     value_item,
 )
-from chairlift.models.declaration import EMBEDDING, LM_HEAD, FeedForwardSpec, LayerSpec, MatrixSpec, ModelConfig
+from chairlift.models.declaration import (
+    EMBEDDING,
+    LM_HEAD,
+    FeedForwardSpec,
+    LayerSpec,
+    MatrixSpec,
+    ModelConfig,
+    RecurrenceSpec,
+)
 from chairlift.models.kv_layout import KVLayout
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS, format_memory
@@ -297,8 +306,9 @@ def _step_sizes(config: ModelConfig, limits: SchedulerConfig, block_size: int, l
 
 def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
     networks = tuple(_network_sizes(network) for network in layer.feed_forwards)
+    recurrence = None if layer.recurrence is None else _recurrence_sizes(layer.recurrence)
     if (spec := layer.attention) is None:
-        return LayerSizes(group, 0, 0, 0, 1.0, None, False, True, networks)
+        return LayerSizes(group, 0, 0, 0, 1.0, None, False, True, networks, recurrence)
     return LayerSizes(
         group=group,
         num_heads=spec.num_heads,
@@ -309,6 +319,17 @@ def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
         is_rotated=spec.rope is not None,
         has_plain_softmax=spec.logits_soft_cap is None and spec.sinks is None,
         networks=networks,
+        recurrence=recurrence,
+    )
+
+
+def _recurrence_sizes(spec: RecurrenceSpec) -> RecurrenceSizes:
+    return RecurrenceSizes(
+        spec.input.out_features,
+        spec.output.in_features,
+        spec.convolution.channels,
+        0 if spec.rule is None else spec.rule.num_heads,
+        spec.state_values,
     )
 
 

@@ -1,5 +1,5 @@
 """
-Native kernels for the CPU: linear layers, attention over paged KV memory, and sampling.
+Native kernels for the CPU: linear layers, attention over paged KV memory, recurrences, and sampling.
 
 A parameter whose name ends in `_ptr` is the address of the first element of an array in host memory. The caller
 guarantees its shape and dtype, which are not checked, and keeps the array alive until the call returns. All other arrays
@@ -568,9 +568,170 @@ class ReadBuffer:
     def measure(self, seconds: float) -> float:
         """Measure reads of the whole buffer on all threads: bytes per second."""
 
+class StateStep:
+    """
+    The recurrent states that the sequences of one step read and write, copied.
+
+    Args:
+        query_start_loc: int32 [num_seqs + 1], ascending from 0: the rows of each sequence.
+        sources: int32 [num_seqs], the slot of the state before the first token; -1 for zeros.
+        slots: int32 [num_seqs], the slot of the state after the last token; -1 writes nothing.
+        snapshots: int32 [num_snapshots, 3], (sequence, number of its tokens, slot): the state after so many tokens is written
+            to the slot as well. Ascending by sequence and number.
+
+    Raises:
+        ValueError: The arrays do not fit together, or a slot that a sequence writes is read or written by another one.
+    """
+
+    def __init__(
+        self,
+        query_start_loc: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        sources: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        snapshots: Annotated[NDArray[numpy.int32], dict(shape=(None, 3), order="C", device="cpu", writable=False)],
+    ) -> None: ...
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of all sequences."""
+
+class ShortConvolution:
+    """
+    c * convolution(b * x) of rows [b | c | x].
+
+    Args:
+        weight: float32 [width, channels] for the inputs from the oldest to the newest; a width of 2 to 4. Copied.
+        bias: float32 [channels], copied.
+
+    Raises:
+        ValueError: The arrays do not fit together.
+    """
+
+    def __init__(
+        self,
+        weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+    ) -> None: ...
+    def __call__(
+        self,
+        rows_ptr: int,
+        row_stride: int,
+        convolution_ptr: int,
+        matrix_ptr: int,
+        num_slots: int,
+        step: StateStep,
+        out_ptr: int,
+        out_stride: int,
+    ) -> None:
+        """
+        Compute the sequences of a step, and write their states.
+
+        Args:
+            rows_ptr: float32 [num_tokens, width], overwritten; there may be more rows than tokens of the step.
+            row_stride, out_stride: The distance between rows, in floats.
+            convolution_ptr: float32 [num_slots, width of the convolution - 1, channels], the last inputs of the convolution,
+                the oldest first.
+            matrix_ptr: float32 [num_slots, heads, key_size, value_size]; 0 for ShortConvolution.
+            num_slots: The number of slots of the states.
+            step: The sequences and their slots.
+            out_ptr: float32 [num_tokens, outputs], overwritten, without overlap with rows.
+
+        Raises:
+            ValueError: The step has a slot that the states do not have.
+        """
+
+class MatrixRecurrence:
+    """
+    The gated delta rule or Mamba-2, with a state for each head.
+
+        state = decay * state + k (x) change, y = q . state + skip * v
+
+    The gated delta rule has rows [q | k | v | z | b | a] and decay = exp(rate * softplus(a + bias)). q and k are divided by
+    the square root of their sum of squares plus 1e-6, and q by that of key_size. Then change = factor_scale * sigmoid(b) *
+    (v - decay * (k . state)). Mamba-2 has rows [z | v | k | q | dt], t = min(max(softplus(dt + bias), low), high),
+    decay = exp(rate * t) and change = t * v. q, k and v pass through a convolution and SiLU first.
+
+    Args:
+        is_delta: Whether it is the gated delta rule.
+        heads: The heads of v.
+        key_heads: The heads of q and k, a divisor of heads.
+        key_size, value_size: Values per head of k and v.
+        has_tiled_keys: Whether head h reads q and k of head h % key_heads instead of h // (heads // key_heads).
+        convolution_weight, convolution_bias: As for ShortConvolution.
+        rate, bias, skip: float32 [heads], copied; skip may be None.
+        factor_scale: For the gated delta rule.
+        low, high: For Mamba-2.
+        norm_group: The number of values that are normed together.
+        norm_weight: float32 [heads * value_size], or [norm_group] for all groups, copied; None for no norm.
+        norm_eps: The constant that the norm adds to the mean square.
+        gates_first: Whether the result is norm(y * silu(z)) instead of norm(y) * silu(z).
+        row_scales: float32 [width], the factors of a row, copied; or None.
+
+    Raises:
+        ValueError: The arrays and sizes do not fit together.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_delta: bool,
+        heads: int,
+        key_heads: int,
+        key_size: int,
+        value_size: int,
+        has_tiled_keys: bool,
+        convolution_weight: Annotated[
+            NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        convolution_bias: Annotated[
+            NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ]
+        | None,
+        rate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        skip: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+        factor_scale: float,
+        low: float,
+        high: float,
+        norm_group: int,
+        norm_weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None,
+        norm_eps: float,
+        gates_first: bool,
+        row_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None,
+    ) -> None: ...
+    def __call__(
+        self,
+        rows_ptr: int,
+        row_stride: int,
+        convolution_ptr: int,
+        matrix_ptr: int,
+        num_slots: int,
+        step: StateStep,
+        out_ptr: int,
+        out_stride: int,
+    ) -> None:
+        """
+        Compute the sequences of a step, and write their states.
+
+        Args:
+            rows_ptr: float32 [num_tokens, width], overwritten; there may be more rows than tokens of the step.
+            row_stride, out_stride: The distance between rows, in floats.
+            convolution_ptr: float32 [num_slots, width of the convolution - 1, channels], the last inputs of the convolution,
+                the oldest first.
+            matrix_ptr: float32 [num_slots, heads, key_size, value_size]; 0 for ShortConvolution.
+            num_slots: The number of slots of the states.
+            step: The sequences and their slots.
+            out_ptr: float32 [num_tokens, outputs], overwritten, without overlap with rows.
+
+        Raises:
+            ValueError: The step has a slot that the states do not have.
+        """
+
 class Tape:
     """
-    A recording of calls of FusedLinear and PagedAttention.forward, to be repeated in other steps.
+    A recording of calls of layers, to be repeated in other steps.
 
     Everything that the recorded calls read or write must outlive the tape.
     """
@@ -591,14 +752,15 @@ class Tape:
     def __len__(self) -> int:
         """Return the number of recorded calls."""
 
-    def replay(self, steps: Sequence[AttentionStep], positions_ptr: int) -> None:
+    def replay(self, steps: Sequence[AttentionStep], positions_ptr: int, states: StateStep | None = None) -> None:
         """
         Repeat the recorded calls in their order.
 
         Args:
             steps: The steps that take the places of the recorded ones.
             positions_ptr: int64 [num_tokens], the positions for rotary embedding.
+            states: The recurrent states of the step; None if no recurrence was recorded.
 
         Raises:
-            ValueError: The number of steps is not that of the recorded ones.
+            ValueError: The number of steps is not that of the recorded ones, or states is missing.
         """

@@ -23,6 +23,7 @@ from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import packed_parts
 from chairlift.kernels.cpu.lora import NativeAdaptedLinear, observe_batch
 from chairlift.kernels.cpu.native_extension import NativeExtension
+from chairlift.kernels.cpu.recurrence import NativeRecurrence, NativeStates
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.grouped_mixture import group_mixture
@@ -37,7 +38,6 @@ from chairlift.kernels.interface import (
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraBatch, LoraLayer
 from chairlift.kernels.row_buffers import RowBuffers
-from chairlift.kernels.torch_recurrence import TorchRecurrence
 from chairlift.kernels.weight_formats import ORDERED
 from chairlift.kernels.weights import FloatArray, IntArray, MatrixParts, PackedRows, Weights
 
@@ -57,6 +57,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
     """
     native = load()
     loader, buffers, expert_buffers = MatrixLoader(native), RowBuffers(), RowBuffers()
+    states = NativeStates(native)
 
     def make_linear(
         matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue, own: RowBuffers = buffers
@@ -90,11 +91,11 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         add_lora=add_lora,
         make_residual_sum=partial(NativeResidualSum, native),
         make_mixture=make_mixture,
-        make_recurrence=TorchRecurrence,
+        make_recurrence=lambda recurrence: NativeRecurrence(native, recurrence, buffers, states),
         gate=torch_ops.gate,
         attention=NativeAttention,
         notes=loader.notes,
-        run_layers=RecordedLayers(native, buffers),
+        run_layers=RecordedLayers(native, buffers, states),
     )
 
 

@@ -10,6 +10,7 @@ queries and keys, I as the inner size and d as the head size, the numbers of val
     MLP               2 T I
     product inputs    T times the widest input, at most float32, with scales
     experts           T (H + E + 4 k) with E experts, of which each token has k
+    recurrence        T times input, output and two values for each head
     torch             2 T I for an activation that torch computes because native kernels lack it
 """
 
@@ -55,7 +56,9 @@ class NativeMemory(KernelMemory):
         queries = max(layer.num_heads * layer.head_dim for layer in layers)
         keys = max(layer.num_kv_heads * layer.head_dim for layer in layers)
         head_dim = max(layer.head_dim for layer in layers)
-        widest, copies = max(hidden, queries, inner), 3 if sizes.is_fused else 5
+        recurrences = [layer.recurrence for layer in layers if layer.recurrence is not None]
+        mixed = max((each.out_features for each in recurrences), default=0)
+        widest, copies = max(hidden, queries, inner, mixed), 3 if sizes.is_fused else 5
         values = [
             ("residual stream", f"{copies} x {hidden:,}", copies * hidden),
             (
@@ -70,6 +73,10 @@ class NativeMemory(KernelMemory):
             chosen = max(network.experts_per_token for network in networks)
             formula = f"({hidden:,} + {num_experts} + 4 x {chosen})"
             values.append(("experts", formula, hidden + num_experts + 4 * chosen))
+        if recurrences:
+            width, heads = max(each.in_features for each in recurrences), max(each.num_heads for each in recurrences)
+            formula = f"({width:,} + {mixed:,} + 2 x {heads})"
+            values.append(("recurrence", formula, width + mixed + 2 * heads))
         if not sizes.row_kernels.issubset(NATIVE_PROLOGUES):
             values.append(("rows that torch computes", f"2 x {inner:,}", 2 * inner))
         return [

@@ -16,6 +16,7 @@ import torch
 from chairlift.kernels.attention import StepContext
 from chairlift.kernels.cpu.attention import NativeAttentionPlan
 from chairlift.kernels.cpu.native_extension import NativeExtension
+from chairlift.kernels.cpu.recurrence import NativeStates
 from chairlift.kernels.interface import Layer, run_in_order
 from chairlift.kernels.row_buffers import RowBuffers, StepMemory
 
@@ -43,14 +44,15 @@ def record_calls(tape: _native.Tape, steps: Sequence[_native.AttentionStep] = ()
 class RecordedLayers(StepMemory):
     """Runs layers one after the other, and repeats recordings where possible.
 
-    Layers may call only `NativeLinear`, `NativeMixture`, `NativeResidualSum` and `NativeAttention`. A tape contains
-    addresses of the layers, `buffers`, KV memory, the per-layer inputs and the outputs of the plans, so all tapes are
-    dropped when one of them changes.
+    Layers may call only `NativeLinear`, `NativeMixture`, `NativeResidualSum`, `NativeRecurrence` and `NativeAttention`.
+    A tape contains addresses of the layers, `buffers`, KV memory, states, the per-layer inputs and the outputs
+    of the plans, so all tapes are dropped when one of them changes.
     """
 
-    def __init__(self, native: NativeExtension, buffers: RowBuffers) -> None:
+    def __init__(self, native: NativeExtension, buffers: RowBuffers, states: NativeStates) -> None:
         self._new_tape = native.Tape
         self._buffers = buffers
+        self._states = states
         self._layers: Sequence[Layer] = ()
         self._addresses: object = None
         self._tapes: dict[int, tuple[_native.Tape, torch.Tensor]] = {}
@@ -67,7 +69,8 @@ class RecordedLayers(StepMemory):
         steps = [plan.step for plan in plans]
         if num_rows in self._tapes:
             tape, out = self._tapes[num_rows]
-            tape.replay(steps, step.positions.data_ptr())
+            states = () if step.states is None else (self._states.convert(step.states),)
+            tape.replay(steps, step.positions.data_ptr(), *states)
             return out
         tape = self._new_tape()
         with record_calls(tape, steps):
@@ -78,6 +81,7 @@ class RecordedLayers(StepMemory):
     def _drop_stale_tapes(self, layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> None:
         addresses = (
             self._buffers.num_allocations,
+            self._states.num_allocations,
             x.data_ptr(),
             None if step.per_layer_inputs is None else step.per_layer_inputs.data_ptr(),
             *((plan.kv_allocations, plan.out.data_ptr()) for plan in step.plans),

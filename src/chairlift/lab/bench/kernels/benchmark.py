@@ -24,7 +24,7 @@ from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.lab.bench.bench_options import KernelOptions
 from chairlift.lab.bench.benchmark_result import MeasuredRange
 from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
-from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
+from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, RecurrencePass, SamplingPass, Seconds
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.declaration import MatrixSpec, ModelConfig
@@ -34,6 +34,9 @@ CHUNK: Final = 512
 
 MIN_SECONDS: Final = 0.1
 """Minimum time of each measurement of a short pass, in which it is repeated."""
+
+KINDS: Final = ("linear", "attention", "recurrence", "sampling")
+"""The fields of a result that are times of kernels."""
 
 KernelCase = dict[str, int | str]
 """The size of a measurement: the rows, or the sequences of a batch and their context."""
@@ -45,7 +48,7 @@ class KernelTime:
 
     Attributes:
         format: format of the weights; empty for kernels without weights.
-        seconds: time of all layers for linear layers, and of one layer for attention.
+        seconds: time of all layers for linear layers, and of one layer for attention and recurrences.
         ceiling_share: the time that the work takes at the ceilings, divided by the measured time. It is the median over
             the passes, each relative to the ceilings sampled before it; None if no ceiling applies.
         limited_by: the ceiling that applies, "compute" or "memory".
@@ -98,6 +101,7 @@ class KernelResult:
     median_ceilings: Ceilings
     linear: list[KernelTime]
     attention: list[KernelTime]
+    recurrence: list[KernelTime]
     sampling: list[KernelTime]
     peak_rss_bytes: int | None
 
@@ -111,7 +115,7 @@ class KernelResult:
             "options": asdict(self.options),
             "ceilings": self.ceilings.to_dict(),
             "median_ceilings": self.median_ceilings.to_dict(),
-            **{kind: [time.to_dict() for time in getattr(self, kind)] for kind in ("linear", "attention", "sampling")},
+            **{kind: [time.to_dict() for time in getattr(self, kind)] for kind in KINDS},
             "peak_rss_bytes": self.peak_rss_bytes,
         }
 
@@ -147,8 +151,9 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     linear = _measure_interleaved(list(_linear_measurements(native, model, found, options)), options.repeats, meter)
     passes = _attention_measurements(model, config.block_size, kv_cache_dtype, options, best.isa)
     attention = list(_measure_each(passes, options.repeats, meter))
+    recurrence = list(_measure_each(_recurrence_measurements(model, options), options.repeats, meter))
     sampling = list(_measure_each(_sampling_measurements(model, options), options.repeats, meter))
-    samples = [sample for measured in (*linear, *attention, *sampling) for sample in measured.ceilings]
+    samples = [sample for measured in (*linear, *attention, *recurrence, *sampling) for sample in measured.ceilings]
     times = [time for measured in linear for time in measured.times()]
     return KernelResult(
         machine=machine_facts(),
@@ -159,6 +164,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         median_ceilings=combine_ceilings(samples, median),
         linear=times,
         attention=[time for measured in attention for time in measured.times()],
+        recurrence=[time for measured in recurrence for time in measured.times()],
         sampling=[time for measured in sampling for time in measured.times()],
         peak_rss_bytes=peak_rss_bytes(),
     )
@@ -234,6 +240,16 @@ def _attention_measurements(
             )
             case: KernelCase = {"batch_size": num_seqs, "num_queries": num_queries, "context": context}
             yield _Measurement({layers.kernel: ("", layers.work(isa))}, case, layers)
+
+
+def _recurrence_measurements(model: ModelConfig, options: KernelOptions) -> Iterator[_Measurement]:
+    if not model.state_values_per_sequence:
+        return
+    chunk = min(CHUNK, max(options.contexts, default=0))
+    for num_seqs, num_queries in (*((size, 1) for size in options.batch_sizes), *([(1, chunk)] if chunk > 1 else [])):
+        layers = RecurrencePass(model, num_seqs=num_seqs, num_queries=num_queries)
+        case: KernelCase = {"batch_size": num_seqs, "num_queries": num_queries}
+        yield _Measurement({layers.kernel: ("", layers.work())}, case, layers)
 
 
 def _sampling_measurements(model: ModelConfig, options: KernelOptions) -> Iterator[_Measurement]:

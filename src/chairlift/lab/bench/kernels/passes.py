@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -27,11 +28,13 @@ from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
+from chairlift.kernels.recurrence import RecurrentKernel, RecurrentState, StateStep
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.kernels.weight_formats import FLOATS, ORDERED
 from chairlift.lab.bench.kernels.ceilings import KernelWork
 from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ModelConfig, ProductSpec
-from chairlift.models.layers import attention_shape
+from chairlift.models.layers import LayerBuilder, attention_shape
+from chairlift.models.random_weights import RandomWeights
 from chairlift.models.rotary import rotary_table
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ VALUES_AT_ONCE: Final = 1 << 20
 
 KV_BYTES: Final = 256 << 20
 """Maximum size of K and V of an attention pass, unless one layer needs more."""
+
+STATE_BYTES: Final = 256 << 20
+"""Maximum size of the states of a recurrence pass, unless one layer needs more."""
 
 NORM_EPS: Final = 1e-5
 
@@ -301,6 +307,66 @@ def _metadata(num_seqs: int, num_queries: int, context: int, block_size: int) ->
         seq_lens_host=[context] * num_seqs,
         block_size=block_size,
     )
+
+
+class RecurrencePass:
+    """A pass over everything between the projections of all layers with recurrent state.
+
+    Args:
+        num_seqs: number of sequences.
+        num_queries: number of tokens that each sequence computes.
+    """
+
+    def __init__(self, config: ModelConfig, *, num_seqs: int, num_queries: int) -> None:
+        self.kernel = "decode" if num_queries == 1 else "prefill"
+        self._num_seqs, self._num_tokens = num_seqs, num_seqs * num_queries
+        specs = [layer.recurrence for layer in config.layers if layer.recurrence is not None]
+        state_bytes = 4 * num_seqs * max(spec.state_values for spec in specs)
+        self._specs = specs[: max(1, STATE_BYTES // state_bytes)]
+        weights = RandomWeights(replace(config, quantization=None), torch.float32, torch.device("cpu"))
+        builder = LayerBuilder(config, weights, native_kernels(), {})
+        generator = torch.Generator().manual_seed(0)
+        slots = torch.arange(num_seqs, dtype=torch.int32)
+        starts = torch.arange(0, self._num_tokens + 1, num_queries, dtype=torch.int32)
+        self._step = StateStep(starts, slots, slots, torch.empty((0, 3), dtype=torch.int32))
+        self._layers: list[tuple[RecurrentKernel, RecurrentState, torch.Tensor]] = []
+        inputs: dict[int, torch.Tensor] = {}
+        for spec in self._specs:
+            kernel, width = builder.recurrence(spec), spec.input.out_features
+            state = kernel.allocate(num_seqs)
+            for values in state:
+                if values is not None:
+                    values.copy_(torch.randn(values.shape[1:], generator=generator))
+            if width not in inputs:
+                inputs[width] = torch.randn((self._num_tokens, width), generator=generator)
+            self._layers.append((kernel, state, inputs[width]))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def __call__(self) -> Seconds:
+        """Measure the seconds of a layer. Rows are copied before, because the kernels overwrite them."""
+        seconds = 0.0
+        for kernel, state, inputs in self._layers:
+            rows = inputs.clone()
+            start = perf_counter()
+            kernel(rows, state, self._step)
+            seconds += perf_counter() - start
+        return {self.kernel: seconds / self.num_layers}
+
+    def work(self) -> KernelWork:
+        """The mean work of a layer: a product with the state for the output, its update, in the delta rule another
+        product, and the convolution; and reading every state once."""
+        operations = read = 0
+        for spec in self._specs:
+            convolution, rule = spec.convolution, spec.rule
+            operations += 2 * convolution.width * convolution.channels
+            if rule is not None:
+                operations += (7 if spec.gated_delta else 5) * rule.num_kept_values
+            read += 4 * spec.state_values
+        tokens, num_layers = self._num_tokens, self.num_layers
+        return KernelWork({"fma": tokens * operations / num_layers}, self._num_seqs * read / num_layers)
 
 
 class SamplingPass:

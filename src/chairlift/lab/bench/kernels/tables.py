@@ -33,6 +33,8 @@ def print_kernels(result: KernelResult, file: TextIO | None = None, as_json: boo
         tables.append(linear_table(result))
     if result.attention:
         tables.append(attention_table(result))
+    if result.recurrence:
+        tables.append(recurrence_table(result))
     if result.sampling:
         tables.append(sampling_table(result.sampling))
     print_report(tables, result.to_dict(), file, as_json)
@@ -93,6 +95,20 @@ def attention_table(result: KernelResult) -> Table:
     )
     for time in result.attention:
         sizes = (time.case[name] for name in ("batch_size", "num_queries", "context"))
+        table.add_row(*(f"{size:,}" for size in sizes), *_time_cells(time, MICRO))
+    return table
+
+
+def recurrence_table(result: KernelResult) -> Table:
+    """Create a table of decode and prefill of layers with recurrent state by batch."""
+    table = _time_table(
+        f"{result.model}: recurrence, one layer",
+        ["sequences", "new tokens"],
+        MICRO,
+        "Convolution, gates, states and norm: everything between the projections. " + CEILING_NOTE,
+    )
+    for time in result.recurrence:
+        sizes = (time.case[name] for name in ("batch_size", "num_queries"))
         table.add_row(*(f"{size:,}" for size in sizes), *_time_cells(time, MICRO))
     return table
 

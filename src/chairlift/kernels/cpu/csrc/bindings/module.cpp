@@ -16,6 +16,7 @@ void bind_sampling(nb::module_& m);
 void bind_ceilings(nb::module_& m);
 void bind_mixture(nb::module_& m);
 void bind_lora(nb::module_& m);
+void bind_recurrence(nb::module_& m);
 void bind_tape(nb::module_& m);
 
 static void set_num_threads(int num_threads) {
@@ -48,7 +49,7 @@ Raises:
 }  // namespace chairlift
 
 NB_MODULE(_native, m) {
-  m.doc() = R"(Native kernels for the CPU: linear layers, attention over paged KV memory, and sampling.
+  m.doc() = R"(Native kernels for the CPU: linear layers, attention over paged KV memory, recurrences, and sampling.
 
 A parameter whose name ends in `_ptr` is the address of the first element of an array in host memory. The caller
 guarantees its shape and dtype, which are not checked, and keeps the array alive until the call returns. All other arrays
@@ -62,5 +63,6 @@ are NumPy arrays in C order, whose shape and dtype are checked.)";
   chairlift::bind_attention(m);
   chairlift::bind_sampling(m);
   chairlift::bind_ceilings(m);
+  chairlift::bind_recurrence(m);
   chairlift::bind_tape(m);
 }

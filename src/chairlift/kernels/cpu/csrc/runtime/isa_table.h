@@ -5,6 +5,7 @@
 #include "runtime/ceilings.h"
 #include "linear/linear_tiles.h"
 #include "lora/lora_products.h"
+#include "recurrence/recurrence_loops.h"
 #include "sampling/sampling_rows.h"
 
 namespace chairlift {
@@ -16,6 +17,7 @@ struct IsaTable {
   SamplingRows sampling;
   CeilingLoops ceilings;
   LoraProducts lora;
+  RecurrenceLoops recurrence;
 };
 
 }  // namespace chairlift

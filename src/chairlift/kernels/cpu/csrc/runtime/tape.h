@@ -13,16 +13,18 @@ namespace chairlift {
 
 class AttentionStep;
 class Linear;
+class StateStep;
 
 // The calls of the layers of a model, for steps with the same number of rows in the same memory. Calls from Python
 // would be microseconds apart, in which no weights are read. All memory that a call uses must outlive the tape.
 class Tape {
  public:
-  // The arguments that differ between steps: the steps of attention, and the positions. Each shape of heads
-  // and each group of layers with block tables of its own has an AttentionStep.
+  // The arguments that differ between steps: the steps of attention, the positions, and the recurrent states. Each shape
+  // of heads and each group of layers with block tables of its own has an AttentionStep.
   struct Step {
     std::vector<AttentionStep*> attention;
     const int64_t* positions;
+    const StateStep* states;
   };
   using Call = std::function<void(const Step&)>;
 
@@ -59,6 +61,12 @@ class Tape {
     if (index == steps_.size()) throw std::invalid_argument("step must be one of those that Tape.start received");
     add([attend, index](const Step& now) { attend(*now.attention[index], now.positions); });
   }
+  // Records compute(states) for the states of the later step.
+  template <typename Compute>
+  void add_recurrence(Compute compute) {
+    reads_states_ = true;
+    add([compute](const Step& now) { compute(*now.states); });
+  }
   // Records a call that begins with the product of `first`. The layer that follows the call depends on the step.
   void add_mixture(const Linear& first, Call call) {
     if (last_) *last_ = &first;
@@ -66,6 +74,7 @@ class Tape {
     add(std::move(call));
   }
   size_t num_steps() const { return steps_.size(); }
+  bool reads_states() const { return reads_states_; }
   size_t size() const { return calls_.size(); }
   void replay(const Step& step) const {
     for (const Call& call : calls_) call(step);
@@ -75,6 +84,7 @@ class Tape {
   std::vector<Call> calls_;
   std::shared_ptr<const Linear*> last_;  // set to the next linear layer when it is recorded
   std::vector<AttentionStep*> steps_;  // while it records
+  bool reads_states_ = false;
 };
 
 }  // namespace chairlift

@@ -68,6 +68,7 @@ void test_linear();
 void test_residual_sum();
 void test_mixture();
 void test_lora();
+void test_recurrence();
 void test_attention();
 void test_sampling();
 

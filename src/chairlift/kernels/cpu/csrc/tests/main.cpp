@@ -28,6 +28,7 @@ int main() {
     test::run("residual", test::test_residual_sum);
     test::run("mixture", test::test_mixture);
     test::run("lora", test::test_lora);
+    test::run("recurrence", test::test_recurrence);
     test::run("attention", test::test_attention);
     test::run("sampling", test::test_sampling);
   }

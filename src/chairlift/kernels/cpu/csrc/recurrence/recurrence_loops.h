@@ -1,0 +1,81 @@
+// The inner loops of layers with recurrent state: the functions that are compiled for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace chairlift {
+
+// A causal depthwise convolution: out = function(bias + sum of weight * input), and function is SiLU or the identity.
+struct ConvolutionArgs {
+  const float* weight;  // [width] for the inputs from the oldest to the newest, weight_stride apart
+  int64_t weight_stride;
+  const float* bias;  // or null
+  int width;
+  bool has_silu;
+};
+
+constexpr int kMaxConvolutionWidth = 4;
+
+// How the gates of a head become the coefficients of a step.
+//
+//   gated delta   decay = exp(rate * softplus(gate + bias)), factor = factor_scale * sigmoid(factor gate)
+//   Mamba-2       factor = min(max(softplus(gate + bias), low), high), decay = exp(rate * factor)
+struct GateArgs {
+  const float* rate;  // negative
+  const float* bias;
+  float factor_scale, low, high;
+};
+
+// y * silu(z) after, before or without an RMSNorm.
+struct GatedNormArgs {
+  const float* weight;  // null for no norm
+  float eps;
+  bool gates_first;  // norm(y * silu(z)) instead of norm(y) * silu(z)
+};
+
+// The recurrence of consecutive tokens over some columns of the state of a head, state [keys][columns]:
+//
+//   state = decay * state + k (x) change, out = q . state
+//   change = factor * (v - decay * (k . state)) with the state before, for the delta rule
+//   change = factor * v, and out is increased by skip * v, otherwise
+//
+// A column is computed with the same operations in the same order for any division of columns and of tokens. The first
+// token reads `from`, and all write `to`, which may be the same memory.
+struct ScanTask {
+  const float* from;
+  int64_t from_stride;
+  float* to;
+  int64_t to_stride;
+  int64_t keys;
+  int columns;
+  int64_t tokens;
+  const float* q;  // [keys] of the first token; the rows of q, k and v are row_stride apart
+  const float* k;
+  float* v;  // [columns], overwritten with the output
+  int64_t row_stride;
+  const float* decay;  // of the first token; the values are coefficient_stride apart
+  const float* factor;
+  int64_t coefficient_stride;
+  float skip;
+  bool is_delta;
+  const float* ahead;  // a state that is read next, to be prefetched; or null
+  int64_t ahead_stride;
+};
+
+struct RecurrenceLoops {
+  // out = a * b; out may be a or b.
+  void (*multiply)(const float* a, const float* b, int64_t n, float* out);
+  // The convolution of one token from the inputs of `width` tokens, the oldest first; out may be the newest.
+  void (*convolve)(const ConvolutionArgs& args, const float* const* inputs, int64_t channels, float* out);
+  // x = scale * x / sqrt(sum of squares + 1e-6)
+  void (*normalize)(float* x, int64_t n, float scale);
+  // The coefficients of the heads of one token. factor_gate is null for Mamba-2.
+  void (*gates)(const GateArgs& args, const float* gate, const float* factor_gate, int64_t heads, float* decay,
+                float* factor);
+  void (*scan)(const ScanTask& task);
+  // The gated norm of one group of values.
+  void (*gated_norm)(const GatedNormArgs& args, const float* y, const float* z, int64_t n, float* out);
+  int lanes;  // of a vector
+};
+
+}  // namespace chairlift
