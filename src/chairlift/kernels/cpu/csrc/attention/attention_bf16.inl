@@ -4,7 +4,8 @@
 // Queries and weights are rounded to bfloat16, and int8 keys and values are exact in it. A product of tiles has 16 rows and
 // 32 inputs: dimensions for scores, and keys for outputs. The sum of the products of one tile of keys is added to the
 // output by one fma. Rows do not depend on each other, inputs are at the same places of a tile for any block, and hidden
-// keys have the weight 0, so a row has the same bits in any block. float32 keys use the products of AVX-512.
+// keys have the weight 0, so a row has the same bits in any block. float32 keys use the products of
+// CHAIRLIFT_BASE.
 #pragma once
 
 #include "attention/attention_walk.inl"
@@ -12,7 +13,8 @@
 #include "simd/simd.h"
 #include "simd/tile_products.h"
 
-namespace chairlift::avx512_vnni { extern const IsaTable kTable; }
+// The table whose other functions the instruction set has.
+namespace chairlift::CHAIRLIFT_BASE { extern const IsaTable kTable; }
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
@@ -54,11 +56,6 @@ static void gather_tiled_queries(const Work& work, const TokenRows& tokens, cons
       store_bf16(reinterpret_cast<uint16_t*>(line) + i % kTileBf16Inputs, load(query + i));
     }
   }
-}
-
-// Pairs of values that are exact in bfloat16.
-static inline I pair_bf16(F even, F odd) {
-  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
 }
 
 // Writes eight words of 16 keys: a line of a tile is a pair of dimensions of 16 keys.
@@ -181,7 +178,7 @@ template <typename Products>
 static void attend_tiled(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens,
                          const SplitRange& splits, const SplitRange* next, void* scratch) {
   if (shape.kv_type == KVType::f32)
-    return avx512_vnni::kTable.attention.attend(shape, kv, tokens, splits, next, scratch);
+    return CHAIRLIFT_BASE::kTable.attention.attend(shape, kv, tokens, splits, next, scratch);
   float* memory = static_cast<float*>(scratch);
   const Work work = lay_out(shape, kv, splits.block, memory);
   const Operands operands = lay_out_operands(work, memory);

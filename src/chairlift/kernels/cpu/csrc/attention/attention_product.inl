@@ -49,7 +49,7 @@ struct Values {
 static inline void hold(F& x) {
 #if defined(__AVX512F__)
   __asm__("" : "+v"(x));
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(CHAIRLIFT_LANES)
   __asm__("" : "+x"(x));
 #else
   (void)x;

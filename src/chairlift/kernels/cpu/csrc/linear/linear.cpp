@@ -5,6 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "linear/outlier_channels.h"
+#include "linear/tile_blocking.h"
 #include "runtime/isa.h"
 #include "runtime/reusable_memory.h"
 #include "runtime/pool.h"
@@ -37,8 +39,9 @@ int64_t num_tiles_of(const PackedMatrix& matrix) {
 
 }  // namespace
 
-// The layout of the activations of all rows: the blocks, then the outliers of all blocks, then those of all rows. The
-// outliers have space for the largest possible number, of which little is touched.
+// The layout of the activations of all rows: the blocks, then the outliers of all blocks, then those of all rows, then the
+// inputs that are outliers in many rows. The outliers have space for the largest possible number, of which little is
+// touched.
 struct Linear::Activations {
   Activations(const Linear& linear, int64_t rows)
       : tiles(isa().linear),
@@ -57,15 +60,20 @@ struct Linear::Activations {
     halves_bytes = has_halves ? 2 * scales_bytes : 0;
     block_bytes = round_up(values_bytes + 3 * scales_bytes + halves_bytes, 64);
     if (!is_integer) return;
+    list_bytes = 4 * outlier_list_ints(padded_inputs);
+    if (is_tiled()) {
+      outlier_bytes = kernel.block_rows * OutlierChannels::kMost;
+      channel_bytes = static_cast<int64_t>(sizeof(OutlierChannels)) + padded_inputs;
+      return;
+    }
     num_entries = has_row_scale ? padded_inputs / 4 : padded_inputs;
-    max_row_outliers = padded_inputs / kMinOutlier;
-    max_outliers = round_up(std::min(max_row_outliers * kernel.block_rows, num_entries), 16);
+    max_outliers = std::min(max_row_outliers(padded_inputs) * kernel.block_rows, num_entries);
     outlier_bytes = round_up(4 * (16 + (1 + kernel.block_rows) * max_outliers), 64);
-    list_bytes = 4 * (1 + 2 * max_row_outliers);
   }
 
   size_t num_bytes() const {
-    return static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes + kernel.block_rows * list_bytes));
+    return static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes + kernel.block_rows * list_bytes) +
+                               channel_bytes);
   }
 
   Activations in(uint8_t* memory) const {
@@ -77,19 +85,30 @@ struct Linear::Activations {
   ActivationBlock block(int64_t index) const {
     uint8_t* at = data + index * block_bytes;
     uint8_t* scale = at + values_bytes;
-    auto* outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
-    return {at,
-            reinterpret_cast<float*>(scale),
-            reinterpret_cast<int32_t*>(scale + scales_bytes),
-            scale + 2 * scales_bytes,
-            halves_bytes ? reinterpret_cast<int32_t*>(scale + 3 * scales_bytes) : nullptr,
-            outliers,
-            outliers + 16,
-            outliers + 16 + max_outliers};
+    auto* const outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
+    ActivationBlock block = {at,
+                             reinterpret_cast<float*>(scale),
+                             reinterpret_cast<int32_t*>(scale + scales_bytes),
+                             scale + 2 * scales_bytes,
+                             halves_bytes ? reinterpret_cast<int32_t*>(scale + 3 * scales_bytes) : nullptr,
+                             outliers,
+                             outliers + 16,
+                             outliers + 16 + max_outliers,
+                             row_outliers(index * kernel.block_rows)};
+    if (!is_tiled()) return block;
+    block.num_outliers = &channels()->count;
+    block.outliers = channels()->inputs;
+    block.outlier_values = outliers;
+    return block;
   }
 
-  // Whether blocks have more rows than a thread prepares at a time.
-  bool merges_apart() const { return kernel.layout == ActivationLayout::byte_tiles; }
+  // Whether outliers remain in the lists of the rows, except at chosen inputs.
+  bool is_tiled() const { return kernel.layout == ActivationLayout::byte_tiles; }
+
+  OutlierChannels* channels() const {
+    return reinterpret_cast<OutlierChannels*>(row_outliers(num_blocks * kernel.block_rows));
+  }
+  uint8_t* channel_places() const { return reinterpret_cast<uint8_t*>(channels() + 1); }
 
   // The number of outliers of a row, their entries and their values.
   int32_t* row_outliers(int64_t row) const {
@@ -100,7 +119,7 @@ struct Linear::Activations {
   const ProductKernel& kernel;
   bool is_integer, has_row_scale;
   int64_t padded_inputs, num_blocks, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
-  int64_t num_entries = 0, max_row_outliers = 0, max_outliers = 0, outlier_bytes = 0, list_bytes = 0;
+  int64_t num_entries = 0, max_outliers = 0, outlier_bytes = 0, list_bytes = 0, channel_bytes = 0;
   uint8_t* data = nullptr;
 };
 
@@ -244,7 +263,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
     }
     int32_t* const list = activations.row_outliers(r);
     outliers.entries = list + 1;
-    outliers.values = reinterpret_cast<uint32_t*>(list + 1 + activations.max_row_outliers);
+    outliers.values = reinterpret_cast<uint32_t*>(list + 1 + max_row_outliers(padded));
     int8_t* const steps = scratch.steps + (r - first) * padded;
     quantize(scratch.row, padded, steps, target);
     *list = outliers.count;
@@ -257,7 +276,6 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
 
 // Merges the outliers of the rows of a block, after all of them have been prepared.
 void Linear::merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
-  const bool is_tiled = activations.merges_apart();
   const int64_t block_rows = activations.kernel.block_rows, first = block * block_rows;
   const int64_t last = std::min(first + block_rows, call.rows), num_words = divide_up(activations.num_entries, 64);
   const PrepareScratch scratch(memory, activations.padded_inputs);
@@ -281,15 +299,29 @@ void Linear::merge_outliers(const Call& call, const Activations& activations, in
       entries[count++] = entry;
     }
   *const_cast<int32_t*>(to.num_outliers) = count;
-  std::memset(values, 0, static_cast<size_t>((is_tiled ? round_up(count, 16) : count) * block_rows * 4));
+  std::memset(values, 0, static_cast<size_t>(count * block_rows * 4));
   for (int64_t r = first; r < last; ++r) {
     const int32_t* const list = activations.row_outliers(r);
     for (int32_t i = 0; i < *list; ++i) {
-      const int64_t index = scratch.indices[list[1 + i]], row = r - first;
-      const int64_t at = is_tiled ? (index / 16 * block_rows + row) * 16 + index % 16 : index * block_rows + row;
-      std::memcpy(values + at, list + 1 + activations.max_row_outliers + i, 4);
+      const int64_t at = scratch.indices[list[1 + i]] * block_rows + r - first;
+      std::memcpy(values + at, list + 1 + max_row_outliers(activations.padded_inputs) + i, 4);
     }
   }
+}
+
+// Chooses the inputs that are outliers in many rows, after all rows have been prepared.
+void Linear::choose_channels(const Call& call, const Activations& activations, uint8_t* memory) const {
+  const PrepareScratch scratch(memory, activations.padded_inputs);
+  choose_outlier_channels(activations.row_outliers(0), call.rows, activations.padded_inputs, scratch.indices,
+                          *activations.channels(), activations.channel_places());
+}
+
+void Linear::move_to_channels(const Call& call, const Activations& activations, int64_t block) const {
+  if (activations.channels()->count == 0) return;
+  const int64_t block_rows = activations.kernel.block_rows, first = block * block_rows;
+  auto* dense = static_cast<int8_t*>(const_cast<void*>(activations.block(block).outlier_values));
+  for (int64_t r = first; r < std::min(first + block_rows, call.rows); ++r, dense += OutlierChannels::kMost)
+    move_to_dense(activations.channel_places(), activations.padded_inputs, activations.row_outliers(r), dense);
 }
 
 namespace {
@@ -357,15 +389,20 @@ Linear::PrefetchRange Linear::first_weights(int64_t range, int64_t num_ranges) c
   return stripes_of(num_stripe_tiles() * range / num_ranges).weights();
 }
 
-// The tiles of a product: as many stripes as the kernel computes at once, times as many blocks of rows as fit into the
-// second-level cache. Consecutive tiles have consecutive stripes.
+// The tiles of a product: as many stripes as the kernel computes at once, times as many blocks of rows as share their
+// weights in the caches. Consecutive tiles have consecutive stripes.
 struct Linear::Tiling {
   static constexpr int64_t kActivationBytes = 256 << 10;
 
   Tiling(const Linear& linear, const Activations& activations)
-      : blocks_at_once(even_part(activations.num_blocks, kActivationBytes / activations.block_bytes)),
+      : blocks_at_once(even_part(activations.num_blocks, most_blocks(activations))),
         stripe_tiles(linear.num_stripe_tiles()),
         num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
+
+  static int64_t most_blocks(const Activations& activations) {
+    if (activations.kernel.max_blocks == 1) return kActivationBytes / activations.block_bytes;
+    return tile_blocking(activations.values_bytes / kBlockTileBytes, cache_sizes()).row_blocks;
+  }
 
   // The size of nearly equal parts of n, each at most `most` (but at least one).
   static int64_t even_part(int64_t n, int64_t most) { return divide_up(n, divide_up(n, std::max<int64_t>(most, 1))); }
@@ -423,21 +460,25 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
   const int64_t count = stripes.end - stripes.first, block_rows = activations.kernel.block_rows;
   const int64_t first_block = tiling.first_block(tile);
   const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
-  const int64_t share = round_up(divide_up(next.num_bytes, last_block - first_block), 64);
-  const int64_t ahead_step = round_up(divide_up(share, matrix.padded_inputs() / kGroup), 64);
+  const int64_t at_once = std::min<int64_t>(activations.kernel.max_blocks, last_block - first_block);
+  const int64_t share = round_up(divide_up(next.num_bytes, divide_up(last_block - first_block, at_once)), 64);
+  const int64_t ahead_step = round_up(divide_up(share, at_once * matrix.padded_inputs() / kGroup), 64);
   const int64_t step = count < activations.kernel.tile_stripes ? 1 : count;
+  ActivationBlock blocks[kMaxTiledBlocks];
   for (int64_t stripe = stripes.first; stripe < stripes.end; stripe += step) {
     const TileStripes weights(matrix, stripe, step, last_block - first_block, memory);
     const int64_t column = stripe * kStripe, columns = std::min(step * kStripe, matrix.out_features() - column);
     const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + column;
-    for (int64_t block = first_block, ahead = 0; block < last_block; ++block, ahead += share) {
+    for (int64_t block = first_block, ahead = 0; block < last_block; block += at_once, ahead += share) {
+      const int64_t num_blocks = std::min(at_once, last_block - block);
+      for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = activations.block(block + i);
       const int64_t row = block * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
       float* const out = call.out + row * call.out_stride + stripes.first_column + column;
       weights.multiply({weights.at, weights.stripe_bytes, static_cast<int>(step),
                         next.at + std::min(ahead, next.num_bytes), std::min(share, left), ahead_step,
-                        matrix.padded_inputs(), activations.block(block),
-                        static_cast<int>(std::min(block_rows, call.rows - row)), bias, out, call.out_stride,
-                        static_cast<int>(columns), call.add});
+                        matrix.padded_inputs(), blocks, static_cast<int>(num_blocks),
+                        static_cast<int>(std::min(num_blocks * block_rows, call.rows - row)), bias, out,
+                        call.out_stride, static_cast<int>(columns), call.add});
     }
   }
 }
@@ -460,26 +501,29 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   const size_t scratch_bytes = prepare_bytes + (is_shared ? tile_bytes : layout.num_bytes());
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
-  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), merges(layout.merges_apart() ? layout.num_blocks : 0);
+  const bool has_channels = is_shared && layout.is_tiled();
+  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), choices(has_channels), moves(has_channels ? layout.num_blocks : 0);
   pool.run(tiles.count(), [&](int64_t range, int worker) {
     // Allocation may throw, so it precedes the wait for other threads.
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));
     const Activations activations = layout.in(is_shared ? memory : scratch + prepare_bytes);
     const auto prepare_rows = [&](int64_t i) { prepare(call, activations, i * kRowsAtOnce, scratch); };
-    const auto merge_block = [&](int64_t block) { merge_outliers(call, activations, block, scratch); };
     first_weights(range, tiles.count()).prefetch();
     if (is_shared) {
       preparations.run(prepare_rows);
-      merges.run(merge_block);
+      choices.run([&](int64_t) { choose_channels(call, activations, scratch); });
+      moves.run([&](int64_t block) { move_to_channels(call, activations, block); });
     } else {
       prepare_rows(0);
-      if (layout.merges_apart()) merge_block(0);
+      if (layout.is_tiled()) activations.channels()->count = 0;
     }
+    if (layout.kernel.begin) layout.kernel.begin();
     tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
       PrefetchRange ahead = is_last ? PrefetchRange{} : tiling.weights_after(*this, tile);
       if (is_last && next) ahead = next->first_weights(its_range, tiles.count());
       multiply(call, activations, tiling, tile, ahead, is_shared ? scratch + prepare_bytes : nullptr);
     });
+    if (layout.kernel.end) layout.kernel.end();
   });
 }
 

@@ -2,33 +2,25 @@
 //
 // A stripe of int8 or bfloat16 weights is a sequence of tiles, and so are the activations. Rows are independent of each
 // other, and their inputs are added in ascending order, so a row has the same bits in any batch. int8 sums are exact and
-// converted as in linear_products.inl: fewer than kMinTiledRows rows are multiplied there.
+// converted as in linear_products.inl. The order of loops is that of linear/tile_blocking.h.
 #pragma once
 
 #include <type_traits>
 
 #include "linear/linear_products.inl"
+#include "linear/outlier_channels.h"
+#include "linear/tile_blocking.h"
 #include "simd/simd.h"
 #include "simd/tiles.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-constexpr int kTiledBlockRows = 2 * kTileRows;
-constexpr int kTiledStripes = 2;
-constexpr int kMinTiledRows = 4;
-constexpr int64_t kTileInputs = kTileRowBytes;  // int8 inputs of a tile
-constexpr int64_t kBlockBytes = kTiledBlockRows * kTileRowBytes;
+static_assert(kLanes == kTileRows, "a vector is a line of sums");
+constexpr int kMinTiledRows = 4;  // fewer rows of int8 are multiplied by vectors, whose speed is that of memory
 
-// The places of activations in the layout `byte_tiles`.
-struct Tiled {
-  static constexpr int64_t kRow = kTileRowBytes, kQuad = 4;
-  static int64_t group(int64_t k) { return k / kTileInputs * kBlockBytes + k % kTileInputs; }
-  static int64_t entry(int64_t i) { return i / kTileRows * kBlockBytes + i % kTileRows * 4; }
-};
-
-// The sums of a block: [stripes][rows][16].
-struct TileSums {
-  alignas(64) uint8_t bytes[kTiledStripes][kTiledBlockRows][kTileRowBytes];
+// The sums of a block.
+struct alignas(64) TileSums {
+  uint8_t bytes[kTiledStripes][kTiledBlockRows][kTileRowBytes];
 };
 
 // Tiles 0 to 3 are the sums of (stripe, half of the rows) in the order (0, 0), (0, 1), (1, 0), (1, 1); 4 and 5 are the
@@ -39,6 +31,14 @@ static inline void zero_sums() {
   if (kBothHalves) Tiles::zero<1>();
   if (kBothStripes) Tiles::zero<2>();
   if (kBothHalves && kBothStripes) Tiles::zero<3>();
+}
+
+template <bool kBothHalves, bool kBothStripes>
+static inline void load_sums(const TileSums& sums) {
+  Tiles::load<0>(sums.bytes[0]);
+  if (kBothHalves) Tiles::load<1>(sums.bytes[0][kTileRows]);
+  if (kBothStripes) Tiles::load<2>(sums.bytes[1]);
+  if (kBothHalves && kBothStripes) Tiles::load<3>(sums.bytes[1][kTileRows]);
 }
 
 template <bool kBothHalves, bool kBothStripes>
@@ -55,137 +55,213 @@ static inline void dot_tiles() {
   else Tiles::dot_s8u8<kC, kA, kB>();
 }
 
-// Adds the products of one tile of inputs.
-template <bool kIsBf16, bool kBothHalves, bool kBothStripes>
+// Prefetches half a tile to the first-level cache.
+static CHAIRLIFT_INLINE void prefetch_half_tile(const uint8_t* p) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kTileBytes / 2; i += kTileRowBytes) __builtin_prefetch(p + i);
+}
+
+// Adds the products of one tile of inputs. Meanwhile the next rows are prefetched, or if weights are streamed from the
+// second-level cache too, the rows and weights after them.
+template <bool kIsBf16, bool kBothHalves, bool kBothStripes, bool kStreamsWeights>
 static inline void add_tile(const uint8_t* x, const uint8_t* first, const uint8_t* second) {
+  constexpr int64_t kAhead = kStreamsWeights ? 2 : 1;
+  const auto prefetch_part = [&](int part) CHAIRLIFT_ALWAYS {
+    const int64_t half = part % 2 * kTileBytes / 2;
+    if (kBothHalves || part < 2) prefetch_half_tile(x + kAhead * kBlockTileBytes + part * kTileBytes / 2);
+    if (kStreamsWeights && (kBothStripes || part < 2))
+      prefetch_half_tile((part < 2 ? first : second) + kAhead * kTileBytes + half);
+  };
   Tiles::load<6>(first);
   Tiles::load<4>(x);
   dot_tiles<kIsBf16, 0, 4, 6>();
+  prefetch_part(0);
   if constexpr (kBothHalves) {
     Tiles::load<5>(x + kTileBytes);
     dot_tiles<kIsBf16, 1, 5, 6>();
   }
+  prefetch_part(1);
   if constexpr (kBothStripes) {
     Tiles::load<7>(second);
     dot_tiles<kIsBf16, 2, 4, 7>();
-    if constexpr (kBothHalves) dot_tiles<kIsBf16, 3, 5, 7>();
   }
+  prefetch_part(2);
+  if constexpr (kBothHalves && kBothStripes) dot_tiles<kIsBf16, 3, 5, 7>();
+  prefetch_part(3);
 }
 
-// Copies lines of weights to a tile, with zeros behind them. `line_of(i)` is the place of line i.
-template <typename LineOf>
-static inline void gather_lines(int count, uint8_t* tile, LineOf line_of) {
-  for (int i = 0; i < kTileRows; ++i) istore(tile + i * kTileRowBytes, i < count ? iload(line_of(i)) : izero());
-}
-
-// Adds the products of all inputs of a stripe of `num_lines` lines of 64 bytes.
-template <bool kIsBf16, bool kBothHalves, bool kBothStripes>
-static inline void add_all_tiles(const StripeTask& task, int64_t num_lines, Ahead& ahead) {
-  const auto* x = static_cast<const uint8_t*>(task.block.values);
-  const uint8_t* w = task.stripe;
-  for (; num_lines >= kTileRows; num_lines -= kTileRows, x += kBlockBytes, w += kTileBytes) {
-    for (int groups = kIsBf16 ? 1 : 2; groups; --groups) ahead.prefetch_part();
-    add_tile<kIsBf16, kBothHalves, kBothStripes>(x, w, w + task.stripe_bytes);
-  }
-  if (num_lines == 0) return;
-  alignas(64) uint8_t rest[kTiledStripes][kTileBytes];
-  ahead.prefetch_part();
-  for (int s = 0; s < (kBothStripes ? 2 : 1); ++s)
-    gather_lines(static_cast<int>(num_lines), rest[s],
-                 [&](int i) { return w + s * task.stripe_bytes + i * kTileRowBytes; });
-  add_tile<kIsBf16, kBothHalves, kBothStripes>(x, rest[0], rest[1]);
-}
-
-// Adds the products of the quads with outliers, whose weights are gathered first.
-template <bool kBothHalves, bool kBothStripes>
-static inline void add_outlier_tiles(const StripeTask& task) {
-  const auto* x = static_cast<const uint8_t*>(task.block.outlier_values);
-  const int32_t num_quads = *task.block.num_outliers;
-  alignas(64) uint8_t weights[kTiledStripes][kTileBytes];
-  for (int32_t first = 0; first < num_quads; first += kTileRows, x += kBlockBytes) {
-    const int count = num_quads - first < kTileRows ? num_quads - first : kTileRows;
-    const int32_t* quads = task.block.outliers + first;
-    for (int s = 0; s < (kBothStripes ? 2 : 1); ++s)
-      gather_lines(count, weights[s],
-                   [&](int i) { return task.stripe + s * task.stripe_bytes + quads[i] * kTileRowBytes; });
-    add_tile<false, kBothHalves, kBothStripes>(x, weights[0], weights[1]);
-  }
-}
-
-static inline void finish_int8(const StripeTask& task, const TileSums& sums, const TileSums& outliers) {
-  const bool has_outliers = *task.block.num_outliers != 0;
-  for (int s = 0; s < task.num_stripes; ++s) {
-    const F scale = load(reinterpret_cast<const float*>(task.stripe + s * task.stripe_bytes +
-                                                        task.padded_inputs * kStripe));
-    for (int m = 0; m < task.num_rows; ++m) {
-      F y = to_float(iadd(iload(sums.bytes[s][m]), iset1(task.block.correction[m])));
-      if (has_outliers) {
-        const I correction = iset1(static_cast<const int32_t*>(task.block.sum)[m]);
-        y = fma(to_float(iadd(iload(outliers.bytes[s][m]), correction)), set1(128.0f), y);
-      }
-      put(task, m, s * kStripe, mul(mul(y, set1(task.block.scale[m])), scale));
+// Computes the sums of all blocks, and calls finish(block, sums, first_row, num_rows) for each. Values behind the last
+// input are zero, so that the weights there may be anything.
+template <bool kIsBf16, bool kBothStripes, bool kStreamsWeights, typename Finish>
+static inline void sum_blocks(const StripeTask& task, int64_t num_tiles, int64_t tiles_at_once, const Finish& finish) {
+  TileSums sums[kMaxTiledBlocks];
+  Ahead ahead(task);
+  for (int64_t first = 0; first < num_tiles; first += tiles_at_once) {
+    const int64_t end = first + tiles_at_once < num_tiles ? first + tiles_at_once : num_tiles;
+    for (int b = 0; b < task.num_blocks; ++b) {
+      const int left = task.num_rows - b * kTiledBlockRows, num_rows = left < kTiledBlockRows ? left : kTiledBlockRows;
+      const auto* x = static_cast<const uint8_t*>(task.blocks[b].values);
+      const auto add_tiles = [&](auto both_halves) {
+        if (first == 0) zero_sums<both_halves, kBothStripes>();
+        else load_sums<both_halves, kBothStripes>(sums[b]);
+        for (int64_t i = first; i < end; ++i) {
+          for (int groups = kIsBf16 ? 1 : 2; groups; --groups) ahead.prefetch_part();
+          const uint8_t* const w = task.stripe + i * kTileBytes;
+          add_tile<kIsBf16, both_halves, kBothStripes, kStreamsWeights>(x + i * kBlockTileBytes, w,
+                                                                       w + task.stripe_bytes);
+        }
+        store_sums<both_halves, kBothStripes>(sums[b]);
+      };
+      if (num_rows > kTileRows) add_tiles(std::true_type{});
+      else add_tiles(std::false_type{});
+      if (end == num_tiles) finish(task.blocks[b], sums[b], b * kTiledBlockRows, num_rows);
     }
   }
 }
 
-template <bool kBothHalves, bool kBothStripes>
-static void multiply_int8_tiles(const StripeTask& task) {
-  TileSums sums, outliers;
-  Ahead ahead(task);
-  Tiles::configure();
-  zero_sums<kBothHalves, kBothStripes>();
-  add_all_tiles<false, kBothHalves, kBothStripes>(task, task.padded_inputs / 4, ahead);
-  store_sums<kBothHalves, kBothStripes>(sums);
-  if (*task.block.num_outliers) {
-    zero_sums<kBothHalves, kBothStripes>();
-    add_outlier_tiles<kBothHalves, kBothStripes>(task);
-    store_sums<kBothHalves, kBothStripes>(outliers);
-  }
-  Tiles::release();
-  finish_int8(task, sums, outliers);
+template <bool kIsBf16, bool kBothStripes, typename Finish>
+static inline void sum_blocks_in_order(const StripeTask& task, const Finish& finish) {
+  constexpr int64_t kInputs = kTileRowBytes / (kIsBf16 ? 2 : 1);
+  const int64_t num_tiles = (task.padded_inputs + kInputs - 1) / kInputs;
+  const int64_t at_once = tile_blocking(num_tiles, cache_sizes()).input_tiles;
+  if (task.num_blocks < kLeastSharingBlocks || at_once >= num_tiles)
+    return sum_blocks<kIsBf16, kBothStripes, true>(task, num_tiles, num_tiles, finish);
+  sum_blocks<kIsBf16, kBothStripes, false>(task, num_tiles, at_once, finish);
 }
 
-template <bool kBothHalves, bool kBothStripes>
+// --- bfloat16 -------------------------------------------------------------------------------------------------------
+
+template <bool kBothStripes>
 static void multiply_bf16_tiles(const StripeTask& task) {
-  TileSums sums;
-  Ahead ahead(task);
-  Tiles::configure();
-  zero_sums<kBothHalves, kBothStripes>();
-  add_all_tiles<true, kBothHalves, kBothStripes>(task, task.padded_inputs / 2, ahead);
-  store_sums<kBothHalves, kBothStripes>(sums);
-  Tiles::release();
-  for (int s = 0; s < task.num_stripes; ++s)
-    for (int m = 0; m < task.num_rows; ++m)
-      put(task, m, s * kStripe, load(reinterpret_cast<const float*>(sums.bytes[s][m])));
-}
-
-// Calls the function for the number of halves and stripes of a task.
-template <typename Multiply>
-static inline void by_size(const StripeTask& task, Multiply multiply) {
-  const bool both_halves = task.num_rows > kTileRows, both_stripes = task.num_stripes > 1;
-  if (both_halves && both_stripes) return multiply(std::true_type{}, std::true_type{});
-  if (both_halves) return multiply(std::true_type{}, std::false_type{});
-  if (both_stripes) return multiply(std::false_type{}, std::true_type{});
-  multiply(std::false_type{}, std::false_type{});
-}
-
-static void multiply_tiled_int8(const StripeTask& task) {
-  if (task.num_rows >= kMinTiledRows)
-    return by_size(task, [&](auto halves, auto stripes) { multiply_int8_tiles<halves, stripes>(task); });
-  if (task.num_stripes == 1) return multiply_stripes<WeightFormat::int8, 1, Tiled>(task);
-  multiply_stripes<WeightFormat::int8, kTiledStripes, Tiled>(task);
-}
-
-static void multiply_tiled_bf16(const StripeTask& task) {
-  by_size(task, [&](auto halves, auto stripes) { multiply_bf16_tiles<halves, stripes>(task); });
+  sum_blocks_in_order<true, kBothStripes>(task, [&](const ActivationBlock&, const TileSums& sums, int first, int num_rows) {
+    for (int m = 0; m < num_rows; ++m)
+      for (int s = 0; s < task.num_stripes; ++s)
+        put(task, first + m, s * kStripe, load(reinterpret_cast<const float*>(sums.bytes[s][m])));
+  });
 }
 
 // Rounds a row to bfloat16 in the layout `bf16_tiles`.
 static void interleave_bf16(const float* y, int64_t padded_inputs, const RowTarget& target) {
-  constexpr int64_t kInputs = kTileRowBytes / 2;
-  auto* out = static_cast<uint16_t*>(target.values) + target.row * kInputs;
-  for (int64_t k = 0; k < padded_inputs; k += kInputs, out += kBlockBytes / 2)
-    for (int64_t i = 0; i < kInputs; i += kLanes) store_bf16(out + i, load(y + k + i));
+  auto* out = static_cast<uint16_t*>(target.values) + target.row * kTileBf16Inputs;
+  for (int64_t k = 0; k < padded_inputs; k += kTileBf16Inputs, out += kBlockTileBytes / 2)
+    for (int64_t i = 0; i < kTileBf16Inputs; i += kLanes) store_bf16(out + i, load(y + k + i));
+}
+
+// --- int8 -----------------------------------------------------------------------------------------------------------
+
+// The weights of the inputs that are outliers in many rows, as a tile of each stripe.
+struct alignas(64) OutlierWeights {
+  uint8_t tiles[kTiledStripes][kTileBytes];
+};
+
+static void gather_outlier_weights(const StripeTask& task, OutlierWeights& to) {
+  const int count = *task.blocks->num_outliers;
+  const int32_t* const inputs = task.blocks->outliers;
+  for (int s = 0; s < task.num_stripes; ++s)
+    for (int i = 0; i < OutlierChannels::kMost; i += 4) {
+      I four = izero();
+      for (int j = 0; j < 4 && i + j < count; ++j) {
+        const uint8_t* const quad = task.stripe + s * task.stripe_bytes + inputs[i + j] / 4 * (kStripe * 4);
+        four = ior(four, shift_left(bits_at(iload(quad), inputs[i + j] % 4 * 8, 255), 8 * j));
+      }
+      istore(to.tiles[s] + i / 4 * kTileRowBytes, four);
+    }
+}
+
+// Converts the sums of a row. `dense`: the sums of its outliers at chosen inputs, or null.
+template <int kStripes>
+static inline void finish_int8_row(const StripeTask& task, const ActivationBlock& block, const TileSums& sums,
+                                   const TileSums* dense, int m, int row) {
+  const StoredOutliers outliers(block.outlier_lists + m * outlier_list_ints(task.padded_inputs), task.padded_inputs);
+  I acc[kStripes];
+  for (int s = 0; s < kStripes; ++s) {
+    acc[s] = iset1(static_cast<const int32_t*>(block.sum)[m]);
+    if (dense) acc[s] = iadd(acc[s], iload(dense->bytes[s][m]));
+  }
+  for (int32_t i = 0; i < outliers.count; ++i) {
+    const I quad = iset1(static_cast<int32_t>(outliers.values[i]));
+    const uint8_t* const w = task.stripe + outliers.entries[i] * (kStripe * 4);
+    for (int s = 0; s < kStripes; ++s) acc[s] = dot_u8s8(acc[s], iload(w + s * task.stripe_bytes), quad);
+  }
+  for (int s = 0; s < kStripes; ++s) {
+    const uint8_t* const scales = task.stripe + s * task.stripe_bytes + task.padded_inputs * kStripe;
+    F y = to_float(iadd(iload(sums.bytes[s][m]), iset1(block.correction[m])));
+    y = mul(fma(to_float(acc[s]), set1(128.0f), y), set1(block.scale[m]));
+    put(task, row, s * kStripe, mul(y, load(reinterpret_cast<const float*>(scales))));
+  }
+}
+
+template <int kStripes>
+static void multiply_int8_tiles(const StripeTask& task) {
+  constexpr bool kBothStripes = kStripes == 2;
+  OutlierWeights weights;
+  const bool has_dense = *task.blocks->num_outliers != 0;
+  if (has_dense) gather_outlier_weights(task, weights);
+  sum_blocks_in_order<false, kBothStripes>(
+      task, [&](const ActivationBlock& block, const TileSums& sums, int first, int num_rows) {
+        TileSums dense;
+        if (has_dense) {
+          zero_sums<true, kBothStripes>();
+          add_tile<false, true, kBothStripes, false>(static_cast<const uint8_t*>(block.outlier_values), weights.tiles[0],
+                                                     weights.tiles[1]);
+          store_sums<true, kBothStripes>(dense);
+        }
+        for (int m = 0; m < num_rows; ++m)
+          finish_int8_row<kStripes>(task, block, sums, has_dense ? &dense : nullptr, m, first + m);
+      });
+}
+
+// The places of activations in the layout `byte_tiles`.
+struct Tiled {
+  static constexpr int64_t kRow = kTileRowBytes, kQuad = 4;
+};
+
+// The product of fewer than kMinTiledRows rows, without chosen inputs.
+template <int kRows, int kStripes>
+static void multiply_few_int8(const StripeTask& task) {
+  const auto* const x = static_cast<const int8_t*>(task.blocks->values);
+  Ahead ahead(task);
+  TileSums sums;
+  I acc[kStripes][kRows];
+  for (int s = 0; s < kStripes; ++s)
+    for (int m = 0; m < kRows; ++m) acc[s][m] = izero();
+  for (int64_t k = 0; k < task.padded_inputs; k += kGroup) {
+    ahead.prefetch_part();
+    dot_bytes<Tiled>(task, task.stripe + k * kStripe, x + k / kTileRowBytes * kBlockTileBytes + k % kTileRowBytes, acc);
+  }
+  for (int s = 0; s < kStripes; ++s)
+    for (int m = 0; m < kRows; ++m) istore(sums.bytes[s][m], acc[s][m]);
+  for (int m = 0; m < kRows; ++m) finish_int8_row<kStripes>(task, *task.blocks, sums, nullptr, m, m);
+}
+
+template <int kStripes>
+static void multiply_int8_rows(const StripeTask& task) {
+  static_assert(kMinTiledRows == 4);
+  switch (*task.blocks->num_outliers ? kMinTiledRows : task.num_rows) {
+    case 1: return multiply_few_int8<1, kStripes>(task);
+    case 2: return multiply_few_int8<2, kStripes>(task);
+    case 3: return multiply_few_int8<3, kStripes>(task);
+    default: return multiply_int8_tiles<kStripes>(task);
+  }
+}
+
+// --- kernels --------------------------------------------------------------------------------------------------------
+
+static void multiply_tiled_int8(const StripeTask& task) {
+  task.num_stripes == 1 ? multiply_int8_rows<1>(task) : multiply_int8_rows<kTiledStripes>(task);
+}
+
+static void multiply_tiled_bf16(const StripeTask& task) {
+  task.num_stripes == 1 ? multiply_bf16_tiles<false>(task) : multiply_bf16_tiles<true>(task);
+}
+
+static ProductKernel tiled_kernel(ActivationLayout layout, void (*multiply)(const StripeTask&)) {
+  ProductKernel kernel = {kTiledBlockRows, kTiledStripes, layout, multiply};
+  kernel.max_blocks = kMaxTiledBlocks;
+  kernel.begin = [] { Tiles::configure(); };
+  kernel.end = Tiles::release;
+  if (layout == ActivationLayout::bf16_tiles) kernel.interleave = interleave_bf16;
+  return kernel;
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

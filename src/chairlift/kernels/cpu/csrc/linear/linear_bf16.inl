@@ -48,7 +48,7 @@ static void multiply_pairs(const StripeTask& task) {
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) y.of[s][m] = zero();
   const uint8_t* w = task.stripe;
-  const auto* x = static_cast<const uint8_t*>(task.block.values);
+  const auto* x = static_cast<const uint8_t*>(task.block().values);
   for (int64_t k = 0; k < task.padded_inputs; k += kGroup) {
     ahead.prefetch_part();
 #pragma GCC unroll 4

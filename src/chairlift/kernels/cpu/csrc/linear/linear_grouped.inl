@@ -195,9 +195,9 @@ static void multiply_grouped_rows(const StripeTask& task) {
     for (int64_t g = 0; g < task.padded_inputs / kGroup; ++g) {
       ahead.prefetch_part();
 #pragma GCC unroll 2
-      for (int quad = 0; quad < kGroup / 4; quad += Weights::kInputs / 4) add_group(task.block, weights, g, quad, y);
+      for (int quad = 0; quad < kGroup / 4; quad += Weights::kInputs / 4) add_group(task.block(), weights, g, quad, y);
     }
-    add_outliers(task.block, weights, y);
+    add_outliers(task.block(), weights, y);
 #pragma GCC unroll 4
     for (int s = 0; s < kTileStripes; ++s)
 #pragma GCC unroll 16

@@ -48,12 +48,9 @@ static inline void prefetch_outputs(const StripeTask& task) {
     for (int s = 0; s < kStripes; ++s) __builtin_prefetch(task.out + m * task.out_stride + s * kStripe, 1);
 }
 
-// The places of activations in the layout `bytes`: the distances of rows and of quads, the first quad of the group of
-// input k, and entry i of the outliers.
+// The places of activations in the layout `bytes`: the distances of rows and of quads.
 struct Interleaved {
   static constexpr int64_t kRow = 4, kQuad = kBlockRows * 4;
-  static int64_t group(int64_t k) { return k * kBlockRows; }
-  static int64_t entry(int64_t i) { return i * kQuad; }
 };
 
 // kIsSmall: whether weights are below 128.
@@ -89,9 +86,9 @@ static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int
 }
 
 // Adds the multiples of 128 of outliers to the sums of all inputs: y = 128 * the sum of outliers + y.
-template <typename Layout, int kRows, int kStripes>
+template <int kRows, int kStripes>
 static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, Sums<kRows, kStripes>& y) {
-  const ActivationBlock& block = task.block;
+  const ActivationBlock& block = task.block();
   const int32_t num_quads = *block.num_outliers;
   if (num_quads == 0) return;
   const int8_t* x = static_cast<const int8_t*>(block.outlier_values);
@@ -102,7 +99,7 @@ static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, S
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
       weights[s] = iload(w + block.outliers[i] * (kStripe * 4) + s * task.stripe_bytes);
-    dot<Layout>(acc, weights, x + Layout::entry(i));
+    dot(acc, weights, x + i * Interleaved::kQuad);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
@@ -110,25 +107,25 @@ static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, S
     for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(to_float(acc[s][m]), set1(128.0f), y.of[s][m]);
 }
 
-template <typename Layout, int kRows, int kStripes>
+template <int kRows, int kStripes>
 static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * 4;
-  const int8_t* x = static_cast<const int8_t*>(task.block.values);
+  const int8_t* x = static_cast<const int8_t*>(task.block().values);
   I acc[kStripes][kRows];
-  start(acc, task.block.correction);
+  start(acc, task.block().correction);
   for (int64_t k = 0; k < task.padded_inputs; k += kGroup) {
     ahead.prefetch_part();
-    dot_bytes<Layout>(task, w + k * kStripe, x + Layout::group(k), acc);
+    dot_bytes(task, w + k * kStripe, x + k * kBlockRows, acc);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) y.of[s][m] = to_float(acc[s][m]);
-  add_outlier_quads<Layout>(task, w, y);
+  add_outlier_quads(task, w, y);
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) y.of[s][m] = mul(y.of[s][m], set1(task.block.scale[m]));
+    for (int s = 0; s < kStripes; ++s) y.of[s][m] = mul(y.of[s][m], set1(task.block().scale[m]));
 }
 
 static inline F load_weights(const float* p) { return load(p); }
@@ -148,7 +145,7 @@ static inline void add_products(const F (&weights)[kStripes], const float* x, Su
 template <typename Weight, int kRows, int kStripes>
 static inline void multiply_floats(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * sizeof(Weight);
-  const float* x = static_cast<const float*>(task.block.values);
+  const float* x = static_cast<const float*>(task.block().values);
   for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe * sizeof(Weight), x += kBlockRows) {
     if (k % kGroup == 0) ahead.prefetch_part();
     F weights[kStripes];
@@ -163,7 +160,7 @@ template <int kRows, int kStripes>
 static inline void multiply_f8(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column;
   const auto* scale = reinterpret_cast<const float*>(task.stripe + task.padded_inputs * kStripe) + column;
-  const float* x = static_cast<const float*>(task.block.values);
+  const float* x = static_cast<const float*>(task.block().values);
   F scales[kStripes];
   for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe, x += kBlockRows) {
     if (k % kGroup == 0) ahead.prefetch_part();
@@ -183,7 +180,7 @@ static inline void multiply_f8(const StripeTask& task, int column, Ahead& ahead,
 template <int kRows, int kStripes>
 static inline void multiply_bf16(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * 4;
-  const float* x = static_cast<const float*>(task.block.values);
+  const float* x = static_cast<const float*>(task.block().values);
   for (int64_t k = 0; k < task.padded_inputs; k += 2, w += kStripe * 4, x += 2 * kBlockRows) {
     if (k % kGroup == 0) ahead.prefetch_part();
     F even[kStripes], odd[kStripes];
@@ -224,7 +221,7 @@ static inline void finish(const StripeTask& task, int column, const Sums<kRows, 
   }
 }
 
-template <WeightFormat kFormat, typename Layout, int kRows, int kStripes>
+template <WeightFormat kFormat, int kRows, int kStripes>
 static void multiply_tile(const StripeTask& task) {
   Ahead ahead(task);
   prefetch_outputs<kRows, kStripes>(task);
@@ -232,7 +229,7 @@ static void multiply_tile(const StripeTask& task) {
     Sums<kRows, kStripes> y;
     for (int s = 0; s < kStripes; ++s)
       for (int m = 0; m < kRows; ++m) y.of[s][m] = zero();
-    if constexpr (kFormat == WeightFormat::int8) multiply_int8<Layout>(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::int8) multiply_int8(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f8_e4m3) multiply_f8(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::bf16) multiply_bf16(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f16) multiply_floats<uint16_t>(task, column, ahead, y);
@@ -241,13 +238,13 @@ static void multiply_tile(const StripeTask& task) {
   }
 }
 
-template <WeightFormat kFormat, int kStripes, typename Layout = Interleaved>
+template <WeightFormat kFormat, int kStripes>
 static inline void multiply_stripes(const StripeTask& task) {
   switch (task.num_rows) {
-    case 1: return multiply_tile<kFormat, Layout, 1, kStripes>(task);
-    case 2: return multiply_tile<kFormat, Layout, 2, kStripes>(task);
-    case 3: return multiply_tile<kFormat, Layout, 3, kStripes>(task);
-    default: return multiply_tile<kFormat, Layout, 4, kStripes>(task);
+    case 1: return multiply_tile<kFormat, 1, kStripes>(task);
+    case 2: return multiply_tile<kFormat, 2, kStripes>(task);
+    case 3: return multiply_tile<kFormat, 3, kStripes>(task);
+    default: return multiply_tile<kFormat, 4, kStripes>(task);
   }
 }
 

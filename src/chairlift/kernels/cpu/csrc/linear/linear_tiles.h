@@ -44,9 +44,11 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 // ascending order, with zeros for the other rows:
 //
 //   grouped   entries are inputs, values [entries][block rows] f32; `values` has zeros there
-//   int8      entries are quads of four inputs, values [entries][block rows][4] int8, or for byte_tiles
-//             [entries / 16][block rows][16][4], zero beyond the last entry. Activation / scale is an integer
+//   int8      entries are quads of four inputs, values [entries][block rows][4] int8. Activation / scale is an integer
 //             of up to 15 bits, of which these are the multiples of 128, and `values` has the rest
+//
+// In the layout `byte_tiles` entries of int8 are inputs that are outliers in many rows of the step, at most one tile of
+// them, values [block rows][64] int8; all other outliers are in the lists of their rows (see OutlierList).
 enum class ActivationLayout { bytes, byte_tiles, floats, bf16_pairs, bf16_tiles };
 
 // Whether activations are rounded to bfloat16.
@@ -63,23 +65,27 @@ struct ActivationBlock {
   const int32_t* num_outliers;
   const int32_t* outliers;  // the index of each entry
   const void* outlier_values;
+  const int32_t* outlier_lists;  // of the rows, outlier_list_ints apart
 };
 // Fewer than n / kMinOutlier of n values can exceed kMinOutlier times their mean.
 constexpr int kMinOutlier = 3;
 // The largest activation / scale of int8: 127 * 128 plus a rest that rounds down.
 constexpr int kLargestStep = 127 * 128 + 63;
 
-// The product of one stripe, or all stripes of a tile, with one block of rows. Columns are outputs.
+// The product of one stripe, or all stripes of a tile, with some blocks of rows. Columns are outputs.
 struct StripeTask {
+  const ActivationBlock& block() const { return *blocks; }  // the only one
+
   const uint8_t* stripe;
   int64_t stripe_bytes;  // the distance between stripes
   int num_stripes;       // 1 or ProductKernel::tile_stripes
   const uint8_t* ahead;  // weights to be prefetched
   int64_t ahead_bytes;
-  int64_t ahead_step;  // bytes to be prefetched with each group of inputs
+  int64_t ahead_step;  // bytes to be prefetched with each group of inputs of each block
   int64_t padded_inputs;
-  ActivationBlock block;
-  int num_rows;
+  const ActivationBlock* blocks;
+  int num_blocks;  // 1 to ProductKernel::max_blocks
+  int num_rows;    // of all blocks
   const float* bias;  // [16] per stripe, or null
   float* out;         // the output of the first row and column
   int64_t out_stride;
@@ -109,7 +115,22 @@ struct ResidualArgs {
   float scale = 1;  // the factor of the result
 };
 
-// The outliers of a row, in ascending order of their entries.
+// The outliers of a row in memory are their number, the entries and the values, with space for the largest possible number.
+constexpr int64_t max_row_outliers(int64_t padded_inputs) { return padded_inputs / kMinOutlier; }
+constexpr int64_t outlier_list_ints(int64_t padded_inputs) { return 1 + 2 * max_row_outliers(padded_inputs); }
+
+struct StoredOutliers {
+  StoredOutliers(const int32_t* list, int64_t padded_inputs)
+      : count(*list),
+        entries(list + 1),
+        values(reinterpret_cast<const uint32_t*>(entries + max_row_outliers(padded_inputs))) {}
+
+  int32_t count;
+  const int32_t* entries;
+  const uint32_t* values;
+};
+
+// The outliers of a row while they are written, in ascending order of their entries.
 struct OutlierList {
   void append(int64_t entry, uint32_t value) {
     entries[count] = static_cast<int32_t>(entry);
@@ -146,6 +167,11 @@ struct ProductKernel {
   int min_unpacked_blocks = 0;
   void (*unpack)(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) = nullptr;
   void (*multiply_unpacked)(const StripeTask& task) = nullptr;
+  // The blocks of rows of a task, at most. With tiles they share the weights in the caches (see tile_blocking.h).
+  int max_blocks = 1;
+  // Called by each thread before the first task and after the last one of a job, or null.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
 };
 
 struct LinearTiles {

@@ -74,10 +74,12 @@ PackedMatrix::PackedMatrix(WeightFormat format, int64_t out_features, int64_t in
   if (is_grouped(format) && in_features % block_inputs(format) != 0 && !can_round(format))
     throw std::invalid_argument("in_features must be a multiple of " + std::to_string(block_inputs(format)) +
                                 " in format " + name_of(format) + ", got " + std::to_string(in_features));
-  data_ = static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>(data_bytes())));
+  // Tiles read weights for a multiple of 64 inputs, which are multiplied by zero beyond the last one.
+  constexpr int64_t kReadBeyond = (64 - kGroup) * kStripe;
+  data_ = static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>(data_bytes() + kReadBeyond)));
   if (!data_) throw std::bad_alloc();
   // A byte of 128 means zero in int8. Values with a zero scale may be anything.
-  std::memset(data_, 0, static_cast<size_t>(data_bytes()));
+  std::memset(data_, 0, static_cast<size_t>(data_bytes() + kReadBeyond));
   if (format == WeightFormat::int8)
     for (int64_t s = 0; s < num_stripes(); ++s)
       std::memset(data_ + s * stripe_bytes_, 128, static_cast<size_t>(padded_inputs_ * kStripe));

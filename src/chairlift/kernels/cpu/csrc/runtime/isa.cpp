@@ -65,7 +65,7 @@ std::vector<const IsaTable*> tables() {
 #endif
   found.push_back(&portable::kTable);
 #if defined(CHAIRLIFT_X86)
-  if (has_vnni) found.push_back(&amx_emulated::table());
+  if (has_avx2) found.push_back(&amx_emulated::table());
 #endif
   return found;
 }

@@ -1,5 +1,6 @@
 // The table of AVX-512 VNNI, with other products for bfloat16 weights, and for keys and values.
 #define CHAIRLIFT_ISA avx512_bf16
+#define CHAIRLIFT_BASE avx512_vnni
 #define CHAIRLIFT_VNNI
 #define CHAIRLIFT_SIMD "simd/avx512.h"
 #include "attention/attention_bf16.inl"
@@ -7,11 +8,7 @@
 #include "linear/linear_bf16.inl"
 #include "runtime/isa_table.h"
 
-namespace chairlift {
-
-namespace avx512_vnni { extern const IsaTable kTable; }
-
-namespace avx512_bf16 {
+namespace chairlift::avx512_bf16 {
 
 // A function, because a global would be initialized with instructions that the CPU may not have.
 const IsaTable& table() {
@@ -27,5 +24,4 @@ const IsaTable& table() {
   return table;
 }
 
-}  // namespace avx512_bf16
-}  // namespace chairlift
+}  // namespace chairlift::avx512_bf16

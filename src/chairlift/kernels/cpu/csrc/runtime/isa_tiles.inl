@@ -1,4 +1,4 @@
-// Compiled for instruction sets with tiles, see isa_amx*.cpp: the table of AVX-512 VNNI, with other products for int8 and
+// Compiled for instruction sets with tiles, see isa_amx*.cpp: the table of CHAIRLIFT_BASE, with other products for int8 and
 // bfloat16 weights.
 #pragma once
 
@@ -8,11 +8,7 @@
 #include "runtime/isa_table.h"
 #include "simd/simd.h"
 
-namespace chairlift {
-
-namespace avx512_vnni { extern const IsaTable kTable; }
-
-namespace CHAIRLIFT_ISA {
+namespace chairlift::CHAIRLIFT_ISA {
 
 const IsaTable& table();
 
@@ -42,10 +38,9 @@ static int32_t tile_rounds(int64_t rounds) {
 
 static IsaTable with_tiles(IsaTable table) {
   table.name = CHAIRLIFT_ISA_NAME;
-  table.linear.products[static_cast<int>(WeightFormat::int8)] = {
-      kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_int8};
-  table.linear.products[static_cast<int>(WeightFormat::bf16)] = {
-      kTiledBlockRows, kTiledStripes, ActivationLayout::bf16_tiles, multiply_tiled_bf16, interleave_bf16};
+  ProductKernel* const products = table.linear.products;
+  products[static_cast<int>(WeightFormat::int8)] = tiled_kernel(ActivationLayout::byte_tiles, multiply_tiled_int8);
+  products[static_cast<int>(WeightFormat::bf16)] = tiled_kernel(ActivationLayout::bf16_tiles, multiply_tiled_bf16);
   table.attention.attend = attention::attend_tiled<attention::TileRegisters>;
 #ifndef CHAIRLIFT_EMULATED_TILES
   constexpr int64_t kTile = 4 * 16 * 16 * 64 * 2 / kTilePeriod;
@@ -57,9 +52,8 @@ static IsaTable with_tiles(IsaTable table) {
 
 // A function, because a global would be initialized with instructions that the CPU may not have.
 const IsaTable& table() {
-  static const IsaTable table = with_tiles(avx512_vnni::kTable);
+  static const IsaTable table = with_tiles(CHAIRLIFT_BASE::kTable);
   return table;
 }
 
-}  // namespace CHAIRLIFT_ISA
-}  // namespace chairlift
+}  // namespace chairlift::CHAIRLIFT_ISA

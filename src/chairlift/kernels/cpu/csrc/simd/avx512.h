@@ -79,6 +79,9 @@ static inline F even_bf16(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x,
 static inline F odd_bf16(I x) {
   return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
+static inline I pair_bf16(F even, F odd) {
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
+}
 static inline __m256i narrow_bf16(F x) {
   const I bits = _mm512_castps_si512(x);
   const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

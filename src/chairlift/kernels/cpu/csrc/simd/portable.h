@@ -1,4 +1,5 @@
-// The vector layer in plain C++: vectors of eight floats, which compilers map to the instructions of the machine.
+// The vector layer in plain C++: vectors of eight floats (or CHAIRLIFT_LANES), which compilers map to the instructions of the
+// machine.
 //
 // The other headers of this folder define the same names. F is a vector of kLanes floats, I of kLanes int32, M the
 // result of a comparison. Functions that end in _n access the first n lanes only; memory beyond them is neither read
@@ -12,7 +13,11 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
+#ifdef CHAIRLIFT_LANES
+constexpr int kLanes = CHAIRLIFT_LANES;
+#else
 constexpr int kLanes = 8;
+#endif
 struct F {
   float v[kLanes];
 };
@@ -75,8 +80,12 @@ static inline F div(F a, F b) { return lanes([&](int i) { return a.v[i] / b.v[i]
 // As the x86 instructions, the result is the second operand if either is NaN.
 static inline F max(F a, F b) { return lanes([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
 static inline F min(F a, F b) { return lanes([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+#ifdef __FMA__
+static inline F fma(F a, F b, F c) { return lanes([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); }); }
+#else
 // Rounds twice, because fmaf would call the C library on machines without this instruction.
 static inline F fma(F a, F b, F c) { return lanes([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
+#endif
 static inline F sqrt(F a) { return lanes([&](int i) { return std::sqrt(a.v[i]); }); }
 static inline F neg(F a) { return lanes([&](int i) { return -a.v[i]; }); }
 static inline F abs(F a) { return lanes([&](int i) { return std::fabs(a.v[i]); }); }
@@ -106,13 +115,14 @@ static inline float reduce_max(F x) {
   return x.v[0];
 }
 
-// Lane i of the result is op over the lanes of x[i].
+// Lane i of the result is op over the lanes of x[i], in the order of the other vector layers: pairs within 128 bits, then
+// across.
 template <typename Op>
 static inline F reduce_each(const F (&x)[kLanes], Op op) {
   return lanes([&](int i) {
     F all = x[i];
-    for (int half = kLanes / 2; half; half /= 2)
-      all = op(all, lanes([&](int j) { return all.v[(j + half) % kLanes]; }));
+    for (const int distance : {2, 1, 4, 8})
+      if (distance < kLanes) all = op(all, lanes([&](int j) { return all.v[(j + distance) % kLanes]; }));
     return all.v[0];
   });
 }
@@ -127,6 +137,10 @@ static inline F even_bf16(I x) {
 }
 static inline F odd_bf16(I x) {
   return lanes([&](int i) { return bits_to_float(static_cast<uint32_t>(x.v[i]) & 0xffff0000); });
+}
+// Pairs of values that are exact in bfloat16.
+static inline I pair_bf16(F even, F odd) {
+  return ilanes([&](int i) { return static_cast<int32_t>(float_to_bits(even.v[i]) >> 16 | float_to_bits(odd.v[i])); });
 }
 // Rounds to nearest, ties to even; NaN stays NaN.
 static inline void store_bf16_n(uint16_t* p, F x, int n) {

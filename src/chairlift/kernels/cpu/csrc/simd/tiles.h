@@ -6,22 +6,31 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "simd/tile_products.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
 
+// Tiles 4 and 5 are left operands and 6 and 7 right ones where operands are smaller than a tile.
+constexpr int kFirstRightTile = 6;
+constexpr bool is_left(int tile) { return tile == 4 || tile == 5; }
+
 #ifdef CHAIRLIFT_EMULATED_TILES
 
-// Plain loops, for tests on CPUs without AMX.
+// Plain loops, for tests on CPUs without AMX. A use of tiles that are not configured ends the process.
 struct Tiles {
-  static void configure() {}
-  static void release() {}
+  static void configure(int operand_bytes = kTileRowBytes) { state().operand_bytes = operand_bytes; }
+  static void release() { configure(0); }
   template <int kTile>
   static void zero() { std::memset(of(kTile), 0, kTileBytes); }
   template <int kTile>
-  static void load(const void* p) { std::memcpy(of(kTile), p, kTileBytes); }
+  static void load(const void* p, int64_t stride = kTileRowBytes) {
+    for (int m = 0; m < num_rows(kTile); ++m)
+      std::memcpy(of(kTile) + m * kTileRowBytes, static_cast<const uint8_t*>(p) + m * stride,
+                  static_cast<size_t>(row_bytes(kTile)));
+  }
   template <int kTile>
   static void store(void* p, int64_t stride = kTileRowBytes) {
     for (int m = 0; m < kTileRows; ++m)
@@ -36,7 +45,7 @@ struct Tiles {
     for (int m = 0; m < kTileRows; ++m) {
       int32_t sums[16];
       std::memcpy(sums, of(kC) + m * kTileRowBytes, kTileRowBytes);
-      for (int k = 0; k < kTileRowBytes; ++k)
+      for (int k = 0; k < row_bytes(kA); ++k)
         for (int n = 0; n < 16; ++n) sums[n] += a[m * kTileRowBytes + k] * b[k / 4 * kTileRowBytes + n * 4 + k % 4];
       std::memcpy(of(kC) + m * kTileRowBytes, sums, kTileRowBytes);
     }
@@ -65,10 +74,20 @@ struct Tiles {
   }
 
  private:
-  static uint8_t* of(int tile) {
-    alignas(64) thread_local uint8_t registers[8][kTileBytes];
-    return registers[tile];
+  struct State {
+    alignas(64) uint8_t registers[8][kTileBytes];
+    int operand_bytes = 0;
+  };
+  static State& state() {
+    thread_local State state;
+    return state;
   }
+  static uint8_t* of(int tile) {
+    if (state().operand_bytes == 0) std::abort();
+    return state().registers[tile];
+  }
+  static int num_rows(int tile) { return tile < kFirstRightTile ? kTileRows : state().operand_bytes / 4; }
+  static int row_bytes(int tile) { return is_left(tile) ? state().operand_bytes : kTileRowBytes; }
   static float flush(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
   static float bf16(int tile, int row, int column) {
     uint16_t half;
@@ -85,16 +104,17 @@ struct Tiles {
 // Assembly instead of intrinsics, because those of GCC 12 do not tell the compiler that they access memory: it may move
 // or drop the stores before them.
 struct Tiles {
-  // All tiles have their full size. Other threads need their own configuration.
-  static void configure() {
+  // Sums are full tiles. operand_bytes: the bytes of a row of a left operand, a multiple of 4. Other threads need their own
+  // configuration.
+  static void configure(int operand_bytes = kTileRowBytes) {
     struct alignas(64) Config {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } config;
     for (int tile = 0; tile < 8; ++tile) {
-      config.row_bytes[tile] = kTileRowBytes;
-      config.rows[tile] = kTileRows;
+      config.row_bytes[tile] = static_cast<uint16_t>(is_left(tile) ? operand_bytes : kTileRowBytes);
+      config.rows[tile] = static_cast<uint8_t>(tile < kFirstRightTile ? kTileRows : operand_bytes / 4);
     }
     __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
   }
@@ -102,8 +122,8 @@ struct Tiles {
   template <int kTile>
   static void zero() { __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile)); }
   template <int kTile>
-  static void load(const void* p) {
-    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(p), "r"(int64_t{kTileRowBytes}) : "memory");
+  static void load(const void* p, int64_t stride = kTileRowBytes) {
+    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(p), "r"(stride) : "memory");
   }
   template <int kTile>
   static void store(void* p, int64_t stride = kTileRowBytes) {

@@ -3,9 +3,12 @@
 #include <memory>
 
 #include "linear/ggml_blocks.h"
+#include "linear/linear.h"
+#include "linear/outlier_channels.h"
+#include "linear/tile_blocking.h"
+#include "runtime/caches.h"
 #include "runtime/halves.h"
 #include "runtime/isa.h"
-#include "linear/linear.h"
 #include "runtime/pool.h"
 #include "tests/check.h"
 
@@ -194,6 +197,10 @@ void check_case(const Case& c, Random& random) {
 
   std::vector<float> x = random.normals(c.rows * c.width());
   for (int64_t i = 0; i < c.rows * c.width() / 20; ++i) x[static_cast<size_t>(random.below(c.rows * c.width()))] *= 30;
+  for (int64_t i = 0; i < c.width() / 40; ++i) {
+    const int64_t channel = random.below(c.width());
+    for (int64_t row = 0; row < c.rows; ++row) x[static_cast<size_t>(row * c.width() + channel)] *= 20;
+  }
   const std::vector<float> before = random.normals(c.rows * c.outputs);
   const std::vector<float> out = run(linear, c, x, before);
   for (int64_t row = 0; row < c.rows; ++row) {
@@ -226,6 +233,55 @@ void check_products(Random& random) {
       }
     }
   }
+}
+
+// Many rows, in small caches, so that tiles are multiplied in several parts of rows and inputs.
+void check_many_rows(Random& random) {
+  for (const CacheSizes caches : {CacheSizes{4 << 10, 64 << 10}, CacheSizes{24 << 10, 256 << 10}, CacheSizes{48 << 10, 2 << 20}}) {
+    set_cache_sizes(caches);
+    for (const WeightFormat format : {WeightFormat::int8, WeightFormat::bf16, WeightFormat::q4_0})
+      for (const int64_t num_rows : {97, 150})
+        check_case({format, Prologue::rms_norm, num_rows, 300 + 300 * random.below(2), 40, true, false}, random);
+  }
+  set_cache_sizes({});
+}
+
+// The orders of loops that were measured on a CPU with these caches.
+void check_blocking() {
+  const auto has = [](int64_t num_tiles, int64_t input_tiles, int64_t row_blocks) {
+    const TileBlocking found = tile_blocking(num_tiles, {48 << 10, 2 << 20});
+    return found.input_tiles == input_tiles && found.row_blocks == row_blocks;
+  };
+  CHECK(has(2048 / 64, 8, 8));
+  CHECK(has(8192 / 64, 128, 4));
+  CHECK(has(2048 / 32, 8, 8));
+  CHECK(has(8192 / 32, 8, 16));
+}
+
+// Rows whose inputs 8, 9 and 11 are outliers, and one of the others in each row.
+void check_outlier_channels() {
+  constexpr int64_t kInputs = 96, kRows = 200, kInts = outlier_list_ints(kInputs);
+  std::vector<int32_t> lists(kRows * kInts), counts(kInputs);
+  for (int64_t row = 0; row < kRows; ++row) {
+    OutlierList list = {0, lists.data() + row * kInts + 1, nullptr};
+    list.values = reinterpret_cast<uint32_t*>(list.entries + max_row_outliers(kInputs));
+    list.append(2, 0x05000201);
+    list.append(3 + row % 21, 0x00070000);
+    lists[static_cast<size_t>(row * kInts)] = list.count;
+  }
+  OutlierChannels chosen;
+  std::vector<uint8_t> places(kInputs);
+  choose_outlier_channels(lists.data(), kRows, kInputs, counts.data(), chosen, places.data());
+  CHECK(chosen.count == 3 + 21 && places[8] == 0 && places[9] == 1 && places[10] == OutlierChannels::kNone && places[11] == 2);
+  places[14] = OutlierChannels::kNone;
+  int8_t dense[OutlierChannels::kMost];
+  move_to_dense(places.data(), kInputs, lists.data(), dense);
+  CHECK(dense[0] == 1 && dense[1] == 2 && dense[2] == 5 && dense[3] == 0);
+  const StoredOutliers left(lists.data(), kInputs);
+  CHECK(left.count == 1 && left.entries[0] == 3 && left.values[0] == 0x00070000);
+  // Few rows do not pay for the gathering of weights.
+  choose_outlier_channels(lists.data(), 8, kInputs, counts.data(), chosen, places.data());
+  CHECK(chosen.count == 0);
 }
 
 // A row of a file in the format, with scales of normal size, and its values.
@@ -310,7 +366,10 @@ void check_packing(Random& random) {
 
 void test_linear() {
   Random random(1);
+  check_blocking();
+  check_outlier_channels();
   check_packing(random);
+  check_many_rows(random);
   check_products(random);
 }
 
