@@ -24,6 +24,8 @@ struct Linear::Call {
   int64_t out_stride;
   bool add;
   const int32_t* row_ids;
+  const Linear* fed = nullptr;  // the layer whose gated prologue is computed with the outputs, or null
+  bool has_prologue = true;     // whether rows are given to the prologue of this layer
 };
 
 namespace {
@@ -231,7 +233,8 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   const ActivationBlock to = activations.block(first / kernel.block_rows);
   auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
   const std::vector<int32_t>& order = parts_[0]->input_order();
-  const PrologueArgs args = prologue_args();
+  PrologueArgs args = prologue_args();
+  if (!call.has_prologue) args.kind = Prologue::none;
   const PrepareScratch scratch(memory, padded);
   const bool is_partial = first + kRowsAtOnce > call.rows;
   if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes) {
@@ -384,6 +387,17 @@ Linear::Stripes Linear::stripes_of(int64_t index) const {
   return {};
 }
 
+// Tile `index` of the stripes of the gate, and the stripes of the same outputs of up.
+Linear::Stripes Linear::gate_of(int64_t index) const {
+  const int64_t at_once = kernel_of(*parts_[0]).tile_stripes;
+  return {parts_[0].get(), index * at_once, std::min((index + 1) * at_once, out_features() / 2 / kStripe), 0};
+}
+
+Linear::Stripes Linear::up_of(const Stripes& gate) const {
+  const int64_t inner = out_features() / 2, before = parts_.size() == 1 ? inner / kStripe : 0;
+  return {parts_.back().get(), before + gate.first, before + gate.end, before ? 0 : inner};
+}
+
 // The weights that a thread multiplies first, where all rows are in one tile.
 Linear::PrefetchRange Linear::first_weights(int64_t range, int64_t num_ranges) const {
   return stripes_of(num_stripe_tiles() * range / num_ranges).weights();
@@ -394,9 +408,11 @@ Linear::PrefetchRange Linear::first_weights(int64_t range, int64_t num_ranges) c
 struct Linear::Tiling {
   static constexpr int64_t kActivationBytes = 256 << 10;
 
-  Tiling(const Linear& linear, const Activations& activations)
-      : blocks_at_once(even_part(activations.num_blocks, most_blocks(activations))),
-        stripe_tiles(linear.num_stripe_tiles()),
+  Tiling(const Linear& linear, const Activations& activations, bool is_gate)
+      : is_gate(is_gate),
+        blocks_at_once(even_part(activations.num_blocks, most_blocks(activations))),
+        stripe_tiles(is_gate ? divide_up(linear.out_features() / 2, activations.kernel.tile_stripes * kStripe)
+                             : linear.num_stripe_tiles()),
         num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
 
   static int64_t most_blocks(const Activations& activations) {
@@ -411,9 +427,11 @@ struct Linear::Tiling {
   // The weights of the tile that follows, or none if it has the first stripes again.
   PrefetchRange weights_after(const Linear& linear, int64_t tile) const {
     const int64_t next = (tile + 1) % stripe_tiles;
-    return next ? linear.stripes_of(next).weights() : PrefetchRange{};
+    if (next == 0) return {};
+    return (is_gate ? linear.gate_of(next) : linear.stripes_of(next)).weights();
   }
 
+  bool is_gate;  // whether tiles have stripes of the gate, which is the first half of the outputs
   int64_t blocks_at_once, stripe_tiles, num_tiles;
 };
 
@@ -451,54 +469,113 @@ struct TileStripes {
 
 }  // namespace
 
-// Computes a tile, and prefetches the weights that its thread multiplies next, a share with each block. Reading and
-// computing overlap, so that a product takes the longer of the two times and not their sum.
-void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
-                      const PrefetchRange& next, uint8_t* memory) const {
-  const Stripes stripes = stripes_of(tile % tiling.stripe_tiles);
+// Stripes that are multiplied with some blocks of rows.
+struct Linear::Product {
+  Stripes stripes;
+  PrefetchRange next;  // prefetched meanwhile
+  float* out;          // the output of the first block and stripe
+  int64_t out_stride, num_columns, num_rows;
+  bool add;
+};
+
+// Computes a tile of outputs, and prefetches the weights that its thread multiplies next, a share with each task. Reading
+// and computing overlap, so that a product takes the longer of the two times and not their sum.
+void Linear::multiply_stripes(const Product& product, const Activations& activations, int64_t first_block,
+                              int64_t last_block, uint8_t* memory) const {
+  const Stripes& stripes = product.stripes;
+  const PrefetchRange& next = product.next;
   const PackedMatrix& matrix = *stripes.matrix;
   const int64_t count = stripes.end - stripes.first, block_rows = activations.kernel.block_rows;
-  const int64_t first_block = tiling.first_block(tile);
-  const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
   const int64_t at_once = std::min<int64_t>(activations.kernel.max_blocks, last_block - first_block);
   const int64_t share = round_up(divide_up(next.num_bytes, divide_up(last_block - first_block, at_once)), 64);
   const int64_t ahead_step = round_up(divide_up(share, at_once * matrix.padded_inputs() / kGroup), 64);
   const int64_t step = count < activations.kernel.tile_stripes ? 1 : count;
   ActivationBlock blocks[kMaxTiledBlocks];
-  for (int64_t stripe = stripes.first; stripe < stripes.end; stripe += step) {
+  for (int64_t stripe = stripes.first, column = 0; stripe < stripes.end; stripe += step, column += step * kStripe) {
     const TileStripes weights(matrix, stripe, step, last_block - first_block, memory);
-    const int64_t column = stripe * kStripe, columns = std::min(step * kStripe, matrix.out_features() - column);
-    const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + column;
+    const int64_t columns = std::min(step * kStripe, product.num_columns - column);
+    const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + stripe * kStripe;
     for (int64_t block = first_block, ahead = 0; block < last_block; block += at_once, ahead += share) {
       const int64_t num_blocks = std::min(at_once, last_block - block);
       for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = activations.block(block + i);
-      const int64_t row = block * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
-      float* const out = call.out + row * call.out_stride + stripes.first_column + column;
+      const int64_t row = (block - first_block) * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
       weights.multiply({weights.at, weights.stripe_bytes, static_cast<int>(step),
                         next.at + std::min(ahead, next.num_bytes), std::min(share, left), ahead_step,
                         matrix.padded_inputs(), blocks, static_cast<int>(num_blocks),
-                        static_cast<int>(std::min(num_blocks * block_rows, call.rows - row)), bias, out,
-                        call.out_stride, static_cast<int>(columns), call.add});
+                        static_cast<int>(std::min(num_blocks * block_rows, product.num_rows - row)), bias,
+                        product.out + row * product.out_stride + column, product.out_stride, static_cast<int>(columns),
+                        product.add});
     }
   }
 }
 
-// A few rows are prepared by every thread separately, because waiting for another thread would take as long. More rows
-// are divided among the threads, in memory of the calling thread.
+// Computes a tile of the call. If a gated prologue follows, the outputs of gate and up are next to each other in `outputs`.
+void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
+                      const PrefetchRange& next, uint8_t* memory, float* outputs) const {
+  const int64_t first_block = tiling.first_block(tile), first_row = first_block * activations.kernel.block_rows;
+  const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
+  const int64_t num_rows = std::min(last_block * activations.kernel.block_rows, call.rows) - first_row;
+  const int64_t index = tile % tiling.stripe_tiles;
+  const Stripes stripes = call.fed ? gate_of(index) : stripes_of(index);
+  const int64_t column = stripes.first * kStripe, columns = (stripes.end - stripes.first) * kStripe;
+  float* const out = call.out + first_row * call.out_stride + stripes.first_column + column;
+  if (!call.fed) {
+    const int64_t left = stripes.matrix->out_features() - column;
+    return multiply_stripes({stripes, next, out, call.out_stride, std::min(columns, left), num_rows, call.add},
+                            activations, first_block, last_block, memory);
+  }
+  const int64_t width = 2 * columns;
+  const Stripes up = up_of(stripes);
+  multiply_stripes({stripes, up.weights(), outputs, width, columns, num_rows, false}, activations, first_block, last_block,
+                   memory);
+  multiply_stripes({up, next, outputs + columns, width, columns, num_rows, false}, activations, first_block, last_block,
+                   memory);
+  const PrologueArgs args = call.fed->prologue_args();
+  for (int64_t row = 0; row < num_rows; ++row)
+    activations.tiles.prologue(args, outputs + row * width, outputs + std::min(row + 1, num_rows - 1) * width, columns,
+                               out + row * call.out_stride);
+}
+
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
                         const Linear* next, const int32_t* row_ids) const {
+  run({x, x_stride, rows, out, out_stride, add, row_ids}, next);
+}
+
+bool Linear::can_feed(const Linear& down) const {
+  const int64_t inner = out_features() / 2;
+  return is_gated(down.prologue_) && inner == down.in_features() && inner % kStripe == 0 &&
+         (parts_.size() == 1 || (parts_.size() == 2 && parts_[0]->out_features() == inner));
+}
+
+void Linear::feed(const Linear& down, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
+                  const int32_t* row_ids) const {
+  if (!can_feed(down)) throw std::invalid_argument("the outputs must be gate and up of the gated prologue of `down`");
+  run({x, x_stride, rows, out, out_stride, false, row_ids, &down}, &down);
+}
+
+void Linear::finish(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
+                    const Linear* next) const {
+  run({x, x_stride, rows, out, out_stride, add, nullptr, nullptr, false}, next);
+}
+
+// A few rows are prepared by every thread separately, because waiting for another thread would take as long. More rows
+// are divided among the threads, in memory of the calling thread.
+void Linear::run(const Call& call, const Linear* next) const {
   thread_local ReusableMemory shared;
+  const int64_t rows = call.rows;
   if (rows <= 0) return;
-  const Call call = {x, x_stride, rows, out, out_stride, add, row_ids};
   const Activations layout(*this, rows);
-  const Tiling tiling(*this, layout);
+  const Tiling tiling(*this, layout, call.fed != nullptr);
   const bool is_shared = rows > kRowsAtOnce;
   auto* const memory = is_shared ? static_cast<uint8_t*>(shared.get(layout.num_bytes())) : nullptr;
   const size_t prepare_bytes = PrepareScratch::num_bytes(layout.padded_inputs);
   size_t tile_bytes = 0;
   for (const auto& part : parts_)
     tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, tiling.blocks_at_once));
-  const size_t scratch_bytes = prepare_bytes + (is_shared ? tile_bytes : layout.num_bytes());
+  const size_t activation_bytes = is_shared ? 0 : static_cast<size_t>(round_up(static_cast<int64_t>(layout.num_bytes()), 64));
+  const int64_t output_rows = tiling.blocks_at_once * layout.kernel.block_rows;
+  const size_t output_bytes = call.fed ? static_cast<size_t>(output_rows * layout.kernel.tile_stripes * kStripe * 8) : 0;
+  const size_t scratch_bytes = prepare_bytes + activation_bytes + tile_bytes + output_bytes;
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
   const bool has_channels = is_shared && layout.is_tiled();
@@ -521,7 +598,8 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
     tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
       PrefetchRange ahead = is_last ? PrefetchRange{} : tiling.weights_after(*this, tile);
       if (is_last && next) ahead = next->first_weights(its_range, tiles.count());
-      multiply(call, activations, tiling, tile, ahead, is_shared ? scratch + prepare_bytes : nullptr);
+      uint8_t* const tile_memory = scratch + prepare_bytes + activation_bytes;
+      multiply(call, activations, tiling, tile, ahead, tile_memory, reinterpret_cast<float*>(tile_memory + tile_bytes));
     });
     if (layout.kernel.end) layout.kernel.end();
   });

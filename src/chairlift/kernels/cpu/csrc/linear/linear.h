@@ -33,9 +33,20 @@ class Linear {
   void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
                   const Linear* next = nullptr, const int32_t* row_ids = nullptr) const;
 
+  // Whether `feed` can compute the gated prologue of `down` with the outputs: gate and up have whole stripes.
+  bool can_feed(const Linear& down) const;
+  // Computes the input of the product of `down`, whose prologue is gated: out [rows, out_features / 2]. The outputs of
+  // gate and up remain in the caches; the bits are those of a prologue of their rows.
+  void feed(const Linear& down, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
+            const int32_t* row_ids = nullptr) const;
+  // The layer without its gated prologue, for the rows [rows, in_features] of `feed`.
+  void finish(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
+              const Linear* next = nullptr) const;
+
  private:
   struct Activations;
   struct Call;
+  struct Product;
   struct Stripes;
   struct Tiling;
   struct PrefetchRange;
@@ -45,9 +56,14 @@ class Linear {
   void choose_channels(const Call& call, const Activations& activations, uint8_t* scratch) const;
   void move_to_channels(const Call& call, const Activations& activations, int64_t block) const;
   void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
-                const PrefetchRange& next, uint8_t* scratch) const;
+                const PrefetchRange& next, uint8_t* scratch, float* outputs) const;
+  void multiply_stripes(const Product& product, const Activations& activations, int64_t first_block, int64_t last_block,
+                        uint8_t* scratch) const;
+  void run(const Call& call, const Linear* next) const;
   int64_t num_stripe_tiles() const;
   Stripes stripes_of(int64_t index) const;
+  Stripes gate_of(int64_t index) const;
+  Stripes up_of(const Stripes& gate) const;
   PrefetchRange first_weights(int64_t range, int64_t num_ranges) const;
 
   std::vector<std::shared_ptr<const PackedMatrix>> parts_;

@@ -147,8 +147,13 @@ void Mixture::operator()(const float* x, int64_t x_stride, int64_t rows, float* 
     const int64_t count = groups.num_rows(expert), first = groups.first[expert];
     if (count == 0) continue;
     const Expert& layers = experts_[static_cast<size_t>(expert)];
-    (*layers.up)(x, x_stride, count, inner, inner_size_, false, layers.down.get(), groups.rows + first);
-    (*layers.down)(inner, inner_size_, count, outer, size, false, next_layer(groups, expert));
+    if (layers.up->can_feed(*layers.down)) {
+      layers.up->feed(*layers.down, x, x_stride, count, inner, inner_size_, groups.rows + first);
+      layers.down->finish(inner, inner_size_, count, outer, size, false, next_layer(groups, expert));
+    } else {
+      (*layers.up)(x, x_stride, count, inner, inner_size_, false, layers.down.get(), groups.rows + first);
+      (*layers.down)(inner, inner_size_, count, outer, size, false, next_layer(groups, expert));
+    }
     each_row(count, [&](int64_t row) {
       const PrologueArgs none = {Prologue::none, nullptr, nullptr, 0};
       isa().linear.add_branch({none, none, groups.weights[first + row]}, outer + row * size, size,

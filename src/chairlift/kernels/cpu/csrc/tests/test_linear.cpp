@@ -235,6 +235,48 @@ void check_products(Random& random) {
   }
 }
 
+std::shared_ptr<PackedMatrix> random_matrix(WeightFormat format, int64_t outputs, int64_t inputs, Random& random) {
+  auto matrix = std::make_shared<PackedMatrix>(format, outputs, inputs);
+  const int64_t row_bytes = matrix->source_row_bytes();
+  if (is_grouped(format) && !can_round(format))
+    matrix->pack_blocks(0, outputs, random_blocks(format, outputs * row_bytes, random).data(), row_bytes);
+  else
+    matrix->pack_floats(0, outputs, random.normals(outputs * inputs).data(), inputs);
+  return matrix;
+}
+
+// Checks that a gated prologue gives the same bits with the outputs of the layer before as with their rows.
+void check_feed(WeightFormat format, Prologue gate, int64_t num_rows, bool has_parts, Random& random) {
+  constexpr int64_t kInputs = 256, kInner = 256, kOutputs = 33;
+  subject() = std::string("feed ") + name_of(format) + ", gate " + std::to_string(static_cast<int>(gate)) + ", rows " +
+              std::to_string(num_rows) + (has_parts ? ", two parts" : "");
+  std::vector<std::shared_ptr<const PackedMatrix>> parts = {
+      random_matrix(format, has_parts ? kInner : 2 * kInner, kInputs, random)};
+  if (has_parts) parts.push_back(random_matrix(is_grouped(format) ? WeightFormat::q8_0 : format, kInner, kInputs, random));
+  const Linear up(parts, random.normals(2 * kInner), Prologue::rms_norm, random.normals(kInputs), {}, 1e-5f);
+  const Linear down({random_matrix(format, kOutputs, kInner, random)}, {}, gate, {}, {}, 0);
+  CHECK(up.can_feed(down));
+  const std::vector<float> x = random.normals(num_rows * kInputs);
+  std::vector<float> rows(static_cast<size_t>(num_rows * 2 * kInner)), fed(rows.size() / 2);
+  std::vector<float> expected(static_cast<size_t>(num_rows * kOutputs)), out(expected.size());
+  up(x.data(), kInputs, num_rows, rows.data(), 2 * kInner, false);
+  down(rows.data(), 2 * kInner, num_rows, expected.data(), kOutputs, false);
+  up.feed(down, x.data(), kInputs, num_rows, fed.data(), kInner);
+  down.finish(fed.data(), kInner, num_rows, out.data(), kOutputs, false);
+  CHECK(same_bits(out.data(), expected.data(), num_rows * kOutputs));
+}
+
+void check_feeds(Random& random) {
+  for (const WeightFormat format : {WeightFormat::q4_k, WeightFormat::q4_0, WeightFormat::int8, WeightFormat::bf16, WeightFormat::f32})
+    for (const int64_t num_rows : {1, 3, 4, 7, 40, 150})
+      for (const bool has_parts : {false, true})
+        check_feed(format, random.among<Prologue>({Prologue::silu_and_mul, Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul}),
+                   num_rows, has_parts, random);
+  const Linear odd({random_matrix(WeightFormat::f32, 40, 8, random)}, {}, Prologue::none, {}, {}, 0);
+  const Linear gated({random_matrix(WeightFormat::f32, 8, 20, random)}, {}, Prologue::silu_and_mul, {}, {}, 0);
+  CHECK(!odd.can_feed(gated));  // 20 outputs of the gate are not whole stripes
+}
+
 // Many rows, in small caches, so that tiles are multiplied in several parts of rows and inputs.
 void check_many_rows(Random& random) {
   for (const CacheSizes caches : {CacheSizes{4 << 10, 64 << 10}, CacheSizes{24 << 10, 256 << 10}, CacheSizes{48 << 10, 2 << 20}}) {
@@ -370,6 +412,7 @@ void test_linear() {
   check_outlier_channels();
   check_packing(random);
   check_many_rows(random);
+  check_feeds(random);
   check_products(random);
 }
 
