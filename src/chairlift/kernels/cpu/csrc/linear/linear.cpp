@@ -30,13 +30,11 @@ struct Linear::Call {
 
 namespace {
 
-const ProductKernel& kernel_of(const PackedMatrix& matrix) {
-  return isa().linear.products[static_cast<int>(matrix.format())];
-}
-
-// The number of tiles that contain outputs.
-int64_t num_tiles_of(const PackedMatrix& matrix) {
-  return divide_up(matrix.out_features(), kernel_of(matrix).tile_stripes * kStripe);
+const ProductKernel& kernel_of(const PackedMatrix& matrix, int64_t rows) {
+  const LinearTiles& tiles = isa().linear;
+  const auto format = static_cast<int>(matrix.format());
+  const bool has_many = rows >= kMinManyRows && tiles.of_many_rows[format].block_rows;
+  return has_many ? tiles.of_many_rows[format] : tiles.products[format];
 }
 
 }  // namespace
@@ -47,9 +45,10 @@ int64_t num_tiles_of(const PackedMatrix& matrix) {
 struct Linear::Activations {
   Activations(const Linear& linear, int64_t rows)
       : tiles(isa().linear),
-        kernel(kernel_of(*linear.parts_[0])),
+        kernel(kernel_of(*linear.parts_[0], rows)),
         is_integer(chairlift::is_integer(linear.parts_[0]->format())),
         has_row_scale(chairlift::has_row_scale(linear.parts_[0]->format())),
+        rows(rows),
         padded_inputs(linear.parts_[0]->padded_inputs()),
         num_blocks(divide_up(rows, kernel.block_rows)) {
     const int64_t tile_inputs = kernel.layout == ActivationLayout::byte_tiles ? 64 : 1;
@@ -63,7 +62,7 @@ struct Linear::Activations {
     block_bytes = round_up(values_bytes + 3 * scales_bytes + halves_bytes, 64);
     if (!is_integer) return;
     list_bytes = 4 * outlier_list_ints(padded_inputs);
-    if (is_tiled()) {
+    if (has_channels()) {
       outlier_bytes = kernel.block_rows * OutlierChannels::kMost;
       channel_bytes = static_cast<int64_t>(sizeof(OutlierChannels)) + padded_inputs;
       return;
@@ -97,15 +96,16 @@ struct Linear::Activations {
                              outliers + 16,
                              outliers + 16 + max_outliers,
                              row_outliers(index * kernel.block_rows)};
-    if (!is_tiled()) return block;
+    if (!has_channels()) return block;
     block.num_outliers = &channels()->count;
     block.outliers = channels()->inputs;
     block.outlier_values = outliers;
     return block;
   }
 
-  // Whether outliers remain in the lists of the rows, except at chosen inputs.
   bool is_tiled() const { return kernel.layout == ActivationLayout::byte_tiles; }
+  // Whether outliers remain in the lists of the rows, except at chosen inputs.
+  bool has_channels() const { return is_tiled() && has_row_scale; }
 
   OutlierChannels* channels() const {
     return reinterpret_cast<OutlierChannels*>(row_outliers(num_blocks * kernel.block_rows));
@@ -120,7 +120,7 @@ struct Linear::Activations {
   const LinearTiles& tiles;
   const ProductKernel& kernel;
   bool is_integer, has_row_scale;
-  int64_t padded_inputs, num_blocks, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
+  int64_t rows, padded_inputs, num_blocks, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
   int64_t num_entries = 0, max_outliers = 0, outlier_bytes = 0, list_bytes = 0, channel_bytes = 0;
   uint8_t* data = nullptr;
 };
@@ -368,17 +368,18 @@ struct Linear::Stripes {
   int64_t first_column;  // the output of the first stripe of the part
 };
 
-int64_t Linear::num_stripe_tiles() const {
+// The number of tiles of `at_once` stripes that contain outputs.
+int64_t Linear::num_stripe_tiles(int64_t at_once) const {
   int64_t tiles = 0;
-  for (const auto& part : parts_) tiles += num_tiles_of(*part);
+  for (const auto& part : parts_) tiles += divide_up(part->out_features(), at_once * kStripe);
   return tiles;
 }
 
 // Tile `index` of the stripes of all parts.
-Linear::Stripes Linear::stripes_of(int64_t index) const {
+Linear::Stripes Linear::stripes_of(int64_t index, int64_t at_once) const {
   int64_t column = 0;
   for (const auto& part : parts_) {
-    const int64_t at_once = kernel_of(*part).tile_stripes, tiles = num_tiles_of(*part);
+    const int64_t tiles = divide_up(part->out_features(), at_once * kStripe);
     if (index < tiles)
       return {part.get(), index * at_once, std::min((index + 1) * at_once, part->num_stripes()), column};
     index -= tiles;
@@ -388,8 +389,7 @@ Linear::Stripes Linear::stripes_of(int64_t index) const {
 }
 
 // Tile `index` of the stripes of the gate, and the stripes of the same outputs of up.
-Linear::Stripes Linear::gate_of(int64_t index) const {
-  const int64_t at_once = kernel_of(*parts_[0]).tile_stripes;
+Linear::Stripes Linear::gate_of(int64_t index, int64_t at_once) const {
   return {parts_[0].get(), index * at_once, std::min((index + 1) * at_once, out_features() / 2 / kStripe), 0};
 }
 
@@ -399,8 +399,9 @@ Linear::Stripes Linear::up_of(const Stripes& gate) const {
 }
 
 // The weights that a thread multiplies first, where all rows are in one tile.
-Linear::PrefetchRange Linear::first_weights(int64_t range, int64_t num_ranges) const {
-  return stripes_of(num_stripe_tiles() * range / num_ranges).weights();
+Linear::PrefetchRange Linear::first_weights(int64_t rows, int64_t range, int64_t num_ranges) const {
+  const int64_t at_once = kernel_of(*parts_[0], rows).tile_stripes;
+  return stripes_of(num_stripe_tiles(at_once) * range / num_ranges, at_once).weights();
 }
 
 // The tiles of a product: as many stripes as the kernel computes at once, times as many blocks of rows as share their
@@ -410,9 +411,9 @@ struct Linear::Tiling {
 
   Tiling(const Linear& linear, const Activations& activations, bool is_gate)
       : is_gate(is_gate),
+        at_once(activations.kernel.tile_stripes),
         blocks_at_once(even_part(activations.num_blocks, most_blocks(activations))),
-        stripe_tiles(is_gate ? divide_up(linear.out_features() / 2, activations.kernel.tile_stripes * kStripe)
-                             : linear.num_stripe_tiles()),
+        stripe_tiles(is_gate ? divide_up(linear.out_features() / 2, at_once * kStripe) : linear.num_stripe_tiles(at_once)),
         num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
 
   static int64_t most_blocks(const Activations& activations) {
@@ -428,10 +429,11 @@ struct Linear::Tiling {
   PrefetchRange weights_after(const Linear& linear, int64_t tile) const {
     const int64_t next = (tile + 1) % stripe_tiles;
     if (next == 0) return {};
-    return (is_gate ? linear.gate_of(next) : linear.stripes_of(next)).weights();
+    return (is_gate ? linear.gate_of(next, at_once) : linear.stripes_of(next, at_once)).weights();
   }
 
   bool is_gate;  // whether tiles have stripes of the gate, which is the first half of the outputs
+  int64_t at_once;  // stripes of a tile
   int64_t blocks_at_once, stripe_tiles, num_tiles;
 };
 
@@ -439,10 +441,10 @@ namespace {
 
 // The stripes of a tile, unpacked to `memory` if enough blocks of rows multiply them.
 struct TileStripes {
-  TileStripes(const PackedMatrix& matrix, int64_t first, int64_t count, int64_t num_blocks, uint8_t* memory)
-      : at(matrix.stripe(first)), stripe_bytes(matrix.stripe_bytes()), multiply(kernel_of(matrix).multiply) {
-    const ProductKernel& kernel = kernel_of(matrix);
-    if (!unpacks(matrix, num_blocks)) return;
+  TileStripes(const PackedMatrix& matrix, const ProductKernel& kernel, int64_t first, int64_t count, int64_t num_blocks,
+              uint8_t* memory)
+      : at(matrix.stripe(first)), stripe_bytes(matrix.stripe_bytes()), multiply(kernel.multiply) {
+    if (!unpacks(kernel, num_blocks)) return;
     stripe_bytes = group_format(matrix.format()).unpacked_bytes(matrix.padded_inputs());
     for (int64_t s = 0; s < count; ++s)
       kernel.unpack(matrix.stripe(first + s), matrix.padded_inputs(), memory + s * stripe_bytes);
@@ -450,16 +452,15 @@ struct TileStripes {
     multiply = kernel.multiply_unpacked;
   }
 
-  static bool unpacks(const PackedMatrix& matrix, int64_t num_blocks) {
-    const ProductKernel& kernel = kernel_of(matrix);
+  static bool unpacks(const ProductKernel& kernel, int64_t num_blocks) {
     return kernel.unpack && num_blocks >= kernel.min_unpacked_blocks;
   }
 
   // The bytes of `memory` for a tile of a part.
-  static size_t num_bytes(const PackedMatrix& matrix, int64_t num_blocks) {
-    if (!unpacks(matrix, num_blocks)) return 0;
+  static size_t num_bytes(const PackedMatrix& matrix, const ProductKernel& kernel, int64_t num_blocks) {
+    if (!unpacks(kernel, num_blocks)) return 0;
     const int64_t bytes = group_format(matrix.format()).unpacked_bytes(matrix.padded_inputs());
-    return static_cast<size_t>(kernel_of(matrix).tile_stripes * bytes);
+    return static_cast<size_t>(kernel.tile_stripes * bytes);
   }
 
   const uint8_t* at;
@@ -485,6 +486,7 @@ void Linear::multiply_stripes(const Product& product, const Activations& activat
   const Stripes& stripes = product.stripes;
   const PrefetchRange& next = product.next;
   const PackedMatrix& matrix = *stripes.matrix;
+  const ProductKernel& kernel = kernel_of(matrix, activations.rows);
   const int64_t count = stripes.end - stripes.first, block_rows = activations.kernel.block_rows;
   const int64_t at_once = std::min<int64_t>(activations.kernel.max_blocks, last_block - first_block);
   const int64_t share = round_up(divide_up(next.num_bytes, divide_up(last_block - first_block, at_once)), 64);
@@ -492,7 +494,7 @@ void Linear::multiply_stripes(const Product& product, const Activations& activat
   const int64_t step = count < activations.kernel.tile_stripes ? 1 : count;
   ActivationBlock blocks[kMaxTiledBlocks];
   for (int64_t stripe = stripes.first, column = 0; stripe < stripes.end; stripe += step, column += step * kStripe) {
-    const TileStripes weights(matrix, stripe, step, last_block - first_block, memory);
+    const TileStripes weights(matrix, kernel, stripe, step, last_block - first_block, memory);
     const int64_t columns = std::min(step * kStripe, product.num_columns - column);
     const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + stripe * kStripe;
     for (int64_t block = first_block, ahead = 0; block < last_block; block += at_once, ahead += share) {
@@ -516,7 +518,7 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
   const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
   const int64_t num_rows = std::min(last_block * activations.kernel.block_rows, call.rows) - first_row;
   const int64_t index = tile % tiling.stripe_tiles;
-  const Stripes stripes = call.fed ? gate_of(index) : stripes_of(index);
+  const Stripes stripes = call.fed ? gate_of(index, tiling.at_once) : stripes_of(index, tiling.at_once);
   const int64_t column = stripes.first * kStripe, columns = (stripes.end - stripes.first) * kStripe;
   float* const out = call.out + first_row * call.out_stride + stripes.first_column + column;
   if (!call.fed) {
@@ -571,33 +573,36 @@ void Linear::run(const Call& call, const Linear* next) const {
   const size_t prepare_bytes = PrepareScratch::num_bytes(layout.padded_inputs);
   size_t tile_bytes = 0;
   for (const auto& part : parts_)
-    tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, tiling.blocks_at_once));
+    tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, kernel_of(*part, rows), tiling.blocks_at_once));
   const size_t activation_bytes = is_shared ? 0 : static_cast<size_t>(round_up(static_cast<int64_t>(layout.num_bytes()), 64));
   const int64_t output_rows = tiling.blocks_at_once * layout.kernel.block_rows;
   const size_t output_bytes = call.fed ? static_cast<size_t>(output_rows * layout.kernel.tile_stripes * kStripe * 8) : 0;
   const size_t scratch_bytes = prepare_bytes + activation_bytes + tile_bytes + output_bytes;
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
-  const bool has_channels = is_shared && layout.is_tiled();
-  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), choices(has_channels), moves(has_channels ? layout.num_blocks : 0);
+  const bool has_channels = is_shared && layout.has_channels();
+  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), choices(has_channels), merges(layout.is_tiled() ? layout.num_blocks : 0);
   pool.run(tiles.count(), [&](int64_t range, int worker) {
     // Allocation may throw, so it precedes the wait for other threads.
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));
     const Activations activations = layout.in(is_shared ? memory : scratch + prepare_bytes);
     const auto prepare_rows = [&](int64_t i) { prepare(call, activations, i * kRowsAtOnce, scratch); };
-    first_weights(range, tiles.count()).prefetch();
+    first_weights(rows, range, tiles.count()).prefetch();
     if (is_shared) {
       preparations.run(prepare_rows);
       choices.run([&](int64_t) { choose_channels(call, activations, scratch); });
-      moves.run([&](int64_t block) { move_to_channels(call, activations, block); });
+      merges.run([&](int64_t block) {
+        if (has_channels) move_to_channels(call, activations, block);
+        else merge_outliers(call, activations, block, scratch);
+      });
     } else {
       prepare_rows(0);
-      if (layout.is_tiled()) activations.channels()->count = 0;
+      if (layout.has_channels()) activations.channels()->count = 0;
     }
     if (layout.kernel.begin) layout.kernel.begin();
     tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
       PrefetchRange ahead = is_last ? PrefetchRange{} : tiling.weights_after(*this, tile);
-      if (is_last && next) ahead = next->first_weights(its_range, tiles.count());
+      if (is_last && next) ahead = next->first_weights(rows, its_range, tiles.count());
       uint8_t* const tile_memory = scratch + prepare_bytes + activation_bytes;
       multiply(call, activations, tiling, tile, ahead, tile_memory, reinterpret_cast<float*>(tile_memory + tile_bytes));
     });

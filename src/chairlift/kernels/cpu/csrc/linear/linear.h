@@ -60,11 +60,11 @@ class Linear {
   void multiply_stripes(const Product& product, const Activations& activations, int64_t first_block, int64_t last_block,
                         uint8_t* scratch) const;
   void run(const Call& call, const Linear* next) const;
-  int64_t num_stripe_tiles() const;
-  Stripes stripes_of(int64_t index) const;
-  Stripes gate_of(int64_t index) const;
+  int64_t num_stripe_tiles(int64_t at_once) const;
+  Stripes stripes_of(int64_t index, int64_t at_once) const;
+  Stripes gate_of(int64_t index, int64_t at_once) const;
   Stripes up_of(const Stripes& gate) const;
-  PrefetchRange first_weights(int64_t range, int64_t num_ranges) const;
+  PrefetchRange first_weights(int64_t rows, int64_t range, int64_t num_ranges) const;
 
   std::vector<std::shared_ptr<const PackedMatrix>> parts_;
   std::vector<float> bias_;

@@ -123,6 +123,24 @@ static void unpack(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpack
   }
 }
 
+// The sum of a group before its products: minus the sum of the inputs times the center of the codes.
+template <typename Weights>
+static inline I start_of_group(int32_t correction) {
+  return Weights::kCenterBits ? shift_left(iset1(correction), Weights::kCenterBits) : izero();
+}
+
+// Adds the product of a group to an output. acc: the sum of the products of codes; the other values are those of the row.
+template <typename Weights>
+static inline F add_scaled(I acc, const GroupScale& of_group, float scale, int32_t correction, float sum, F y) {
+  const F x_scale = set1(scale);
+  y = fma(mul(to_float(acc), of_group.scale), x_scale, y);
+  if constexpr (Weights::kHasMinimum) {
+    const F x_sum = Weights::kInputs == 16 ? mul(x_scale, to_float(iset1(-correction))) : set1(sum);
+    y = fma(of_group.minimum, x_sum, y);
+  }
+  return y;
+}
+
 // Adds the products of a group: quads first_quad and following of a group of 32 inputs.
 template <typename Weights, int kRows, int kStripes>
 static inline void add_group(const ActivationBlock& block, const Weights& weights, int64_t g, int first_quad,
@@ -134,7 +152,7 @@ static inline void add_group(const ActivationBlock& block, const Weights& weight
   I acc[kStripes][kRows];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
-    const I first = Weights::kCenterBits ? shift_left(iset1(correction[m]), Weights::kCenterBits) : izero();
+    const I first = start_of_group<Weights>(correction[m]);
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) acc[s][m] = first;
   }
@@ -152,24 +170,19 @@ static inline void add_group(const ActivationBlock& block, const Weights& weight
   for (int s = 0; s < kStripes; ++s) {
     const GroupScale of_group = weights.scale(s, group);
 #pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-      const F x_scale = set1(scale[m]);
-      y.of[s][m] = fma(mul(to_float(acc[s][m]), of_group.scale), x_scale, y.of[s][m]);
-      if constexpr (Weights::kHasMinimum) {
-        const F x_sum = kIsHalf ? mul(x_scale, to_float(iset1(-correction[m]))) : set1(sum[m]);
-        y.of[s][m] = fma(of_group.minimum, x_sum, y.of[s][m]);
-      }
-    }
+    for (int m = 0; m < kRows; ++m)
+      y.of[s][m] = add_scaled<Weights>(acc[s][m], of_group, scale[m], correction[m], sum[m], y.of[s][m]);
   }
 }
 
 // Adds the products of outliers. The value of a row without an outlier at this input is 0, which changes no sum if the
-// weights are finite.
-template <typename Weights, int kRows, int kStripes>
-static inline void add_outliers(const ActivationBlock& block, const Weights& weights, Sums<kRows, kStripes>& y) {
+// weights are finite. first: the first row of a block of kBlock rows.
+template <typename Weights, int kBlock = kBlockRows, int kRows, int kStripes>
+static inline void add_outliers(const ActivationBlock& block, const Weights& weights, Sums<kRows, kStripes>& y,
+                                int first = 0) {
   constexpr auto kCenter = static_cast<float>(Weights::kCenterBits ? 1 << Weights::kCenterBits : 0);
-  const float* values = static_cast<const float*>(block.outlier_values);
-  for (int32_t i = 0; i < *block.num_outliers; ++i, values += kBlockRows) {
+  const float* values = static_cast<const float*>(block.outlier_values) + first;
+  for (int32_t i = 0; i < *block.num_outliers; ++i, values += kBlock) {
     const auto input = static_cast<uint32_t>(block.outliers[i]);
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) {

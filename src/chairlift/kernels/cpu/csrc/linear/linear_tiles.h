@@ -47,7 +47,7 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 //   int8      entries are quads of four inputs, values [entries][block rows][4] int8. Activation / scale is an integer
 //             of up to 15 bits, of which these are the multiples of 128, and `values` has the rest
 //
-// In the layout `byte_tiles` entries of int8 are inputs that are outliers in many rows of the step, at most one tile of
+// In the layout `byte_tiles`, entries of int8 are inputs that are outliers in many rows of the step, at most one tile of
 // them, values [block rows][64] int8; all other outliers are in the lists of their rows (see OutlierList).
 enum class ActivationLayout { bytes, byte_tiles, floats, bf16_pairs, bf16_tiles };
 
@@ -163,7 +163,7 @@ struct ProductKernel {
   // Copies a row of floats to the values of a block; null where the layout has bytes.
   void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target) = nullptr;
   // The same product from unpacked stripes, for tiles of at least min_unpacked_blocks blocks of rows. Null if stripes of
-  // this format are never unpacked.
+  // this format are never unpacked; `multiply` is null if they always are.
   int min_unpacked_blocks = 0;
   void (*unpack)(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) = nullptr;
   void (*multiply_unpacked)(const StripeTask& task) = nullptr;
@@ -173,6 +173,9 @@ struct ProductKernel {
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
 };
+
+// The rows of a call from which products of grouped weights use `of_many_rows`.
+constexpr int kMinManyRows = 16;
 
 struct LinearTiles {
   ProductKernel products[kNumWeightFormats];
@@ -186,6 +189,8 @@ struct LinearTiles {
   void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   // Copies the steps of the rows of a block, padded_inputs apart, to its values in the layout `bytes`.
   void (*interleave_steps)(const int8_t* steps, int64_t padded_inputs, int8_t* values);
+  // Products with the same bits for calls with many rows, or kernels without functions.
+  ProductKernel of_many_rows[kNumWeightFormats] = {};
 };
 
 }  // namespace chairlift

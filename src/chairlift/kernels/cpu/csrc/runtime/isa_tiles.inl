@@ -1,10 +1,9 @@
-// Compiled for instruction sets with tiles, see isa_amx*.cpp: the table of CHAIRLIFT_BASE, with other products for int8 and
-// bfloat16 weights.
+// Compiled for instruction sets with tiles, see isa_amx*.cpp: the table of CHAIRLIFT_BASE, with other products.
 #pragma once
 
 #include "attention/attention_amx.inl"
 #include "attention/attention_bf16.inl"
-#include "linear/linear_amx.inl"
+#include "linear/linear_amx_grouped.inl"
 #include "runtime/isa_table.h"
 #include "simd/simd.h"
 
@@ -38,9 +37,7 @@ static int32_t tile_rounds(int64_t rounds) {
 
 static IsaTable with_tiles(IsaTable table) {
   table.name = CHAIRLIFT_ISA_NAME;
-  ProductKernel* const products = table.linear.products;
-  products[static_cast<int>(WeightFormat::int8)] = tiled_kernel(ActivationLayout::byte_tiles, multiply_tiled_int8);
-  products[static_cast<int>(WeightFormat::bf16)] = tiled_kernel(ActivationLayout::bf16_tiles, multiply_tiled_bf16);
+  set_tiled_kernels(table.linear, std::make_integer_sequence<int, kNumWeightFormats>());
   table.attention.attend = attention::attend_tiled<attention::TileRegisters>;
 #ifndef CHAIRLIFT_EMULATED_TILES
   constexpr int64_t kTile = 4 * 16 * 16 * 64 * 2 / kTilePeriod;

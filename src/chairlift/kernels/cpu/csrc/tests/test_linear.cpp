@@ -281,9 +281,9 @@ void check_feeds(Random& random) {
 void check_many_rows(Random& random) {
   for (const CacheSizes caches : {CacheSizes{4 << 10, 64 << 10}, CacheSizes{24 << 10, 256 << 10}, CacheSizes{48 << 10, 2 << 20}}) {
     set_cache_sizes(caches);
-    for (const WeightFormat format : {WeightFormat::int8, WeightFormat::bf16, WeightFormat::q4_0})
+    for (const WeightFormat format : {WeightFormat::int8, WeightFormat::bf16, WeightFormat::q4_0, WeightFormat::q6_k})
       for (const int64_t num_rows : {97, 150})
-        check_case({format, Prologue::rms_norm, num_rows, 300 + 300 * random.below(2), 40, true, false}, random);
+        check_case({format, Prologue::rms_norm, num_rows, 256 * (1 + random.below(3)), 40, true, false}, random);
   }
   set_cache_sizes({});
 }
