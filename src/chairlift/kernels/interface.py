@@ -83,6 +83,22 @@ class ComposedLinear:
         return y if residual is None else residual.add_(y)
 
 
+FeedForwardKernel = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(x [T, in], a residual [T, in] or None) -> the network of x, plus the residual, which the caller gives up."""
+
+
+class ComposedFeedForward:
+    """A `FeedForwardKernel` that calls both layers one after the other."""
+
+    def __init__(self, up: LinearKernel, down: LinearKernel) -> None:
+        self._up = up
+        self._down = down
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """down(up(x)), plus `residual` unless it is None."""
+        return self._down(self._up(x), residual)
+
+
 class ResidualSumKernel(Protocol):
     """scale * of_sum(stream + multiplier * after(branch)), the sum of the residual stream and the branch of a layer."""
 
@@ -181,6 +197,7 @@ class Kernels:
         make_embedding: (matrix) -> int64 ids [T] -> rows [T, in].
         make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
         add_lora: (a layer of make_linear, its prologue, adapters) -> the layer with the adapters of the rows.
+        make_feed_forward: (up, down), whose prologue is the activation -> the network of both.
         make_residual_sum: (after, of_sum, multiplier, scale) -> the sum of the residual stream and a branch; the
             prologues are norms or none.
         make_mixture: (mixture) -> x [T, in] -> [T, in]. The next call may overwrite the result.
@@ -202,5 +219,6 @@ class Kernels:
     make_recurrence: Callable[[Recurrence], RecurrentKernel]
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
+    make_feed_forward: Callable[[LinearKernel, LinearKernel], FeedForwardKernel] = ComposedFeedForward
     notes: Callable[[], list[str]] = list
     run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order

@@ -10,6 +10,7 @@ import torch
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, StepContext
 from chairlift.kernels.interface import (
     NO_PROLOGUE,
+    FeedForwardKernel,
     Kernels,
     LinearKernel,
     LoadedMatrix,
@@ -79,13 +80,15 @@ class LayerBuilder:
             return base
         return self._kernels.add_lora(base, prologue, self._lora.layer(spec.parts, spec.in_features))
 
-    def feed_forward(self, spec: FeedForwardSpec, norm: NormSpec | None) -> FeedForward | MixtureOfExperts:
+    def feed_forward(self, spec: FeedForwardSpec, norm: NormSpec | None) -> FeedForwardKernel:
         """Load the feed-forward network after `norm`."""
         if spec.router is not None:
             return self.mixture(spec, norm)
         up = self.adapted_linear(spec.up, self.norm(norm))
         down = self.adapted_linear(spec.down, Prologue(spec.activation_kernel))
-        return FeedForward(up, down, spec.inner_size, spec.gate_multiplier)
+        if spec.gate_multiplier != 1:
+            return ScaledFeedForward(up, down, spec.inner_size, spec.gate_multiplier)
+        return self._kernels.make_feed_forward(up, down)
 
     def mixture(self, spec: FeedForwardSpec, norm: NormSpec | None) -> MixtureOfExperts:
         """Load the mixture of experts after `norm`."""
@@ -346,14 +349,14 @@ class BranchSum:
         return self._kernel(branch, None) if self._is_fused else self._kernel(stream, branch)
 
 
-class FeedForward:
-    """down(activation(up(norm(x)))): [T, hidden_size] -> [T, hidden_size].
+class ScaledFeedForward:
+    """down(activation(up(norm(x)))) with a factor of the gate: [T, hidden_size] -> [T, hidden_size].
 
     Args:
         gate_size, gate_multiplier: the number of the first values of up(norm(x)) that are multiplied, and the factor.
     """
 
-    def __init__(self, up: LinearKernel, down: LinearKernel, gate_size: int = 0, gate_multiplier: float = 1.0) -> None:
+    def __init__(self, up: LinearKernel, down: LinearKernel, gate_size: int, gate_multiplier: float) -> None:
         self._up = up
         self._down = down
         self._gate_size = gate_size
@@ -362,8 +365,7 @@ class FeedForward:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute the network, plus `residual` if there is one, which the caller gives up."""
         projected = self._up(x)
-        if self._gate_multiplier != 1:
-            projected[:, : self._gate_size].mul_(self._gate_multiplier)
+        projected[:, : self._gate_size].mul_(self._gate_multiplier)
         return self._down(projected, residual)
 
 

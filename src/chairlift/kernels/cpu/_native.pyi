@@ -202,6 +202,45 @@ class FusedLinear:
             add: Whether the result is added to the values in out, instead of replacing them.
         """
 
+    def can_feed(self, down: FusedLinear) -> bool:
+        """
+        Return whether `feed` can compute this layer and then `down`.
+
+        The prologue of `down` must be gated, and this layer must have its gate and up values as outputs, as multiples of 16.
+        """
+
+    def feed(
+        self,
+        down: FusedLinear,
+        x_ptr: int,
+        x_stride: int,
+        num_rows: int,
+        inner_ptr: int,
+        inner_stride: int,
+        out_ptr: int,
+        out_stride: int,
+        add: bool,
+    ) -> None:
+        """
+        Compute this layer and then `down`, with the bits of two calls.
+
+        The gated prologue of `down` is computed with the outputs of this layer while they are in the caches.
+
+        Args:
+            down: The layer that follows.
+            x_ptr: float32 [num_rows, in_features] of this layer.
+            x_stride: The distance between rows of x, in floats.
+            num_rows: The number of rows.
+            inner_ptr: float32 [num_rows, in_features of down], overwritten.
+            inner_stride: The distance between rows of inner, in floats.
+            out_ptr: float32 [num_rows, out_features of down], without overlap with the others.
+            out_stride: The distance between rows of out, in floats.
+            add: Whether the result is added to the values in out, instead of replacing them.
+
+        Raises:
+            ValueError: The layers do not fit, see `can_feed`.
+        """
+
 class Norm:
     """
     A norm of rows, or none.

@@ -29,6 +29,8 @@ from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.grouped_mixture import group_mixture
 from chairlift.kernels.interface import (
     NO_PROLOGUE,
+    ComposedFeedForward,
+    FeedForwardKernel,
     Kernels,
     LinearKernel,
     LoadedMatrix,
@@ -76,6 +78,11 @@ def native_kernels(quantization: str | None = None) -> Kernels:
             batches[layer.batch] = observe_batch(native, layer.batch)
         return NativeAdaptedLinear(native, base, base.kernel, layer, batches[layer.batch])
 
+    def make_feed_forward(up: LinearKernel, down: LinearKernel) -> FeedForwardKernel:
+        if isinstance(up, NativeLinear) and isinstance(down, NativeLinear) and up.kernel.can_feed(down.kernel):
+            return partial(up.feed, down)
+        return ComposedFeedForward(up, down)
+
     def make_mixture(mixture: Mixture) -> RowKernel:
         if mixture.activation in NATIVE_PROLOGUES and mixture.routing.is_plain_softmax:
             return NativeMixture(native, mixture, buffers)
@@ -89,6 +96,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         make_embedding=partial(NativeEmbedding, buffers=buffers),
         make_linear=make_linear,
         add_lora=add_lora,
+        make_feed_forward=make_feed_forward,
         make_residual_sum=partial(NativeResidualSum, native),
         make_mixture=make_mixture,
         make_recurrence=lambda recurrence: NativeRecurrence(native, recurrence, buffers, states),
@@ -223,6 +231,17 @@ class NativeLinear:
         assert out.stride(1) == 1, "each row must be contiguous"
         assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
         self.kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
+        return out
+
+    def feed(self, down: NativeLinear, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """down(self(x)), plus `residual`. The values between the layers are those after the prologue of `down`."""
+        assert x.dtype == torch.float32, "native kernels compute in float32"
+        assert x.stride(1) == 1, "each row must be contiguous"
+        num_rows, (purpose, width) = x.shape[0], self._key
+        inner = self._buffers.rows((purpose, width // 2), num_rows)
+        out = self._buffers.rows(down._key, num_rows) if residual is None else residual
+        rows = (x.data_ptr(), x.stride(0), num_rows, inner.data_ptr(), inner.stride(0))
+        self.kernel.feed(down.kernel, *rows, out.data_ptr(), out.stride(0), residual is not None)
         return out
 
 

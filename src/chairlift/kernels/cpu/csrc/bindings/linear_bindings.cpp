@@ -62,13 +62,27 @@ auto unpack(const PackedMatrix& matrix, int64_t first_row, int64_t num_rows) {
   return nb::ndarray<nb::numpy, float, nb::ndim<2>>(values, {static_cast<size_t>(num_rows), width}, owner);
 }
 
-void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride,
-          bool add) {
-  const auto multiply = [&linear, x = reinterpret_cast<const float*>(x), x_stride, rows,
-                         out = reinterpret_cast<float*>(out), out_stride,
-                         add](const Linear* next) { linear(x, x_stride, rows, out, out_stride, add, next); };
+// Computes multiply(next layer or null), and records it.
+template <typename Multiply>
+void record(const Linear& linear, Multiply multiply) {
   multiply(nullptr);
   if (Tape* tape = Tape::recording()) tape->add_linear(linear, multiply);
+}
+
+void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride,
+          bool add) {
+  record(linear, [&linear, x = reinterpret_cast<const float*>(x), x_stride, rows, out = reinterpret_cast<float*>(out),
+                  out_stride, add](const Linear* next) { linear(x, x_stride, rows, out, out_stride, add, next); });
+}
+
+void feed(const Linear& up, const Linear& down, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t inner,
+          int64_t inner_stride, uintptr_t out, int64_t out_stride, bool add) {
+  auto* const between = reinterpret_cast<float*>(inner);
+  record(up, [&up, &down, x = reinterpret_cast<const float*>(x), x_stride, rows, between, inner_stride](const Linear*) {
+    up.feed(down, x, x_stride, rows, between, inner_stride);
+  });
+  record(down, [&down, between, inner_stride, rows, out = reinterpret_cast<float*>(out), out_stride,
+                add](const Linear* next) { down.finish(between, inner_stride, rows, out, out_stride, add, next); });
 }
 
 }  // namespace
@@ -186,7 +200,31 @@ Args:
     num_rows: The number of rows.
     out_ptr: float32 [num_rows, out_features], without overlap with x.
     out_stride: The distance between rows of out, in floats.
-    add: Whether the result is added to the values in out, instead of replacing them.)");
+    add: Whether the result is added to the values in out, instead of replacing them.)")
+      .def("can_feed", &Linear::can_feed, nb::arg("down"),
+           R"(Return whether `feed` can compute this layer and then `down`.
+
+The prologue of `down` must be gated, and this layer must have its gate and up values as outputs, as multiples of 16.)")
+      .def("feed", &feed, nb::arg("down"), nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("inner_ptr"),
+           nb::arg("inner_stride"), nb::arg("out_ptr"), nb::arg("out_stride"), nb::arg("add"),
+           nb::call_guard<nb::gil_scoped_release>(),
+           R"(Compute this layer and then `down`, with the bits of two calls.
+
+The gated prologue of `down` is computed with the outputs of this layer while they are in the caches.
+
+Args:
+    down: The layer that follows.
+    x_ptr: float32 [num_rows, in_features] of this layer.
+    x_stride: The distance between rows of x, in floats.
+    num_rows: The number of rows.
+    inner_ptr: float32 [num_rows, in_features of down], overwritten.
+    inner_stride: The distance between rows of inner, in floats.
+    out_ptr: float32 [num_rows, out_features of down], without overlap with the others.
+    out_stride: The distance between rows of out, in floats.
+    add: Whether the result is added to the values in out, instead of replacing them.
+
+Raises:
+    ValueError: The layers do not fit, see `can_feed`.)");
 }
 
 }  // namespace chairlift
