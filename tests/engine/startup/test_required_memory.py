@@ -29,6 +29,13 @@ def test_the_plan_is_what_the_engine_takes(kernels: str, max_loras: int, tiny_mo
     assert required.total <= PROCESS_BYTES + (16 << 20)
 
 
+@pytest.mark.parametrize("arch", ["granite4_h", "qwen3_5", "lfm2"])
+def test_the_parameters_of_recurrences_are_in_the_plan(arch: str, tiny_model_dir: Callable[..., Path]) -> None:
+    given = EngineConfig(str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, max_num_seqs=2)
+    config, required = plan_required_memory(given, PROCESS_BYTES + (64 << 20))
+    assert required.weights == parameter_bytes(build_engine(config).loaded.model)
+
+
 def test_the_size_of_the_pool_may_be_given(tiny_model_dir: Callable[..., Path]) -> None:
     given = EngineConfig(str(tiny_model_dir("llama")), num_kv_blocks=10)
     config, required = plan_required_memory(given, 1)
