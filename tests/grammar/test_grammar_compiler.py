@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llguidance
@@ -13,7 +15,15 @@ import pytest
 from byte_tokenizer import SPECIAL, write_byte_tokenizer
 from chairlift.errors import RequestError
 from chairlift.grammar.checker import GrammarChecker
-from chairlift.grammar.compiler import LIMITS, MAX_CACHED, GrammarCompiler, GrammarMatcher, num_words
+from chairlift.grammar.compiler import (
+    LIMITS,
+    MAX_CACHED,
+    MAX_MASK_SECONDS,
+    Bits,
+    GrammarCompiler,
+    GrammarMatcher,
+    num_words,
+)
 from chairlift.grammar.grammar_text import JSON_OPTIONS
 from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
@@ -218,6 +228,19 @@ def test_grammar_too_complex_at_its_first_tokens_is_rejected(compiler: GrammarCo
         compiler.compile(StructuredOutputs(json={"properties": names}))
 
 
+def test_the_time_of_other_programs_does_not_make_a_grammar_too_complex(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = GrammarMatcher.fill
+
+    def interrupted(matcher: GrammarMatcher, bits: Bits) -> None:
+        fill(matcher, bits)
+        time.sleep(2 * MAX_MASK_SECONDS)
+
+    monkeypatch.setattr(GrammarMatcher, "fill", interrupted)
+    compiler.compile(StructuredOutputs(choice=["a word", "another word"]))
+
+
 def test_grammar_is_compiled_once_for_all_threads(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
     constraint = StructuredOutputs(json=PERSON)
@@ -272,3 +295,64 @@ def test_disallowed_token_is_an_error_and_allows_only_eos(compiler: GrammarCompi
     matcher.advance([300])
     assert matcher.error is not None
     assert allowed(matcher) == [EOS]
+
+
+def slow_schema(name: str) -> StructuredOutputs:
+    patterns = [{"type": "string", "pattern": f".*{name}{index}.*"} for index in range(400)]
+    return StructuredOutputs(json={"allOf": patterns})
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_compilation_ends_when_no_call_waits_for_it_any_more(tokenizer: Tokenizer) -> None:
+    async def scenario() -> None:
+        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], compile_seconds=600.0)
+        slow = [slow_schema(name) for name in ("a", "b")]  # One for each thread.
+        calls = [asyncio.ensure_future(compiler.compile_in_background(slow[index])) for index in (0, 1, 0)]
+        await asyncio.sleep(0)
+        works = [compiler._compilations[constraint] for constraint in slow]
+        assert [work.num_waiting for work in works] == [2, 1]
+        await wait_until(lambda: all(work.checker is not None and work.checker.is_running for work in works))
+        calls[0].cancel()
+        calls[1].cancel()
+        await wait_until(works[1].outcome.done)
+        assert not works[0].outcome.done()
+        assert compiler.compile(StructuredOutputs(choice=["yes"]))
+        calls[2].cancel()
+        await wait_until(works[0].outcome.done)
+        assert slow[0] not in compiler._compilations
+
+    asyncio.run(scenario())
+
+
+def test_the_tools_of_a_call_that_has_ended_are_not_compiled(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schemas of tools are compiled one by one if they cannot be compiled together."""
+    compiled: list[str] = []
+
+    def fails(checker: GrammarChecker, text: str) -> bool:
+        compiled.append(text)
+        held.wait(10)
+        return False
+
+    async def scenario() -> None:
+        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+        rules = [f'// relaxable f{index}\nf{index}: %json {{"type": "integer"}}' for index in range(9)]
+        constraint = StructuredOutputs(calls="\n".join(["start: f0", *rules]))
+        call = asyncio.ensure_future(compiler.compile_in_background(constraint))
+        await wait_until(lambda: bool(compiled))
+        (work,) = compiler._compilations.values()
+        call.cancel()
+        await asyncio.sleep(0)
+        held.set()
+        await wait_until(work.outcome.done)
+
+    held = threading.Event()
+    monkeypatch.setattr(GrammarChecker, "can_compile", fails)
+    asyncio.run(scenario())
+    assert len(compiled) == 1

@@ -178,6 +178,10 @@ class InputProcessor:
         """
         return self._constraints.compile(params)
 
+    async def prepare_in_background(self, params: SamplingParams) -> tuple[str, ...]:
+        """Compile the grammar of a request as `prepare` does, on an event loop. Cancelling this call ends the work."""
+        return await self._constraints.compile_in_background(params)
+
     def encode(
         self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
     ) -> tuple[str | None, list[int]]:

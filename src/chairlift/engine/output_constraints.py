@@ -35,12 +35,21 @@ class OutputConstraints:
         """
         if params.structured_outputs is None:
             return ()
+        return self._compiler().compile(params.structured_outputs).ignored
+
+    async def compile_in_background(self, params: SamplingParams) -> tuple[str, ...]:
+        """Compile as `compile` does, on an event loop; see `GrammarCompiler.compile_in_background`."""
+        if params.structured_outputs is None:
+            return ()
+        return (await self._compiler().compile_in_background(params.structured_outputs)).ignored
+
+    def _compiler(self) -> GrammarCompiler:
         if self._grammars is None:
             raise RequestError(
                 "structured_outputs requires a tokenizer and a model with an EOS token; this engine lacks one of them",
                 "structured_outputs",
             )
-        return self._grammars.compile(params.structured_outputs).ignored
+        return self._grammars
 
     def resolve(self, params: SamplingParams, stop_token_ids: Iterable[int]) -> SamplingParams:
         """Replace the bad words of the parameters by token ids.

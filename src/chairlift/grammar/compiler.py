@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeVar
 
 from chairlift.errors import RequestError
 from chairlift.grammar.call_grammar import relax_calls
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+Result = TypeVar("Result")
 Bits: TypeAlias = "npt.NDArray[np.uint32]"
 """A mask with one bit for each token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
 
@@ -105,8 +108,17 @@ class CompiledGrammar:
 
 @dataclass(slots=True)
 class _Compilation:
-    started: threading.Event = field(default_factory=threading.Event)
+    """A compilation with the number of calls that wait for it. It is abandoned if all of them have stopped waiting.
+
+    Attributes:
+        checker: the process that compiles for it now.
+    """
+
+    started: Future[None] = field(default_factory=Future)
     outcome: Future[CompiledGrammar] = field(default_factory=Future)
+    num_waiting: int = 0
+    is_abandoned: bool = False
+    checker: GrammarChecker | None = None
 
 
 class GrammarCompiler:
@@ -152,15 +164,39 @@ class GrammarCompiler:
         Raises:
             RequestError: the constraint is invalid, uses an unsupported feature, or exceeds a limit.
         """
-        compilation = self._start_compilation(constraint)
-        if not compilation.started.wait(QUEUE_SECONDS):
-            reject(constraint, f"waited {QUEUE_SECONDS:g} s for other constraints to be compiled. Try again later.")
-        try:
-            return compilation.outcome.result(2 * self._compile_seconds)
-        except FutureTimeoutError:
-            self._reject_slow(constraint)
+        with self._waiting(constraint) as compilation:
+            try:
+                compilation.started.result(QUEUE_SECONDS)
+                return compilation.outcome.result(2 * self._compile_seconds)
+            except FutureTimeoutError:
+                self._reject_late(constraint, compilation)
 
-    def _start_compilation(self, constraint: StructuredOutputs) -> _Compilation:
+    async def compile_in_background(self, constraint: StructuredOutputs) -> CompiledGrammar:
+        """Compile a constraint as `compile` does, on an event loop. The work ends if all calls for it are cancelled."""
+        with self._waiting(constraint) as compilation:
+            try:
+                await _wait(compilation.started, QUEUE_SECONDS)
+                return await _wait(compilation.outcome, 2 * self._compile_seconds)
+            except TimeoutError:
+                self._reject_late(constraint, compilation)
+
+    @contextlib.contextmanager
+    def _waiting(self, constraint: StructuredOutputs) -> Iterator[_Compilation]:
+        """Count a call that waits for a compilation. When the last one leaves early, the compilation is abandoned."""
+        compilation = self._start_compilation(constraint, num_waiting=1)
+        try:
+            yield compilation
+        finally:
+            with self._lock:
+                compilation.num_waiting -= 1
+                if not compilation.num_waiting and not compilation.outcome.done():
+                    compilation.is_abandoned = True
+                    if self._compilations.get(constraint) is compilation:
+                        del self._compilations[constraint]
+                    if compilation.checker is not None:
+                        compilation.checker.kill()
+
+    def _start_compilation(self, constraint: StructuredOutputs, num_waiting: int = 0) -> _Compilation:
         with self._lock:
             compilation = self._compilations.get(constraint)
             if compilation is None:
@@ -169,12 +205,14 @@ class GrammarCompiler:
                 while len(self._compilations) > MAX_CACHED:
                     self._compilations.popitem(last=False)
             self._compilations.move_to_end(constraint)
+            compilation.num_waiting += num_waiting
         return compilation
 
     def _run(self, constraint: StructuredOutputs, compilation: _Compilation) -> None:
+        self._thread.compilation = compilation
         try:
             tokenizer = self._llguidance_tokenizer()
-            compilation.started.set()
+            compilation.started.set_result(None)
             compilation.outcome.set_result(self._compile_grammar(tokenizer, constraint))
         except Exception as error:
             compilation.outcome.set_exception(error)
@@ -182,7 +220,8 @@ class GrammarCompiler:
             name = f"structured_outputs.{constraint.kind}"
             compilation.outcome.set_exception(RequestError(f"{name} cannot be compiled: {panic}", name))
         finally:
-            compilation.started.set()
+            if not compilation.started.done():
+                compilation.started.set_result(None)
 
     def _compile_grammar(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
         if constraint.calls is None:
@@ -206,7 +245,7 @@ class GrammarCompiler:
             raise
         except ValueError as error:
             reject(constraint, f"cannot be compiled: {_shortened(str(error))}")
-        if self.has_checker and not self._checker().can_compile(text):
+        if not self._is_fast(text):
             self._reject_slow(constraint)
         from llguidance import LLMatcher
 
@@ -224,15 +263,31 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         text = LLMatcher.grammar_from_lark(lark)
-        is_fast = not self.has_checker or self._checker().can_compile(text)
-        return is_fast and not LLMatcher.validate_grammar(text, limits=_parser_limits())
+        return self._is_fast(text) and not LLMatcher.validate_grammar(text, limits=_parser_limits())
 
-    def _checker(self) -> GrammarChecker:
-        """Return the checker of the calling thread."""
+    def _is_fast(self, text: str) -> bool:
+        """Whether the checker of the calling thread compiles a grammar in time. Raises RequestError if the compilation
+        is abandoned."""
+        if not self.has_checker:
+            return True
         checker: GrammarChecker | None = getattr(self._thread, "checker", None)
         if checker is None:
             checker = self._thread.checker = GrammarChecker(LIMITS, self._compile_seconds)
-        return checker
+        compilation: _Compilation = self._thread.compilation
+        with self._lock:
+            if compilation.is_abandoned:
+                raise RequestError("no call waits for this grammar any more")
+            compilation.checker = checker
+        try:
+            return checker.can_compile(text)
+        finally:
+            with self._lock:
+                compilation.checker = None
+
+    def _reject_late(self, constraint: StructuredOutputs, compilation: _Compilation) -> NoReturn:
+        if not compilation.started.done():
+            reject(constraint, f"waited {QUEUE_SECONDS:g} s for other constraints to be compiled. Try again later.")
+        self._reject_slow(constraint)
 
     def _reject_slow(self, constraint: StructuredOutputs) -> NoReturn:
         limits = f"{self._compile_seconds:g} s, or more than {MEMORY_BYTES >> 20} MiB,"
@@ -276,6 +331,11 @@ class GrammarCompiler:
             return self._ll_tokenizer
 
 
+async def _wait(future: Future[Result], seconds: float) -> Result:
+    """Wait for a future without cancelling it. Raises TimeoutError."""
+    return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), seconds)
+
+
 def _parser_limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
@@ -283,12 +343,13 @@ def _parser_limits() -> LLParserLimits:
 
 
 def _seconds_of_mask(matcher: GrammarMatcher, bits: Bits) -> float:
-    """Return the seconds to compute one mask, the minimum of several trials to exclude the noise of other programs."""
+    """Return the processor seconds to compute one mask, the minimum of several trials. The time for which other
+    programs have the processor does not count."""
     shortest = math.inf
     for _ in range(MASK_TRIALS):
-        started = time.perf_counter()
+        started = time.thread_time()
         matcher.fill(bits)
-        shortest = min(shortest, time.perf_counter() - started)
+        shortest = min(shortest, time.thread_time() - started)
         if shortest <= MAX_MASK_SECONDS:
             break
     return shortest

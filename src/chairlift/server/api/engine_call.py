@@ -197,8 +197,7 @@ class GeneratingCall(EngineCall[Fields, Plans]):
             unfollowed: tuple[str, ...] = ()
             if plan.params.structured_outputs is not None:
                 with attribute_errors_to(plan.constraint_field):
-                    compile_constraint = service.llm.engine.input_processor.prepare
-                    unfollowed = await service.preparation.run_and_wait(compile_constraint, plan.params)
+                    unfollowed = await service.llm.engine.input_processor.prepare_in_background(plan.params)
             call = await cls.start(context, body, plan)
         context.call.ignored = ignored = ignored_fields(body, plan, unfollowed)
         if body.stream:

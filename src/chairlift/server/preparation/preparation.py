@@ -19,7 +19,8 @@ Result = TypeVar("Result")
 Turn: TypeAlias = "asyncio.Future[PreparationProcess]"
 
 NUM_THREADS: Final = 16
-"""The number of threads of each thread pool."""
+"""The number of threads that prepare small bodies."""
+
 MAX_SECONDS: Final = 15.0
 """Maximum seconds for one body. Then the worker is killed and the request rejected."""
 
@@ -166,18 +167,10 @@ class Preparation:
         self._planners = planners
         self._workers = workers
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
-        self._waiting_threads = ThreadPoolExecutor(NUM_THREADS, "preparation-wait")
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function on a thread. A cancelled call that waits is not run."""
         return await asyncio.wrap_future(self._threads.submit(function, *arguments))
-
-    async def run_and_wait(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function that mostly waits for another process, such as the grammar compiler, as `run` does.
-
-        It runs on separate threads, so that it does not delay functions that compute.
-        """
-        return await asyncio.wrap_future(self._waiting_threads.submit(function, *arguments))
 
     def log_template_warnings(self) -> None:
         """Check the chat template of the model on a thread."""
@@ -208,7 +201,6 @@ class Preparation:
 
     def close(self) -> None:
         """End all worker processes, and the threads after their current calls."""
-        for threads in (self._threads, self._waiting_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._workers is not None:
             self._workers.close()
