@@ -54,12 +54,12 @@ def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> No
 
 
 def simulate_static_batching(
-    engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest]
+    engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest], is_cancelled: Callable[[], bool]
 ) -> list[Event]:
     """Simulate static batching for the live page. The simulator is imported at the first call."""
     from chairlift.lab.bench.static_comparison import simulate_static_batching
 
-    return simulate_static_batching(engine, cost, requests)
+    return simulate_static_batching(engine, cost, requests, is_cancelled)
 
 
 def _local_cluster(options: ServeOptions, replicas: int) -> Callable[[EngineConfig], EngineCluster]:

@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 import httpx
 import pytest
-from starlette.routing import BaseRoute, Mount, Route
+from declared_routes import ADMINS, COUNTED, PUBLIC, READS, routes_of
 
 from chairlift import AsyncLLM
 from chairlift.lab.bench.static_comparison import simulate_static_batching
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.web.page_options import PageOptions
+from operations import count_operations
 from running_server import RunningServer, completion_body, run_server
 
 ADMIN, PLAIN, SPENT = "sk-admin-admin-admin", "sk-plain-plain-plain", "sk-spent-spent-spent"
-
-PUBLIC: Final = {"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json", "/docs/*", "/page/*"}
-"""No key: constant work, and nothing about requests."""
-
-READS: Final = {
-    "/v1/models",
-    "/v1/models/{model:path}",
-    "/v1/requests",
-    "/v1/requests/{request_id}",
-    "/v1/page",
-    "/tokenizer_info",
-    "/v1/page/events",
-}
-"""Any key: work proportional to what the server keeps anyway. The streams of a key are limited."""
-
-ADMINS: Final = {
-    "/v1/engine",
-    "/v1/events",
-    "/models/changes",
-    "/models/load",
-    "/models/unload",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-}
-"""Admin keys only."""
-
-COUNTED: Final = {
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/v1/score",
-    "/score",
-    "/v1/rerank",
-    "/rerank",
-    "/v2/rerank",
-    "/tokenize",
-    "/detokenize",
-    "/v1/requests/{request_id}/explain",
-    "/v1/page/burst",
-    "/v1/page/simulation",
-}
-"""Any key: counts as a request of the key before its body is read."""
 
 
 @pytest.fixture(scope="module")
@@ -77,23 +35,8 @@ def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
         yield running
 
 
-def walk(routes: Iterable[BaseRoute]) -> Iterator[Mount | Route]:
-    for route in routes:
-        if isinstance(route, Mount | Route):
-            yield route
-        else:  # FastAPI's record of an included router
-            yield from walk(route.original_router.routes)  # type: ignore[attr-defined]
-
-
 def routes(server: RunningServer) -> dict[str, str]:
-    """The paths of all routes with the method that a test calls."""
-    found = {}
-    for route in walk(server.uvicorn.config.app.routes):  # type: ignore[union-attr]
-        if isinstance(route, Mount):
-            found[f"{route.path}/*"] = "GET"
-        else:
-            found[route.path] = "POST" if "POST" in (route.methods or ()) else "GET"
-    return found
+    return routes_of(server.uvicorn.config.app)
 
 
 def call(server: RunningServer, path: str, key: str | None, body: bytes = b"{") -> int:
@@ -123,3 +66,42 @@ def test_routes_of_admins_reject_other_keys_before_they_read_the_body(server: Ru
 
 def test_a_key_without_requests_left_is_rejected_before_its_body_is_parsed(server: RunningServer) -> None:
     assert {path: call(server, path, SPENT) for path in COUNTED} == dict.fromkeys(COUNTED, 429)
+
+
+async def call_in_process(app: Any, method: str, path: str, key: str | None, body: bytes) -> int:
+    """The status of a call without a socket."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    if key is not None:
+        headers.append((b"authorization", f"Bearer {key}".encode()))
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b"", "root_path": ""}
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    await app({**scope, "scheme": "http", "http_version": "1.1"}, receive, send)
+    return statuses[0]
+
+
+@pytest.mark.parametrize(
+    ("paths", "key", "status"), [(COUNTED | ADMINS, None, 401), (ADMINS, PLAIN, 403), (COUNTED, SPENT, 429)]
+)
+def test_the_cost_of_a_rejected_call_does_not_depend_on_its_body(
+    server: RunningServer, paths: set[str], key: str | None, status: int
+) -> None:
+    app = server.uvicorn.config.app
+
+    def cost(path: str, num_tokens: int) -> int:
+        body = b'{"prompt":[%b]}' % b",".join([b"5"] * num_tokens)
+        statuses: list[int] = []
+        call = partial(call_in_process, app, routes(server)[path], path, key, body)
+        count = count_operations(lambda: statuses.append(asyncio.run(call())))
+        assert statuses == [status], path
+        return count
+
+    costs = {path: (cost(path, 1), cost(path, 1), cost(path, 10_000)) for path in paths}
+    assert {path: large for path, (_, small, large) in costs.items() if large > 1.1 * small} == {}

@@ -15,6 +15,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.events import from_json
+from chairlift.server.api.requests import MAX_EXPLAINED
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -101,6 +102,15 @@ def test_several_prompts_and_answers_are_found_under_their_call(tight: RunningSe
     assert len({sequence["id"] for sequence in shown}) == 4
     assert len(get(tight, f"/v1/requests/{answer['id']}.1")["sequences"]) == 2
     assert get(tight, "/v1/requests")["data"] == []
+
+
+def test_the_first_sequences_of_a_large_call_are_explained(tight: RunningServer) -> None:
+    body = {"prompt": [[3, index] for index in range(20)], "max_tokens": 2, "request_id": "large"}
+    assert tight.post("/v1/completions", body).status_code == 200
+    explained = get(tight, "/v1/requests/cmpl-large/explain")
+    assert explained["num_sequences"] == 20
+    ids = [sequence["id"].partition("~")[0] for sequence in explained["sequences"]]
+    assert ids == [f"cmpl-large.{index}" for index in range(MAX_EXPLAINED)]
 
 
 def test_the_engine_shows_configuration_plan_pool_and_accounting(tight: RunningServer) -> None:

@@ -23,7 +23,7 @@ from chairlift.server.access.admission import AdmissionController, CallSlot, Per
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing, key_record, parse_key
 from chairlift.server.http.root_path import parse_root_path
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.burst import BurstSender
+from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody
 from chairlift.server.web.page_options import PageOptions
 from chairlift.server.web.page_routes import MAX_READERS
@@ -245,11 +245,11 @@ def test_bursts_and_simulations_need_page_control(guarded: RunningServer, path: 
 def test_a_burst_is_served_and_its_static_batching_simulated(open_server: RunningServer) -> None:
     bounds = {"min_prompt_tokens": 3, "max_prompt_tokens": 30, "min_output_tokens": 2, "max_output_tokens": 20}
     answer = open_server.post("/v1/page/burst", {"num_requests": 12, "seed": 3, **bounds})
-    assert answer.status_code == 202
+    assert answer.status_code == 200
     burst = answer.json()["requests"]
     assert len(burst) == 12
     assert all(3 <= r["num_prompt_tokens"] <= 30 and 2 <= r["num_output_tokens"] <= 20 for r in burst)
-    wait_for(lambda: not open_server.llm.num_unfinished)
+    assert not open_server.llm.num_unfinished, "the response ends with its requests"
     for request in burst:
         (sequence,) = get(open_server, f"/v1/requests/{request['id']}").json()["sequences"]
         assert sequence["state"] == "finished"
@@ -331,6 +331,4 @@ def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytes
     llm = cast(AsyncLLM, SimpleNamespace(engine=SimpleNamespace(facts=facts)))
     monkeypatch.setattr("chairlift.server.web.burst._make_prompts", lambda *_: pytest.fail("prompts were drawn"))
     with pytest.raises(OverloadedError):
-        asyncio.run(
-            BurstSender(cast(AdmissionController, Full())).send(llm, BurstBody(), ANONYMOUS, cast(CallSlot, None))
-        )
+        asyncio.run(start_burst(llm, cast(AdmissionController, Full()), BurstBody(), ANONYMOUS, cast(CallSlot, None)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chairlift.config import EngineConfig
@@ -31,8 +31,28 @@ class LinearCostModel:
         ]
 
 
+class SimulationCancelledError(Exception):
+    """The events of a simulation are no longer needed."""
+
+
+class _CancellableEvents(EventList):
+    """A list of events that ends the simulation with its next event once it is cancelled."""
+
+    def __init__(self, is_cancelled: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_cancelled = is_cancelled
+
+    def emit(self, event: Event) -> None:
+        if self._is_cancelled():
+            raise SimulationCancelledError
+        self.events.append(event)
+
+
 def simulate_static_batching(
-    engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest]
+    engine: EngineStarted,
+    cost: CostLine,
+    requests: Sequence[SimulatedRequest],
+    is_cancelled: Callable[[], bool],
 ) -> list[Event]:
     """Simulate requests with their real lengths in static batches of `max_num_seqs` requests.
 
@@ -42,9 +62,13 @@ def simulate_static_batching(
     Args:
         engine: the configuration of the running engine.
         cost: the cost of its steps.
+        is_cancelled: called before each event.
 
     Returns:
         The events of the run. Times are on the clock of the arrival times.
+
+    Raises:
+        SimulationCancelledError: it was cancelled.
     """
     config = EngineConfig(
         batching="static",
@@ -55,7 +79,7 @@ def simulate_static_batching(
     )
     sim = sim_config_from_recording(config, replace(engine, speculative_config=None))
     ordered = sorted(requests, key=lambda request: request.arrival_time)
-    log, next_token, workload = EventList(), 0, []
+    log, next_token, workload = _CancellableEvents(is_cancelled), 0, []
     for request in ordered:
         prompt = range(next_token, next_token + request.num_prompt_tokens)
         next_token = prompt.stop

@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from chairlift.observability.explain import Explanation
@@ -17,10 +17,15 @@ from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.what_if import what_ifs
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
+from chairlift.server.access.keys import KeyInfo
+from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_calls import ModelCalls, ModelWait
 from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
+
+MAX_EXPLAINED: Final = 16
+"""Maximum number of sequences of a request that are explained, because each is compared with all known requests."""
 
 NOT_FOUND_ERRORS: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody}}
 
@@ -89,12 +94,13 @@ class RequestList(BaseModel):
 
 
 class ExplanationView(BaseModel):
-    """The explanations of all sequences of a request, and of its wait for the model, if it was not loaded."""
+    """The explanations of the first sequences of a request, and of its wait for the model, if it was not loaded."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     id: str
     object: Literal["request.explanation"] = "request.explanation"
+    num_sequences: int = Field(description=f"All sequences; at most {MAX_EXPLAINED} are explained.")
     sequences: list[Explanation]
     model_wait: ModelWaitView | None = None
 
@@ -133,21 +139,23 @@ def router(observers: ModelObservers, calls: ModelCalls, admission: AdmissionCon
             wait = None
         wait_view = None if wait is None else _wait_view(wait)
         if wait is not None and (wait.ended is None or wait.error is not None):
-            return ExplanationView(id=request_id, sequences=[], model_wait=wait_view)
+            return ExplanationView(id=request_id, num_sequences=0, sequences=[], model_wait=wait_view)
         found = _find(observers, request_id, request)
-        key = call_of(request).key
-        blocked = [each.observer.explainer.blocked_request(each.request) for each in found]
-        changes = await asyncio.to_thread(lambda: [[] if one is None else what_ifs(one) for one in blocked])
-        explained = [
-            replace(
-                each.observer.explainer.explain(each.request, each.observer.viewer(key), each.observer.now(), its),
-                replica=each.observer.replica_id,
-            )
-            for each, its in zip(found, changes, strict=True)
-        ]
-        return ExplanationView(id=request_id, sequences=explained, model_wait=wait_view)
+        explained = await cancel_on_disconnect(request, _explain(found[:MAX_EXPLAINED], key))
+        return ExplanationView(id=request_id, num_sequences=len(found), sequences=explained, model_wait=wait_view)
 
     return routes
+
+
+async def _explain(found: list[ObservedRequest], key: KeyInfo) -> list[Explanation]:
+    """Explain sequences one after another, on a thread where it may take long."""
+    explained = []
+    for observer, request in ((each.observer, each.request) for each in found):
+        blocked = observer.explainer.blocked_request(request)
+        changes = [] if blocked is None else await asyncio.to_thread(what_ifs, blocked)
+        explanation = observer.explainer.explain(request, observer.viewer(key), observer.now(), changes)
+        explained.append(replace(explanation, replica=observer.replica_id))
+    return explained
 
 
 def _find(observers: ModelObservers, request_id: str, request: Request) -> list[ObservedRequest]:

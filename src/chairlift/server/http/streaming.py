@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -24,8 +24,8 @@ COMMENT: Final = b": keep-alive\n\n"
 
 async def _run_until_disconnected(
     receive: Receive, work: Coroutine[Any, Any, Result], on_close: Callable[[], None] | None = None
-) -> Result | None:
-    """Run a coroutine and return its result. If the client disconnects first, cancel it and return None.
+) -> Result:
+    """Run a coroutine and return its result. If the client disconnects first, cancel it and raise ClientDisconnect.
 
     Args:
         on_close: called when the coroutine has ended or the client has disconnected, before the coroutine is cancelled.
@@ -39,7 +39,9 @@ async def _run_until_disconnected(
     disconnected = asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
     finally:
         if on_close is not None:
             on_close()
@@ -48,10 +50,13 @@ async def _run_until_disconnected(
         await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
-async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Run a coroutine and return its response. If the client disconnects first, cancel it and return status 499."""
-    response = await _run_until_disconnected(request.receive, work)
-    return Response(status_code=499) if response is None else response
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine and return its result. The body of the request must have been read before.
+
+    Raises:
+        ClientDisconnect: the client has disconnected, and the coroutine was cancelled.
+    """
+    return await _run_until_disconnected(request.receive, work)
 
 
 class EventStream(Response):
@@ -63,10 +68,14 @@ class EventStream(Response):
         ping: what the response sends while its source is silent.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, source: AsyncIterator[bytes], on_close: Callable[[], None], ping: bytes = COMMENT) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        source: AsyncIterator[bytes],
+        on_close: Callable[[], None],
+        ping: bytes = COMMENT,
+        media_type: str = "text/event-stream",
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._source = source
         self._on_close = on_close
@@ -75,7 +84,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The engine's requests are aborted and the key's seat is free before the tasks are unwound.
-        await _run_until_disconnected(receive, self._send_all(send), on_close=self._on_close)
+        with suppress(ClientDisconnect):
+            await _run_until_disconnected(receive, self._send_all(send), on_close=self._on_close)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

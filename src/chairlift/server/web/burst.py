@@ -3,63 +3,71 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Final
 
 from chairlift.engine.async_llm import AsyncLLM, Generation
 from chairlift.errors import ChairliftError, RequestError
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
 from chairlift.server.access.keys import KeyInfo
+from chairlift.server.http.streaming import EventStream
 from chairlift.server.web.page_bodies import BurstBody, BurstRequest, BurstView
 
-logger = logging.getLogger("chairlift")
+PING: Final = b"\n"
+"""White space after the JSON of the response, which every parser ignores."""
 
 
-class BurstSender:
-    """Sends bursts of synthetic requests to the engine, and discards their outputs."""
+async def start_burst(
+    llm: AsyncLLM, admission: AdmissionController, body: BurstBody, key: KeyInfo, slot: CallSlot
+) -> EventStream:
+    """Send the requests of a burst to the engine. They count as one call of the key, which held `slot`, and as its
+    tokens.
 
-    def __init__(self, admission: AdmissionController) -> None:
-        self._admission = admission
-        self._tasks: set[asyncio.Task[None]] = set()
+    Returns:
+        A response whose first line is a BurstView, and which ends when all requests have ended. Their outputs are
+        discarded. If the client disconnects, they are aborted.
 
-    async def send(self, llm: AsyncLLM, body: BurstBody, key: KeyInfo, slot: CallSlot) -> BurstView:
-        """Start the requests of a burst. They count as one call of the key, which held `slot`, and as its tokens.
+    Raises:
+        RequestError: the longest request does not fit in `max_model_len`, or a limit of the queue is exceeded.
+        OverloadedError: as `AdmissionController.admit`.
+    """
+    facts = llm.engine.facts
+    longest, limit = body.max_prompt_tokens + body.max_output_tokens, facts.scheduler_config.max_model_len
+    if longest > limit:
+        raise RequestError(
+            f"max_prompt_tokens={body.max_prompt_tokens} and max_output_tokens={body.max_output_tokens} are "
+            f"{longest} tokens together, and max_model_len={limit}: reduce one of them",
+            "max_prompt_tokens",
+        )
+    lengths = _draw_lengths(body)
+    prompt_lengths = [range(length) for length, _ in lengths]
+    permit = admission.admit(key, prompt_lengths, SamplingParams(max_tokens=1), slot=slot)
+    burst_id = f"burst-{uuid.uuid4().hex[:12]}"
+    requests: list[BurstRequest] = []
+    generations: list[Generation] = []
 
-        Raises:
-            RequestError: the longest request does not fit in `max_model_len`, or a limit of the queue is exceeded.
-            OverloadedError: as `AdmissionController.admit`.
-        """
-        facts = llm.engine.facts
-        longest, limit = body.max_prompt_tokens + body.max_output_tokens, facts.scheduler_config.max_model_len
-        if longest > limit:
-            raise RequestError(
-                f"max_prompt_tokens={body.max_prompt_tokens} and max_output_tokens={body.max_output_tokens} are "
-                f"{longest} tokens together, and max_model_len={limit}: reduce one of them",
-                "max_prompt_tokens",
+    def end() -> None:
+        for generation in generations:
+            generation.abort()
+        permit.close()
+
+    try:
+        prompts = await asyncio.to_thread(_make_prompts, lengths, body.seed, facts.model_config.vocab_size)
+        for index, (prompt, (_, num_output_tokens)) in enumerate(zip(prompts, lengths, strict=True)):
+            request = BurstRequest(
+                id=f"{burst_id}-{index}", num_prompt_tokens=len(prompt), num_output_tokens=num_output_tokens
             )
-        lengths = _draw_lengths(body)
-        prompt_lengths = [range(length) for length, _ in lengths]
-        permit = self._admission.admit(key, prompt_lengths, SamplingParams(max_tokens=1), slot=slot)
-        burst_id = f"burst-{uuid.uuid4().hex[:12]}"
-        requests, generations = [], []
-        try:
-            prompts = await asyncio.to_thread(_make_prompts, lengths, body.seed, facts.model_config.vocab_size)
-            for index, (prompt, (_, num_output_tokens)) in enumerate(zip(prompts, lengths, strict=True)):
-                request = BurstRequest(
-                    id=f"{burst_id}-{index}", num_prompt_tokens=len(prompt), num_output_tokens=num_output_tokens
-                )
-                generations.append(_start(llm, request, prompt, permit))
-                requests.append(request)
-        except BaseException:
-            _abort(generations, permit)
-            raise
-        task = asyncio.create_task(_collect(generations, permit))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return BurstView(requests=requests)
+            generations.append(_start(llm, request, prompt, permit))
+            requests.append(request)
+    except BaseException:
+        end()
+        raise
+    view = BurstView(requests=requests)
+    return EventStream(_follow(view, generations), end, PING, media_type="application/json")
 
 
 def _start(llm: AsyncLLM, request: BurstRequest, prompt: list[int], permit: Permit) -> Generation:
@@ -91,17 +99,9 @@ def _make_prompts(lengths: list[tuple[int, int]], seed: int, vocab_size: int) ->
     return [draw.choices(range(vocab_size), k=num_prompt_tokens) for num_prompt_tokens, _ in lengths]
 
 
-async def _collect(generations: list[Generation], permit: Permit) -> None:
-    """Read the outputs until all requests have ended."""
-    try:
-        for generation in generations:
-            with suppress(ChairliftError):  # the event log and the page show it
-                await generation.collect()
-    finally:
-        _abort(generations, permit)
-
-
-def _abort(generations: list[Generation], permit: Permit) -> None:
+async def _follow(view: BurstView, generations: list[Generation]) -> AsyncIterator[bytes]:
+    """Yield the view, and end with the last request."""
+    yield view.model_dump_json().encode() + PING
     for generation in generations:
-        generation.abort()
-    permit.close()
+        with suppress(ChairliftError):  # The event log and the page show it.
+            await generation.collect()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
@@ -25,8 +25,15 @@ class SimulatedRequest(Protocol):
 class StaticBatchingSimulation(Protocol):
     """Simulates static batching of requests on an engine with the limits and the step cost of the running one."""
 
-    def __call__(self, engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest]) -> list[Event]:
-        """The events of the simulated run, with times on the clock of the arrival times."""
+    def __call__(
+        self,
+        engine: EngineStarted,
+        cost: CostLine,
+        requests: Sequence[SimulatedRequest],
+        is_cancelled: Callable[[], bool],
+    ) -> list[Event]:
+        """The events of the simulated run, with times on the clock of the arrival times. It may end early with any
+        error once `is_cancelled`."""
         ...
 
 

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import os
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
@@ -24,13 +25,14 @@ from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.api.routes import read_body
 from chairlift.server.api.stream_chunks import to_named_event
+from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.telemetry.live_feed import HISTORY_SECONDS, encode_event
 from chairlift.server.telemetry.redaction import Redactor
-from chairlift.server.web.burst import BurstSender
-from chairlift.server.web.page_bodies import BurstBody, BurstView, PageView, SimulationBody, SimulationView
+from chairlift.server.web.burst import start_burst
+from chairlift.server.web.page_bodies import BurstBody, PageView, SimulationBody, SimulationView
 from chairlift.server.web.page_options import NO_SIMULATION, PageOptions
 from chairlift.version import __version__
 
@@ -110,7 +112,6 @@ def data_router(
     The query parameter `model` selects the model that a page shows.
     """
     routes = APIRouter(include_in_schema=False)
-    sender = BurstSender(admission)
     simulating = asyncio.Lock()
     readers = EventReaders(keys, MAX_READERS)
 
@@ -144,21 +145,25 @@ def data_router(
         if not options.page_control:
             raise HTTPException(403, "this server accepts no bursts or simulations: start it with --page-control")
 
-    @routes.post("/v1/page/burst", status_code=202)
-    async def send_burst(request: Request, model: str | None = None) -> BurstView:
-        """Send a burst of synthetic requests."""
+    @routes.post("/v1/page/burst")
+    async def send_burst(request: Request, model: str | None = None) -> Response:
+        """Send a burst of synthetic requests; see `start_burst`."""
         require_control()
         key = call_of(request).key
+
+        async def start() -> Response:
+            with closing(await manager.acquire(manager.find(model, key))) as lease:
+                return await start_burst(lease.service.llm, admission, body, key, slot)
+
         with closing(admission.reserve_slot(key)) as slot:
             body = await _read_page_body(request, BurstBody)
-            with closing(await manager.acquire(manager.find(model, key))) as lease:
-                return await sender.send(lease.service.llm, body, key, slot)
+            return await cancel_on_disconnect(request, start())
 
     @routes.post("/v1/page/simulation")
     async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate static batching of requests. This counts towards the requests per minute of the key."""
         require_control()
-        if options.simulate_static is None:
+        if (simulate_static := options.simulate_static) is None:
             raise HTTPException(403, NO_SIMULATION)
         admission.count_request(call_of(request).key)
         body = await _read_page_body(request, SimulationBody)
@@ -166,10 +171,20 @@ def data_router(
         engine, cost = tracker.started, tracker.cost.line()
         if engine is None or cost is None:
             raise HTTPException(409, "too few steps to know their cost: send requests first, then try again")
-        async with simulating:
-            events = await asyncio.to_thread(options.simulate_static, engine, cost, body.requests)
-        content = b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, events))
-        return Response(content, media_type="application/json")
+        is_cancelled = threading.Event()
+
+        def run() -> bytes:
+            events = simulate_static(engine, cost, body.requests, is_cancelled.is_set)
+            return b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, events))
+
+        async def run_alone() -> Response:
+            async with simulating:
+                try:
+                    return Response(await asyncio.to_thread(run), media_type="application/json")
+                finally:
+                    is_cancelled.set()
+
+        return await cancel_on_disconnect(request, run_alone())
 
     return routes
 

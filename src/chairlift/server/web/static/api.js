@@ -48,8 +48,38 @@ export function modelQuery() {
 
 /** Send a body as JSON and return the JSON of the response. */
 export async function post(path, body) {
+  return (await postBody(path, body)).json();
+}
+
+/**
+ * Send a body as JSON and return the JSON of the first line of the response. The rest is read until its end, because
+ * the server works for it as long as the page reads.
+ *
+ * @param {() => void} onEnd called when the response has ended
+ */
+export async function postAndFollow(path, body, onEnd) {
+  const reader = (await postBody(path, body)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  while (!text.includes("\n")) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    text += value;
+  }
+  readToEnd(reader).finally(onEnd);
+  return JSON.parse(text);
+}
+
+async function readToEnd(reader) {
+  try {
+    while (!(await reader.read()).done);
+  } catch {
+    // The connection was lost, and the work ended with it.
+  }
+}
+
+function postBody(path, body) {
   const headers = { "Content-Type": "application/json" };
-  return (await request(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+  return request(path, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
 async function send(path, options) {

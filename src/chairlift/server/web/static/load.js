@@ -1,9 +1,12 @@
 /** Sends a burst of synthetic requests, and compares its run with static batching of the same requests. */
 
-import { ApiError, modelQuery, post } from "./api.js";
+import { ApiError, modelQuery, post, postAndFollow } from "./api.js";
 import { LanesView } from "./lanes.js";
 import { RunHistory } from "./run_history.js";
 import { formatCount, formatSeconds, percentile, plural } from "./format.js";
+
+/** Each running burst has a connection, and browsers open six to a server. */
+const MAX_BURSTS = 3;
 
 /** The parts of the page for bursts and for the comparison. */
 export class LoadPanel {
@@ -16,6 +19,7 @@ export class LoadPanel {
     this.history = history;
     this.onSelect = onSelect;
     this.burst = null;
+    this.numRunning = 0;
     this.simulated = null;
     this.isSimulating = false;
     /** Events that the page was too slow to receive. */ this.numDropped = 0;
@@ -42,9 +46,14 @@ export class LoadPanel {
     const body = {};
     for (const input of this.form.querySelectorAll("input")) body[input.name] = Number(input.value);
     const { seed } = this.form.elements;
+    if (this.numRunning === MAX_BURSTS) {
+      this.status.textContent = `${MAX_BURSTS} bursts are running: wait until one has ended.`;
+      return;
+    }
     this.status.textContent = "Sending …";
     try {
-      const { requests } = await post(`v1/page/burst${modelQuery()}`, body);
+      const { requests } = await postAndFollow(`v1/page/burst${modelQuery()}`, body, () => (this.numRunning -= 1));
+      this.numRunning += 1;
       this.burst = { ids: new Set(requests.map((entry) => entry.id)), requests, entries: new Map() };
       this.simulated = null;
       this.status.textContent = `${plural(requests.length, "request")} sent.`;

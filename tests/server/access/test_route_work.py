@@ -1,0 +1,281 @@
+"""Work for a client ends within a second after it has left, on every route. A new route fails until it is declared.
+
+A second is counted, not measured: each unit of work sleeps for UNIT_SECONDS, so that a slow machine slows down all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+from api_model import with_api_tokenizer
+from declared_routes import ADMINS, COUNTED, PUBLIC, READS, routes_of
+
+from byte_tokenizer import VOCAB_SIZE
+from chairlift import AsyncLLM
+from chairlift.engine.event_hub import EventHub
+from chairlift.events import EngineStarted, Event
+from chairlift.lab.bench.static_comparison import simulate_static_batching
+from chairlift.loading.resolve import resolve_model
+from chairlift.observability.step_cost import CostLine
+from chairlift.observability.what_if import BlockedRequest, WhatIf
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.api.endpoints import make_planners
+from chairlift.server.application import create_models_app
+from chairlift.server.draining_server import DrainingServer
+from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.preparation import PreparationWorkers
+from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
+from chairlift.server.web.page_options import PageOptions, SimulatedRequest
+from plain_http import NO_TLS
+from pooling_models import write_pooling_model
+from running_server import completion_body, run_app, wait_for
+
+UNIT_SECONDS: Final = 0.02
+UNITS_PER_SECOND: Final = round(1 / UNIT_SECONDS)
+NUM_TOKENS: Final = 400
+TEXTS: Final = ["the dog"] * 200
+MESSAGES: Final = [{"role": "user", "content": "one"}]
+GENERATES: Final = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+PAIRS: Final = {"model": "encoder", "query": "a dog", "documents": TEXTS}
+SIMULATED: Final = [
+    {"request_id": str(index), "arrival_time": 1.0, "num_prompt_tokens": 9, "num_output_tokens": 90}
+    for index in range(20)
+]
+
+ENGINE_CALLS: Final[dict[str, dict[str, Any]]] = {
+    "/v1/completions": {"prompt": [5, 6], **GENERATES},
+    "/v1/chat/completions": {"messages": MESSAGES, **GENERATES},
+    "/v1/responses": {"input": "one", "max_output_tokens": NUM_TOKENS, "ignore_eos": True},
+    "/v1/messages": {"messages": MESSAGES, **GENERATES},
+    "/v1/embeddings": {"model": "encoder", "input": TEXTS},
+    "/v1/score": {"model": "encoder", "text_1": "a dog", "text_2": TEXTS},
+    "/score": {"model": "encoder", "text_1": "a dog", "text_2": TEXTS},
+    "/v1/rerank": PAIRS,
+    "/rerank": PAIRS,
+    "/v2/rerank": PAIRS,
+    "/v1/page/burst": {"num_requests": 8, "min_output_tokens": 100, "max_output_tokens": 100},
+}
+"""Calls whose steps take more than a second."""
+
+PREPARED: Final[dict[str, dict[str, Any]]] = {
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/tokenize": {"prompt": "one"},
+    "/detokenize": {"tokens": [3]},
+}
+"""Calls that a preparation worker answers if they are large."""
+
+THREADED: Final[dict[str, dict[str, Any] | None]] = {
+    "/v1/requests/{request_id}/explain": None,
+    "/v1/page/simulation": {"requests": SIMULATED},
+}
+"""Calls that compute on a thread of the server."""
+
+STREAMS: Final = {"/v1/events", "/v1/page/events"}
+"""Streams of events that end with the client."""
+
+CHANGES: Final = {"/models/load", "/models/unload", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+"""Calls of admins that change what all clients use. They are completed, also for a client that has left."""
+
+CONSTANT: Final = PUBLIC | (READS | ADMINS) - STREAMS - CHANGES
+"""Calls that read what the server has, without waiting for anything."""
+
+
+@dataclass(slots=True)
+class WorkCounter:
+    """The units of work that the server has done, and the number of threads that do some."""
+
+    num_units: int = 0
+    num_running: int = 0
+
+    def add(self) -> None:
+        self.num_units += 1
+        time.sleep(UNIT_SECONDS)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingServer:
+    """A server with a model that generates and an encoder, both of one seat, whose work is counted."""
+
+    url: str
+    uvicorn: DrainingServer
+    models: list[AsyncLLM]
+    workers: PreparationWorkers
+    work: WorkCounter
+
+    def is_preparing(self) -> bool:
+        return len(self.workers._free) < len(self.workers.processes)
+
+    def is_idle(self) -> bool:
+        is_computing = any(llm.num_unfinished or not llm.engine.core.scheduler.is_idle for llm in self.models)
+        is_answering = len(self.uvicorn.server_state.tasks) > 0
+        return not (is_computing or is_answering or self.is_preparing() or self.work.num_running)
+
+    def leave_during(self, path: str, body: dict[str, Any] | None, has_begun: Callable[[], bool], size: int = 0) -> int:
+        """Make a call, disconnect when its work has begun, and return the units of work until the server is idle.
+
+        Args:
+            size: the number of bytes by which the body is longer.
+        """
+        wait_for(self.is_idle)
+        content = b"" if body is None else json.dumps(body).encode() + b" " * size
+        head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=20) as connection:
+            connection.sendall(head.encode() + content)
+            wait_for(has_begun)
+        before = self.work.num_units
+        wait_for(self.is_idle)
+        return self.work.num_units - before
+
+    def has_worked(self, num_units: int = 3) -> Callable[[], bool]:
+        """Whether this many units of work were done since this call."""
+        start = self.work.num_units
+        return lambda: self.work.num_units >= start + num_units
+
+
+def count_steps(llm: AsyncLLM, work: WorkCounter) -> None:
+    """Count each step of an engine as a unit of work."""
+    executor = llm.engine.core._executor
+    submit = executor.submit
+
+    def slow_submit(output: Any) -> Any:
+        work.add()
+        return submit(output)
+
+    executor.submit = slow_submit  # type: ignore[method-assign]
+
+
+def serve_model(name: str, llm: AsyncLLM, workers: PreparationWorkers | None = None) -> ServedModel:
+    model = ServedModel(name, None, llm.events)
+    model.set_service(ModelService(llm, name, ApiOptions(), make_planners(), workers))
+    return model
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkingServer]:
+    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
+    folder = str(with_api_tokenizer(tiny, tmp_path_factory.mktemp("generates")))
+    encoder = str(write_pooling_model(tmp_path_factory.mktemp("encodes"), "bert"))
+    options: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 1}
+    models = [AsyncLLM(model=folder, num_kv_blocks=200, **options), AsyncLLM(model=encoder, **options)]
+    fingerprint = tokenizer_fingerprint(resolve_model(folder))
+    setup = WorkerSetup(folder, False, models[0].engine.facts, ApiOptions(), 64, fingerprint, make_planners())
+    workers, work = PreparationWorkers(setup, num_workers=1), WorkCounter()
+    for llm in models:
+        count_steps(llm, work)
+
+    def simulate(
+        engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest], is_cancelled: Callable[[], bool]
+    ) -> list[Event]:
+        def count_event() -> bool:
+            work.add()
+            return is_cancelled()
+
+        with work.running():
+            return simulate_static_batching(engine, cost, requests, count_event)
+
+    manager = ModelManager([serve_model("tiny", models[0], workers), serve_model("encoder", models[1])])
+    pages = PageOptions(page_control=True, simulate_static=simulate)
+    with run_app(create_models_app(manager, AdmissionController(), pages=pages)) as (url, uvicorn):
+        yield WorkingServer(url, uvicorn, models, workers, work)
+    manager.close()
+
+
+def post(server: WorkingServer, path: str, body: dict[str, Any], size: int = 0) -> None:
+    content = json.dumps(body).encode() + b" " * size
+    headers = {"Content-Type": "application/json"}
+    httpx.post(server.url + path, content=content, headers=headers, timeout=60, verify=NO_TLS).raise_for_status()
+
+
+def test_the_work_of_every_route_is_declared_once(server: WorkingServer) -> None:
+    declared = [*ENGINE_CALLS, *PREPARED, *THREADED, *STREAMS, *CHANGES, *CONSTANT]
+    assert sorted(declared) == sorted({*declared})
+    assert {*routes_of(server.uvicorn.config.app)} <= {*declared}
+    assert {*COUNTED} == {*ENGINE_CALLS, *PREPARED, *THREADED}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", ENGINE_CALLS)
+def test_steps_end_with_the_client(server: WorkingServer, path: str, is_stream: bool) -> None:
+    body = ENGINE_CALLS[path]
+    if is_stream:
+        if "ignore_eos" not in body:
+            pytest.skip("this route does not generate text")
+        body = {**body, "stream": True}
+    assert server.leave_during(path, body, server.has_worked()) < UNITS_PER_SECOND
+
+
+@pytest.mark.parametrize("path", PREPARED)
+def test_a_preparation_worker_ends_with_the_client(server: WorkingServer, path: str) -> None:
+    post(server, path, PREPARED[path], LARGE_BODY)
+    pid = server.workers.processes[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # As if it computed for a long time.
+    server.leave_during(path, PREPARED[path], server.is_preparing, LARGE_BODY)
+    assert server.workers.processes[0].pid != pid
+
+
+def test_a_simulation_ends_with_the_client(server: WorkingServer) -> None:
+    post(server, "/v1/completions", completion_body(30))  # Its steps have a cost.
+    path = "/v1/page/simulation"
+    assert server.leave_during(path, THREADED[path], server.has_worked()) < UNITS_PER_SECOND
+
+
+def test_a_simulation_that_waits_for_another_one_is_not_begun(server: WorkingServer) -> None:
+    post(server, "/v1/completions", completion_body(30))
+    path, tasks = "/v1/page/simulation", server.uvicorn.server_state.tasks
+    body = json.dumps(THREADED[path]).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    port = int(server.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port)) as first, socket.create_connection(("127.0.0.1", port)) as later:
+        first.sendall(head.encode() + b"\r\n\r\n" + body)
+        wait_for(lambda: server.work.num_running == 1)
+        later.sendall(head.encode() + b"\r\n\r\n" + body)
+        wait_for(lambda: len(tasks) == 2)
+        later.close()
+        wait_for(lambda: len(tasks) == 1)
+        assert server.work.num_running == 1
+    wait_for(server.is_idle)
+
+
+def test_an_explanation_ends_with_the_client(server: WorkingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_blocked: BlockedRequest) -> list[WhatIf]:
+        with server.work.running():
+            for _ in range(UNITS_PER_SECOND // 2):
+                server.work.add()
+        return []
+
+    post(server, "/v1/completions", {**completion_body(2), "n": 40, "request_id": "crowd", "temperature": 1})
+    monkeypatch.setattr("chairlift.server.api.requests.what_ifs", slow)
+    path = "/v1/requests/cmpl-crowd/explain"
+    assert server.leave_during(path, None, server.has_worked()) < UNITS_PER_SECOND
+
+
+@pytest.mark.parametrize("path", sorted(STREAMS))
+def test_a_reader_of_events_ends_with_the_client(server: WorkingServer, path: str) -> None:
+    hub: EventHub = server.models[0].events
+    num_listeners = len(hub._listeners)
+    server.leave_during(path, None, lambda: len(server.uvicorn.server_state.tasks) == 1)
+    assert len(hub._listeners) == num_listeners
