@@ -75,7 +75,7 @@ fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its 
 fuzz-cost: venv ## Measure what large requests cost, in every field of every endpoint (ARGS="--endpoint chat messages").
 	$(BIN)/python tests/robustness/fuzz_cost.py $(ARGS)
 
-soak: venv ## Serve 5,000 requests of every kind, and see that nothing is left of them (ARGS="--requests 50000").
+soak: venv ## Serve calls of every kind for 30 minutes, and see that nothing is left of them (ARGS="--minutes 5").
 	$(BIN)/python tests/robustness/soak.py $(ARGS)
 
 test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a compiler, and try its kernels.

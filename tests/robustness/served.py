@@ -46,6 +46,11 @@ class Served:
     def get(self, path: str) -> Any:
         return httpx.get(f"{self.url}{path}", timeout=20, verify=NO_TLS).raise_for_status().json()
 
+    def num_unfinished(self, model: str) -> int:
+        """The number of prompts in progress on the engine of a model."""
+        count: int = self.get(f"/v1/engine?model={model}")["status"]["num_unfinished"]
+        return count
+
     def metric(self, name: str) -> float:
         """Return the sum of a counter in /metrics over all labels."""
         lines = httpx.get(f"{self.url}/metrics", timeout=20, verify=NO_TLS).text.splitlines()
@@ -63,9 +68,10 @@ def as_options(options: Mapping[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def serve(options: Mapping[str, Any], **popen: Any) -> Iterator[Served]:
-    """Run a server with these options, including `model`, and end it with SIGTERM."""
+    """Run a server with these options, including `model` or `models`, and end it with SIGTERM."""
     options = dict(options)
-    command = [*COMMAND, options.pop("model"), *as_options(options)]
+    model = [options.pop("model")] if "model" in options else []
+    command = [*COMMAND, *model, *as_options(options)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **popen)
     served = Served("", process)
     try:
@@ -83,7 +89,7 @@ def _wait_until_ready(served: Served) -> str:
     assert served.process.stderr is not None
     for line in served.process.stderr:
         served.stderr_lines.append(line)
-        if found := re.search(r"ready in [\d.]+ s: (\S+)/v1 answers", line):
+        if found := re.search(r"ready in [\d.]+ s: (\S+)/v1 (?:answers|loads)", line):
             threading.Thread(target=_read_stderr, args=(served,), daemon=True).start()
             return found[1]
     raise AssertionError("".join(served.stderr_lines))

@@ -1,120 +1,176 @@
-"""Soak test: thousands of requests of every kind to `chairlift serve`, with a check that no resources leak.
+"""Soak test: mixed calls to `chairlift serve` with three models for some minutes. Nothing may be left of them.
 
-    python tests/robustness/soak.py [--requests 5000] [--seed N]
+    python tests/robustness/soak.py [--minutes 30] [--seed N]
 
-It prints a table and, as the last line, JSON. It ends with status 1 at the first failure.
+Completions of a tiny model in a pool that is far too small are checked to the last token, and beside them the calls of
+`soak_calls.py` use all endpoints and models. After each round every request must have ended, every block be free, and
+no descriptor be open. The memory of each process must be flat in the last two thirds of the run. It prints tables and,
+as the last line, JSON. It ends with status 1 at the first failure.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import httpx
+from process_memory import WINDOW_SECONDS, MemoryLog, MemoryTrend
 from rich.console import Console
 from rich.table import Table
 from served import Served, serve
+from soak_calls import ADAPTER, CHAT, ENCODER, TINY, SoakCalls, write_adapter
 from soak_load import SERVER_OPTIONS, Tally, check_pool, make_requests, run_load, wait_until_idle
 
-from native import unavailable_reason
-from tiny_engine import tiny_options
+from chairlift.loading.fetch import DEFAULT_MODEL
+from plain_http import NO_TLS
+from pooling_models import write_pooling_model
+from tiny_engine import CONFIG, tiny_options
 
-ROUNDS = 10
-WARM_ROUNDS = 2
-"""The rounds in which caches fill. Memory and descriptors are compared with those at their end."""
+ROUND_COMPLETIONS = 500
+ROUND_CALLS = 120
+NUM_LOADS = 4
+"""The completions of a round are those of this many rounds before, and get the same answers."""
 
-MAX_GROWTH_BYTES = (16 if unavailable_reason() is None else 128) << 20
-"""torch's kernels cache data for each shape of a step. Most shapes occur within 500 requests."""
+MAX_SLOPE_BYTES = 3 << 20
+"""Maximum slope of the private memory of a process in ten minutes: about 100 bytes for each of its requests."""
 
-MAX_HELPERS = 3
-"""Two processes that compile grammars and one that renders templates. Each starts on first use."""
+MAX_HELPERS = 8
+"""Two processes for each model that prepare bodies, and two that compile grammars. Each starts on first use."""
 
 DESCRIPTORS_PER_HELPER = 5
 """Three descriptors of the helper, and the server's ends of two pipes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceUsage:
-    """The resources of the server after a round. The descriptors of its helpers are not included."""
+@dataclass(slots=True)
+class SoakResult:
+    """What a soak has done and measured.
 
-    num_requests: int
-    descriptors: int
-    helpers: int
-    resident: list[int]
-    preemptions: float
+    Attributes:
+        descriptors: the open descriptors after each round, without those of helpers.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    descriptors: list[int] = field(default_factory=list)
+    trends: list[MemoryTrend] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+    preemptions: float = 0.0
 
 
-async def soak(served: Served, num_requests: int, seed: int, rounds: int = ROUNDS) -> tuple[Tally, list[ResourceUsage]]:
-    """Run rounds of load, and measure the server's resources after each."""
-    tally, usages = Tally(), []
-    requests = make_requests(num_requests, seed)
-    size = -(-num_requests // rounds)
-    for start in range(0, num_requests, size):
-        await run_load(served.url, requests[start : start + size], tally)
+def soak_options(folder: Path) -> dict[str, Any]:
+    """Write the models and the adapter into a folder, and return the options of the server."""
+    adapter = write_adapter(folder / "adapter", CONFIG["hidden_size"], CONFIG["num_hidden_layers"])
+    encoder = folder / "encoder"
+    encoder.mkdir()
+    tiny = tiny_options(folder / "tiny", **SERVER_OPTIONS, lora_modules={ADAPTER: str(adapter)}, max_loras=2)
+    del tiny["served_model_name"]
+    models = {
+        TINY: tiny,
+        CHAT: {"model": DEFAULT_MODEL, "num_kv_blocks": 200, "max_model_len": 1024, "num_threads": 1},
+        ENCODER: {"model": str(write_pooling_model(encoder, "bert")), "num_threads": 1},
+    }
+    named = {name: {key.replace("_", "-"): value for key, value in model.items()} for name, model in models.items()}
+    return {"models": json.dumps(named), "keep_alive": -1, "page_control": True}
+
+
+@contextlib.contextmanager
+def serve_models(folder: Path) -> Iterator[Served]:
+    """Run a server with all models loaded, from files that are written into a folder."""
+    with serve(soak_options(folder)) as served:
+        for model in (TINY, CHAT, ENCODER):
+            loaded = httpx.post(f"{served.url}/models/load", json={"model": model}, timeout=300, verify=NO_TLS)
+            assert loaded.status_code == 200, loaded.text
+        yield served
+
+
+async def soak(
+    served: Served, calls: SoakCalls, seed: int, has_time: Callable[[], bool], size: float = 1.0
+) -> SoakResult:
+    """Run rounds of load while `has_time`, and check after each that nothing is left.
+
+    Args:
+        size: the size of a round, as a multiple of ROUND_COMPLETIONS and ROUND_CALLS.
+    """
+    result = SoakResult()
+    num_completions = round(size * ROUND_COMPLETIONS)
+    while has_time():
+        requests = make_requests(num_completions, seed + len(result.descriptors) % NUM_LOADS)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run_load(served.url, requests, result.tally))
+            group.create_task(calls.run(round(size * ROUND_CALLS)))
         await wait_until_idle(served)
         check_pool(served)
-        preemptions = served.metric("vllm:num_preemptions_total")
         await asyncio.sleep(0.3)  # Abandoned connections close.
-        usages.append(_measure(served, tally.num_requests, preemptions))
-        print(f"{tally.num_requests} of {num_requests} requests", file=sys.stderr)
-    assert tally.num_requests == num_requests, "each request is answered, rejected or aborted, once"
-    check_growth(usages)
-    return tally, usages
+        result.descriptors.append(_num_descriptors(served))
+        assert result.tally.num_requests == num_completions * len(result.descriptors), "one answer for each request"
+        print(f"round {len(result.descriptors)}: {result.tally.num_requests} completions", file=sys.stderr)
+    result.preemptions = served.metric("vllm:num_preemptions_total")
+    result.calls = dict(calls.counts)
+    assert result.preemptions > 0, "the pool was too large"
+    assert max(result.descriptors[1:], default=0) <= result.descriptors[0], f"descriptors: {result.descriptors}"
+    return result
 
 
-def _measure(served: Served, num_requests: int, preemptions: float) -> ResourceUsage:
-    resident = served.resident_bytes()
-    helpers = len(resident) - 2
-    descriptors = served.num_descriptors() - DESCRIPTORS_PER_HELPER * helpers
-    return ResourceUsage(num_requests, descriptors, helpers, resident[:2], preemptions)
+def _num_descriptors(served: Served) -> int:
+    helpers = [each for each in served.processes()[1:] if "engine_process" not in " ".join(each.cmdline())]
+    assert len(helpers) <= MAX_HELPERS
+    return served.num_descriptors() - DESCRIPTORS_PER_HELPER * len(helpers)
 
 
-def check_growth(usages: list[ResourceUsage]) -> None:
-    """Check that memory and descriptors do not grow after WARM_ROUNDS."""
-    warm, last = usages[min(WARM_ROUNDS, len(usages)) - 1], usages[-1]
-    assert last.helpers <= MAX_HELPERS
-    assert last.descriptors <= warm.descriptors, f"descriptors: {[usage.descriptors for usage in usages]}"
-    for before, after in zip(warm.resident, last.resident, strict=True):
-        assert after - before < MAX_GROWTH_BYTES, f"resident bytes: {[usage.resident for usage in usages]}"
-    assert last.preemptions > 0, "the pool was too large"
+def check_trends(trends: list[MemoryTrend]) -> None:
+    """Check that the memory of no process grows."""
+    growing = {trend.role: round(trend.slope) for trend in trends if trend.slope > MAX_SLOPE_BYTES}
+    assert not growing, f"bytes of private memory in {WINDOW_SECONDS:g} s: {growing}; limit: {MAX_SLOPE_BYTES}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, serve(tiny_options(Path(folder), **SERVER_OPTIONS)) as served:
-        tally, usages = asyncio.run(soak(served, options.requests, options.seed))
-    _print(tally, usages, options.seed, time.monotonic() - started)
+    with tempfile.TemporaryDirectory() as name, serve_models(folder := Path(name)) as served:
+        started = time.monotonic()
+        end = started + 60 * options.minutes
+        calls = SoakCalls(served.url, folder / "adapter", options.seed)
+        log = MemoryLog(served.process.pid)
+        with log.recording():
+            result = asyncio.run(soak(served, calls, options.seed, lambda: time.monotonic() < end))
+        result.trends = log.trends(since=started + 20 * options.minutes)
+    _print(result, options.seed, time.monotonic() - started)
+    check_trends(result.trends)
 
 
-def _print(tally: Tally, usages: list[ResourceUsage], seed: int, seconds: float) -> None:
+def _print(result: SoakResult, seed: int, seconds: float) -> None:
     console = Console(width=120)
-    table = Table("after", "descriptors", "HTTP process, MiB", "engine process, MiB", "preemptions", title="Soak")
-    for usage in usages:
-        sizes = [f"{size / 2**20:.1f}" for size in usage.resident]
-        table.add_row(str(usage.num_requests), str(usage.descriptors), *sizes, f"{usage.preemptions:.0f}")
+    title = f"Memory in MiB in the last two thirds of {seconds / 60:.0f} minutes; slopes in MiB per 10 minutes"
+    table = Table("process", "number", "PSS", "private, first", "largest", "last", "slope", title=title)
+    for trend in result.trends:
+        sizes = (trend.last.pss, trend.first.private, trend.largest.private, trend.last.private)
+        row = [f"{size / 2**20:.1f}" for size in sizes]
+        table.add_row(trend.role, str(trend.num_processes), *row, f"{trend.slope / 2**20:+.2f}")
     console.print(table)
+    tally = result.tally
     console.print(f"{_counts(tally.outcomes)}; of them {_counts(tally.kinds)}; {tally.output_tokens} tokens answered")
-    warm, last = usages[min(WARM_ROUNDS, len(usages)) - 1], usages[-1]
+    console.print(f"other calls: {_counts(result.calls)}")
     figures: dict[str, Any] = {
         "requests": tally.num_requests,
         **tally.outcomes,
         "kinds": dict(tally.kinds),
+        "calls": result.calls,
         "output_tokens": tally.output_tokens,
-        "preemptions": last.preemptions,
-        "descriptors": [warm.descriptors, last.descriptors],
-        "resident_bytes": [warm.resident, last.resident],
+        "preemptions": result.preemptions,
+        "descriptors": [result.descriptors[0], result.descriptors[-1]],
+        "slopes": {trend.role: round(trend.slope) for trend in result.trends},
         "seed": seed,
         "seconds": round(seconds, 1),
     }

@@ -26,6 +26,7 @@ SERVER_OPTIONS: dict[str, Any] = {
 CONCURRENCY = 32
 NUM_PREFIXES = 6
 REPEATS = 4  # of each request, on average
+COMMENT = ": keep-alive"
 VOCABULARY = range(3, 190)
 CONSTRAINTS: list[dict[str, Any]] = [
     {"regex": "[a-f]{2,6}"},
@@ -76,17 +77,18 @@ class Tally:
 def make_requests(count: int, seed: int) -> list[SoakRequest]:
     """Return `count` requests in random order, of which about REPEATS are equal."""
     rng = random.Random(seed)
-    distinct = [_make_request(index, random.Random(f"{seed}.{index}")) for index in range(max(1, count // REPEATS))]
+    names = [f"{seed}.{index}" for index in range(max(1, count // REPEATS))]
+    distinct = [_make_request(name, random.Random(name)) for name in names]
     return [_maybe_abort(rng.choice(distinct), rng) for _ in range(count)]
 
 
-def _make_request(index: int, rng: random.Random) -> SoakRequest:
+def _make_request(name: str, rng: random.Random) -> SoakRequest:
     constraint = rng.randrange(len(CONSTRAINTS)) if rng.random() < 0.2 else None
     body: dict[str, Any] = {
         "prompt": _prompt(rng),
         "max_tokens": rng.randint(1, 48),
         "n": rng.choice((1, 1, 1, 2, 4)),
-        "seed": index,
+        "seed": rng.getrandbits(16),
         "temperature": rng.choice((0, 0.8, 1.5)),
         "priority": rng.choice((-1, 0, 0, 0, 1)),
         "ignore_eos": constraint is None and rng.random() < 0.5,
@@ -103,7 +105,7 @@ def _make_request(index: int, rng: random.Random) -> SoakRequest:
     is_rejected = rng.random() < 0.05
     if is_rejected:
         body["max_tokens"] = 4000
-    return SoakRequest(f"r{index}", body, constraint, is_rejected=is_rejected)
+    return SoakRequest(name, body, constraint, is_rejected=is_rejected)
 
 
 def _prompt(rng: random.Random) -> list[int]:
@@ -126,7 +128,7 @@ async def run_load(url: str, requests: list[SoakRequest], tally: Tally) -> None:
     """Send all requests, CONCURRENCY at a time, and raise an AssertionError at the first wrong answer."""
     waiting = iter(requests)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=CONCURRENCY)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=300, trust_env=False) as http:
 
         async def work() -> None:
             for request in waiting:
@@ -150,6 +152,8 @@ async def _send(http: httpx.AsyncClient, request: SoakRequest, tally: Tally) -> 
             assert response.status_code == 400
             tally.outcomes["rejected"] += 1
             return
+        if await _is_too_slow(response, tally):
+            return
         assert response.status_code == 200, await response.aread()
         await _read_stream(response, request, tally)
 
@@ -164,6 +168,8 @@ async def _send_whole(http: httpx.AsyncClient, request: SoakRequest, tally: Tall
             tally.outcomes["aborted"] += 1
             return
     response = await call
+    if await _is_too_slow(response, tally):
+        return
     assert response.status_code == (400 if request.is_rejected else 200), response.text
     if request.is_rejected:
         tally.outcomes["rejected"] += 1
@@ -175,13 +181,20 @@ async def _send_whole(http: httpx.AsyncClient, request: SoakRequest, tally: Tall
     _check(request, answers, body["usage"]["completion_tokens"], tally)
 
 
+async def _is_too_slow(response: httpx.Response, tally: Tally) -> bool:
+    """Whether a grammar was rejected because a busy machine has not compiled it in time."""
+    is_slow = response.status_code == 400 and b"to compile. Simplify it." in await response.aread()
+    tally.outcomes["too slow"] += is_slow
+    return is_slow
+
+
 async def _read_stream(response: httpx.Response, request: SoakRequest, tally: Tally) -> None:
     texts = [""] * request.body["n"]
     ends: dict[int, str] = {}
     num_chunks = num_done = num_tokens = 0
     async for line in response.aiter_lines():
         if not line.startswith("data: "):
-            assert not line
+            assert not line or line == COMMENT
             continue
         assert not num_done, "a line follows [DONE]"
         if request.aborts_after is not None and num_chunks >= request.aborts_after:
@@ -221,10 +234,11 @@ def _check(request: SoakRequest, answers: list[tuple[str, str]], num_tokens: int
 
 
 async def wait_until_idle(served: Served, seconds: float = 20.0) -> None:
-    """Wait until the engine has no unfinished requests."""
+    """Wait until no engine has unfinished requests, and the server lists none."""
     deadline = asyncio.get_running_loop().time() + seconds
-    while served.get("/v1/engine")["status"]["num_unfinished"]:
-        assert asyncio.get_running_loop().time() < deadline, "requests are still in the engine"
+    names = [card["id"] for card in served.get("/v1/models")["data"] if card["parent"] is None]
+    while any(map(served.num_unfinished, names)) or served.get("/v1/requests")["data"]:
+        assert asyncio.get_running_loop().time() < deadline, f"not ended: {served.get('/v1/requests')}"
         await asyncio.sleep(0.05)
 
 

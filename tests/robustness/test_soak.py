@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from served import serve
-from soak import soak
-from soak_load import SERVER_OPTIONS
+from soak import serve_models, soak
+from soak_calls import SoakCalls
 
-from tiny_engine import tiny_options
-
-REQUESTS = 150
+ROUNDS = 3
 
 
-def test_no_resources_leak_after_many_requests(tmp_path: Path) -> None:
-    with serve(tiny_options(tmp_path, **SERVER_OPTIONS)) as served:
-        tally, _marks = asyncio.run(soak(served, REQUESTS, seed=3, rounds=3))
-    assert tally.outcomes["answered"] > REQUESTS / 2
+def test_nothing_is_left_of_many_requests(tmp_path: Path) -> None:
+    rounds = iter(range(ROUNDS))
+    with serve_models(tmp_path) as served:
+        calls = SoakCalls(served.url, tmp_path / "adapter", seed=3)
+        result = asyncio.run(soak(served, calls, 3, lambda: next(rounds, None) is not None, size=0.1))
+    tally = result.tally
+    assert tally.outcomes["answered"] > tally.num_requests / 2
     assert min(tally.outcomes["aborted"], tally.outcomes["rejected"], tally.kinds["structured_outputs"]) > 0
+    assert sum(result.calls.values()) == 12 * ROUNDS

@@ -1,0 +1,47 @@
+"""The memory of processes by their roles, and its slope."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from process_memory import MIN_SAMPLES, WINDOW_SECONDS, MemoryLog, read_memory, role_of, slope
+
+WORKER = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "chairlift.server.preparation.worker"]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
+
+
+def test_the_slope_of_a_line_is_exact_and_that_of_noise_small() -> None:
+    times = [5.0 * index for index in range(100)]
+    assert slope(times, [1000 + 7 * round(time) for time in times]) == pytest.approx(7 * WINDOW_SECONDS)
+    assert slope(times, [10_000 + 100 * (index % 2) for index in range(100)]) == pytest.approx(0, abs=150)
+
+
+def test_private_memory_contains_what_a_process_has_written() -> None:
+    before = read_memory(os.getpid())
+    written = bytearray(os.urandom(1 << 16) * 512)
+    after = read_memory(os.getpid())
+    assert after.private - before.private == pytest.approx(len(written), rel=0.1)
+    assert after.pss >= after.private > before.private
+
+
+def test_processes_are_logged_by_role() -> None:
+    assert role_of(["python", "-m", "chairlift", "serve"]) == "http"
+    with (
+        subprocess.Popen(WORKER, stdin=subprocess.PIPE) as first,
+        subprocess.Popen(WORKER, stdin=subprocess.PIPE) as second,
+    ):
+        log = MemoryLog(os.getpid())
+        for time in range(MIN_SAMPLES):
+            log.sample(float(time))
+        sizes = [read_memory(process.pid).private for process in (first, second)]
+        for process in (first, second):
+            assert process.stdin is not None
+            process.stdin.close()
+    (trend,) = [trend for trend in log.trends(since=0.0) if trend.role == "worker"]
+    assert trend.num_processes == 2
+    assert trend.last.private == pytest.approx(sum(sizes), rel=0.1)
+    assert log.trends(since=1e9) == []
