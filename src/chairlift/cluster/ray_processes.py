@@ -59,8 +59,8 @@ class RayProcesses:
         self._is_stopped = False
         self._has_loss = False
         self._vital: dict[str, subprocess.Popen[bytes]] = {}
+        os.environ.pop("RAY_TMPDIR", None)  # The paths of sockets in a long one would be too long.
         system_folder: str = get_default_system_temp_dir()  # type: ignore[no-untyped-call]
-        os.makedirs(system_folder, mode=0o700, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="chairlift-ray-", dir=system_folder))
         self._watchdog = ChildProcess(KILL_GROUP_AT_END_OF_INPUT, stdout=None, process_group=0)
         try:
