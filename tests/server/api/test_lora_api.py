@@ -125,7 +125,7 @@ def test_adapters_are_loaded_and_unloaded_with_an_admin_key(
     for path in ("~nosuchuser/x", "a\0b", "/dev", "x" * 5000):
         odd = server.post(load, {**body, "lora_path": path}, ADMIN)
         assert (odd.status_code, odd.json()["error"]["param"]) == (400, "lora_path"), odd.text
-    for name, problem in (("", "at least 1 character"), ("a\nb", "printable"), ("x" * 300, "at most 256 printable")):
+    for name, problem in (("", "at least 1 character"), ("a\nb", "printable"), ("x" * 300, "at most 256 characters")):
         odd = server.post(load, {"lora_name": name, "lora_path": adapters["b"]}, ADMIN)
         assert odd.status_code == 400
         assert problem in odd.json()["error"]["message"]
