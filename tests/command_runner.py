@@ -35,11 +35,15 @@ class CommandResult:
         return f"{self.stdout}{self.stderr}{self.exception or ''}"
 
 
-def invoke(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> CommandResult:
-    """Run a command with these arguments and variables. Other errors than those of the user are raised."""
+def invoke(arguments: Sequence[str], env: Mapping[str, str] | None = None, text: str = "") -> CommandResult:
+    """Run a command with these arguments and variables, and `text` as its standard input.
+
+    Other errors than those of the user are raised.
+    """
     stdout, stderr, exit_code, failed = io.StringIO(), io.StringIO(), 0, None
     with (
         mock.patch.dict(os.environ, env or {}),
+        mock.patch("sys.stdin", io.StringIO(text)),
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),
     ):

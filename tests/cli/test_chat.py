@@ -1,4 +1,4 @@
-"""Tests `chairlift chat` and `chairlift generate` as processes, and the commands of a conversation."""
+"""Tests `chairlift chat` and `chairlift generate`, as processes and in this one, and the commands of a conversation."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from chairlift import AsyncLLM
 from chairlift.cli.chat import COMMANDS, Conversation
 from chairlift.cli.chat_backends import AnswerStats
 from chairlift.errors import ConfigError
+from command_runner import invoke
 from running_server import MODEL, RunningServer, run_server, wait_for
 
 COMMAND = [sys.executable, "-m", "chairlift"]
@@ -170,13 +171,16 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> No
 def test_generate_reads_the_standard_input_and_streams() -> None:
     result = run("generate", "--max-tokens", "8", *POOL, text="What is the capital of France?\n")
     assert result.stdout == "The capital of France is Paris.\n"
-    result = run("generate", "-", "--no-chat", "--max-tokens", "2", *POOL, text="The capital of France is")
+
+
+def test_generate_continues_a_text(smollm2_gguf: Path) -> None:
+    result = invoke(["generate", "-", "--no-chat", "--max-tokens", "2", *POOL], text="The capital of France is")
     assert result.stdout == "The capital of France is Paris.\n"
 
 
-def test_generate_prints_json_lines() -> None:
-    result = run("generate", "What is the capital of France?", "-", "--json", "--max-tokens", "6", *POOL, text="Hi\n")
-    first, second = map(json.loads, result.stdout.splitlines())
+def test_generate_prints_json_lines(smollm2_gguf: Path) -> None:
+    arguments = ["generate", "What is the capital of France?", "-", "--json", "--max-tokens", "6", *POOL]
+    first, second = map(json.loads, invoke(arguments, text="Hi\n").stdout.splitlines())
     assert first["prompt"] == "What is the capital of France?"
     assert first["text"].startswith("The capital of France is")
     assert (first["finish_reason"], first["num_output_tokens"]) == ("length", 6)
@@ -185,6 +189,6 @@ def test_generate_prints_json_lines() -> None:
 
 @pytest.mark.parametrize(("arguments", "text"), [(["-", "-"], "x"), (["-"], ""), ([""], "x")])
 def test_generate_rejects_missing_prompts(arguments: list[str], text: str) -> None:
-    result = run("generate", *arguments, text=text)
-    assert result.returncode == 2
-    assert "error: PROMPT" in result.stderr
+    result = invoke(["generate", *arguments], text=text)
+    assert result.exit_code == 2
+    assert str(result.exception).startswith("PROMPT")
