@@ -80,7 +80,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
 
     def make_feed_forward(up: LinearKernel, down: LinearKernel) -> FeedForwardKernel:
         if isinstance(up, NativeLinear) and isinstance(down, NativeLinear) and up.kernel.can_feed(down.kernel):
-            return partial(up.feed, down)
+            return partial(NativeLinear.feed, up, down)
         return ComposedFeedForward(up, down)
 
     def make_mixture(mixture: Mixture) -> RowKernel:
