@@ -119,7 +119,8 @@ def test_the_sequences_of_a_call_are_found_on_all_replicas(serve: Serve, kind: s
         call_id = server.complete(prompts, max_tokens=4, n=2, seed=0, request_id="many").json()["id"]
         assert min(server.transport.num_runs.values()) > 1
         ids = [each["id"].rpartition("~")[0] for each in server.get(f"/v1/requests/{call_id}{kind}")["sequences"]]
-        assert ids == [f"{call_id}.{index}" for index in range(12) for _ in range(2)]
+        all_ids = [f"{call_id}.{index}" for index in range(12) for _ in range(2)]
+        assert ids == (all_ids[:16] if kind else all_ids), "at most 16 sequences are explained"
         assert len(server.get(f"/v1/requests/{call_id}.7{kind}")["sequences"]) == 2
 
 
