@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from cost_cases import BASES, NUMBER, PATHS, Case, all_cases, items
-from operations import count_operations
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
@@ -22,6 +21,7 @@ from chairlift.server.api.endpoints import make_planners
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.planners import PlanningModel, PreparedRequest
 from chairlift.server.preparation.worker import prepare
+from operations import count_operations
 from server.api_model import with_api_tokenizer
 
 MAX_RATIO = 2.6
