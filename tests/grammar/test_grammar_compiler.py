@@ -348,7 +348,7 @@ def test_the_tools_of_a_call_that_has_ended_are_not_compiled(
         await wait_until(lambda: bool(compiled))
         (work,) = compiler._compilations.values()
         call.cancel()
-        await asyncio.sleep(0)
+        await asyncio.wait([call])
         held.set()
         await wait_until(work.outcome.done)
 
