@@ -18,7 +18,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve test test-on-cluster fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize check format bench wheel release clean
+.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ stub: native ## Write the types of the extension, _native.pyi, from its compiled
 
 serve: $(INSTALLED) $(COMPILED) ## Serve the default model on http://127.0.0.1:8000 (options: ARGS="--port 8001").
 	$(BIN)/chairlift serve $(ARGS)
+
+lesson: $(INSTALLED) $(COMPILED) ## Learn batching: serve the same requests in static batches and paged, and compare (ARGS="--seed 1").
+	$(BIN)/chairlift lesson $(ARGS)
 
 test: venv ## Run the tests (a choice of them: ARGS="tests/core -k preempt").
 	$(BIN)/python -m $(PYTEST) $(ARGS)

@@ -14,7 +14,7 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.memory_plan import kv_slot_bytes, plan_layout
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventList, to_json
+from chairlift.events import EngineStarted, EventBroadcaster, EventList, EventSink, to_json
 from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
@@ -115,7 +115,9 @@ class TokenCheck:
         )
 
 
-def run_compare(config: EngineConfig, options: CompareOptions) -> tuple[BenchmarkResult, TokenCheck]:
+def run_compare(
+    config: EngineConfig, options: CompareOptions, events: EventSink | None = None
+) -> tuple[BenchmarkResult, TokenCheck]:
     """Load the model once, warm up every policy, and run the rounds; returns the runs of all policies, and whether they
     generated the same tokens.
 
@@ -124,6 +126,7 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> tuple[Benchmar
 
     Args:
         config: the fields that the policies have in common.
+        events: receives the events of all measured runs, in the order of the runs.
 
     Raises:
         ConfigError: an option cannot be honoured, or a request of the workload does not fit an engine.
@@ -138,13 +141,15 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> tuple[Benchmar
     _create_folder(options.save_events)
     loaded = load_decoder(config)
     configs = _equalize_limits(loaded, configs)
+    max_model_len = next(iter(configs.values())).max_model_len
+    assert max_model_len is not None
     workloads = [
-        _set_max_tokens(options.workload(loaded.config.vocab_size, WARM_UP_ROUND + number, tokenize), configs)
+        with_max_tokens(options.workload(loaded.config.vocab_size, WARM_UP_ROUND + number, tokenize), max_model_len)
         for number in range(options.repeats + 1)
     ]
     for name in configs:
         _warm_up(loaded, configs[name], workloads, options.num_warmups)
-    rounds = _Rounds(loaded, configs, options)
+    rounds = _Rounds(loaded, configs, options, events)
     for workload in workloads[1:]:
         rounds.run(workload)
     return rounds.result([item.max_output_len for workload in workloads[1:] for item in workload])
@@ -170,10 +175,8 @@ def _num_blocks(plan: KVCachePlan, loaded: LoadedDecoder, config: EngineConfig) 
     return plan.num_blocks * plan.block_bytes // (slot_bytes * config.block_size)
 
 
-def _set_max_tokens(workload: Sequence[WorkloadRequest], configs: Configs) -> list[WorkloadRequest]:
+def with_max_tokens(workload: Sequence[WorkloadRequest], max_model_len: int) -> list[WorkloadRequest]:
     """Set `max_tokens` of the requests without it to the largest value that fits max_model_len."""
-    max_model_len = next(iter(configs.values())).max_model_len
-    assert max_model_len is not None
     lens = full_prompt_lens(workload)
     return [
         item
@@ -196,8 +199,11 @@ def _warm_up(
 class _Rounds:
     """Runs the rounds: all policies serve one workload, in an order that rotates (A B C, B C A, C A B)."""
 
-    def __init__(self, loaded: LoadedDecoder, configs: Configs, options: CompareOptions) -> None:
+    def __init__(
+        self, loaded: LoadedDecoder, configs: Configs, options: CompareOptions, events: EventSink | None
+    ) -> None:
         self._loaded = loaded
+        self._sinks = () if events is None else (events,)
         self._configs = configs
         self._options = options
         self._order: list[list[str]] = []
@@ -217,7 +223,8 @@ class _Rounds:
 
     def _run(self, name: str, workload: Sequence[WorkloadRequest]) -> Tokens:
         log = EventList()
-        engine = build_engine(self._configs[name], loaded=self._loaded, events=log)
+        sink = EventBroadcaster(log, *self._sinks)
+        engine = build_engine(self._configs[name], loaded=self._loaded, events=sink)
         tokens = run_forced(engine, log, workload, self._options.max_concurrency)
         self._engines.setdefault(name, engine.facts.started)
         run = recorded_run(log.events)

@@ -1,0 +1,138 @@
+"""Runs the requests of the lesson on the engine under each policy, and on the simulator.
+
+The lesson repeats the experiment of Kwon et al., SOSP'23, Figure 2, at an eighth of its size: lengths with the means of
+ShareGPT (161 prompt and 338 output tokens), 15,728 KV slots and max_model_len=2048 are all divided by eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+from chairlift.config import EngineConfig
+from chairlift.events import EngineStarted, Event, EventBroadcaster, EventList, EventSink
+from chairlift.lab.bench.bench_options import CompareOptions
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
+from chairlift.lab.bench.compare import TokenCheck, run_compare, with_max_tokens
+from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
+from chairlift.lab.bench.simulation import sim_config_from_recording
+from chairlift.lab.report.run_log import RecordedRun, recorded_run
+from chairlift.lab.sim.cost_model import CostModel
+from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
+from chairlift.lab.sim.simulator import simulate
+from chairlift.lab.workload.request import WorkloadRequest
+
+POLICIES: Final = parse_policies("static/exact,max,pow2,paged")
+"""The policies in the order of the lesson; the first one is the baseline."""
+
+TITLES: Final = {
+    "static/exact": "static batches",
+    "max": "continuous, max",
+    "pow2": "continuous, pow2",
+    "paged": "continuous, paged",
+}
+
+VOCAB_SIZE: Final = 1 << 15
+"""Of simulated requests, whose tokens only have to differ."""
+
+LOAD: Final = {"input_len": "exp:20,1..96", "output_len": "exp:42,1..160"}
+ENGINE: Final = {"block_size": 4, "num_kv_blocks": 491, "max_model_len": 256, "max_num_seqs": 64}
+
+
+def lesson_config(**changes: Any) -> EngineConfig:
+    """The engine that all policies of the lesson share."""
+    return EngineConfig(**{**ENGINE, **changes})
+
+
+def lesson_options(seed: int, num_requests: int, **changes: Any) -> CompareOptions:
+    """The requests of the lesson. They declare no `max_tokens`, so it is all that `max_model_len` allows."""
+    settings = {**LOAD, "repeats": 1, "num_warmups": 2, **changes}
+    return CompareOptions(policies=POLICIES, seed=seed, num_prompts=num_requests, **settings)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The measured runs of the lesson.
+
+    Attributes:
+        events: the events of each run by policy, in the order of POLICIES.
+    """
+
+    options: CompareOptions
+    result: BenchmarkResult
+    tokens: TokenCheck
+    events: Mapping[str, list[Event]]
+
+    @cached_property
+    def runs(self) -> dict[str, RecordedRun]:
+        """The runs by policy."""
+        return {name: recorded_run(events, TITLES[name]) for name, events in self.events.items()}
+
+    @cached_property
+    def cost_model(self) -> FittedCostModel:
+        """The times of steps on this machine, for simulations."""
+        return fit_cost_model([event for events in self.events.values() for event in events], "the runs of the lesson")
+
+    def values(self, policy: str) -> RunValues:
+        """The values of a run by metric, as in `bench compare`."""
+        return self.result.runs[policy][0]
+
+    @property
+    def started(self) -> EngineStarted:
+        """The configuration of the paged run."""
+        return self.result.engines["paged"]
+
+    def simulate(self, policy: ComparedPolicy, workload: Sequence[WorkloadRequest], **limits: Any) -> RecordedRun:
+        """Simulate other requests under a policy, in the same memory and with the step times of this machine.
+
+        Args:
+            limits: fields of `EngineConfig` that replace those of the lesson.
+        """
+        return recorded_run(simulated_events(self.started, self.cost_model, policy, workload, **limits))
+
+
+def simulated_events(
+    started: EngineStarted, cost: CostModel, policy: ComparedPolicy, workload: Sequence[WorkloadRequest], **limits: Any
+) -> list[Event]:
+    """The events of a simulation with the real scheduler, on the engine that `started` describes.
+
+    Args:
+        workload: requests without `max_tokens` declare all that max_model_len allows.
+        limits: fields of `EngineConfig` that replace those of the engine; a static batch has `max_num_seqs` requests.
+    """
+    config = EngineConfig(**{"max_num_seqs": started.max_num_seqs, **limits})
+    config = policy.config(config, limits.get("max_num_seqs"), None)
+    sim, log = sim_config_from_recording(config, started), EventList()
+    simulate(with_max_tokens(workload, started.max_model_len), sim, cost, log)
+    return log.events
+
+
+class _EventsByRun:
+    """An event sink that divides the events of several runs."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[Event]] = []
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, EngineStarted):
+            self.runs.append([])
+        self.runs[-1].append(event)
+
+
+def run_lesson(config: EngineConfig, options: CompareOptions, progress: EventSink | None = None) -> Lesson:
+    """Run the requests on the engine, under one policy after the other.
+
+    Args:
+        progress: receives the events of all runs as they happen.
+
+    Raises:
+        ConfigError: an option cannot be honoured.
+        ModelLoadError: the model cannot be loaded.
+    """
+    collected = _EventsByRun()
+    sinks = [collected] if progress is None else [collected, progress]
+    result, tokens = run_compare(config, replace(options, repeats=1), EventBroadcaster(*sinks))
+    names = [policy.name for policy in options.policies]
+    return Lesson(options, result, tokens, dict(zip(names, collected.runs, strict=True)))

@@ -1,0 +1,129 @@
+"""The lesson on a tiny model: its runs are those of `bench compare` and of the simulator, and its table shows them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from chairlift.events import Event, EventList, Step
+from chairlift.lab.bench.compare import run_compare
+from chairlift.lab.bench.policies import ComparedPolicy
+from chairlift.lab.lesson import summary
+from chairlift.lab.lesson.progress import LessonProgress
+from chairlift.lab.lesson.runs import POLICIES, Lesson, lesson_options, run_lesson, simulated_events
+from chairlift.lab.lesson.summary import ROWS, lesson_reasons, lesson_rows, lesson_table, lesson_values
+from command_runner import invoke
+from tiny_engine import CONFIG
+from tiny_lesson import tiny_config, tiny_lesson
+
+
+@pytest.fixture(autouse=True)
+def few_simulated_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "NUM_SIMULATED", 40)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lesson")
+
+
+@pytest.fixture(scope="module")
+def lesson(folder: Path) -> Lesson:
+    return tiny_lesson(folder)
+
+
+def untimed_steps(events: list[Event]) -> list[Step]:
+    return [replace(event, time=0.0, scheduled_time=0.0) for event in events if isinstance(event, Step)]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_the_simulator_has_the_same_steps_seats_and_slots(lesson: Lesson, policy: ComparedPolicy) -> None:
+    workload = lesson.options.workload(CONFIG["vocab_size"], token_round=1)
+    simulated = simulated_events(lesson.started, lesson.cost_model, policy, workload)
+    assert untimed_steps(simulated) == untimed_steps(lesson.events[policy.name])
+
+
+class CountingProgress(LessonProgress):
+    """Counts by how much the bars move."""
+
+    total = 0.0
+
+    def advance(self, amount: float) -> None:
+        super().advance(amount)
+        self.total += amount
+
+
+@pytest.fixture(scope="module")
+def progress() -> CountingProgress:
+    return CountingProgress("load")
+
+
+@pytest.fixture(scope="module")
+def small_lesson(folder: Path, progress: CountingProgress) -> Lesson:
+    """Too few requests to fill the paged pool."""
+    progress.expect_runs([policy.name for policy in POLICIES], 1)
+    with progress:
+        return run_lesson(tiny_config(folder), lesson_options(1, 32), progress)
+
+
+def test_bench_compare_has_the_same_steps_and_counts(small_lesson: Lesson, folder: Path) -> None:
+    events = EventList()
+    result, tokens = run_compare(tiny_config(folder), small_lesson.options, events)
+    steps = [step for of_run in small_lesson.events.values() for step in untimed_steps(of_run)]
+    assert untimed_steps(events.events) == steps
+    assert tokens == small_lesson.tokens
+    for policy in small_lesson.events:
+        values = lesson_values(small_lesson, policy)
+        for key in ("num_steps", "mean_batch_size", "output_tokens", "padding_tokens", "preemptions"):
+            assert values[key] == result.runs[policy][0][key]
+
+
+def test_the_progress_counts_the_tokens_of_all_runs(small_lesson: Lesson, progress: CountingProgress) -> None:
+    num_tokens = sum(item.output_len for item in small_lesson.options.workload(CONFIG["vocab_size"], token_round=1))
+    assert progress.total == len(POLICIES) * num_tokens
+
+
+def test_the_policies_differ_as_published(lesson: Lesson) -> None:
+    static, reserved, pow2, paged = (lesson_values(lesson, policy.name) for policy in POLICIES)
+    assert static["mean_batch_size"] > 2 * static["busy_seats"], "seats of finished requests are idle"
+    assert reserved["mean_batch_size"] == reserved["busy_seats"] <= 7
+    assert static["num_steps"] > reserved["num_steps"] > pow2["num_steps"] > paged["num_steps"]
+    assert static["token_states"] < reserved["token_states"] < pow2["token_states"] < paged["token_states"]
+    assert reserved["waste"] > 0.7 > 0.15 > paged["waste"]
+    assert reserved["internal"] > pow2["internal"] > paged["internal"]
+    assert lesson_values(lesson, "static/exact")["speedup"] == 1.0
+
+
+def test_every_row_has_the_measured_and_the_published_values(lesson: Lesson) -> None:
+    rows = lesson_rows(lesson)
+    assert len(rows) == len(ROWS)
+    assert all(cell for row in rows for cell in row["measured"])
+    published = {row["label"]: row["published"] for row in rows if row["published"]}
+    assert published["KV slots: token states, %"] == ["", "20.4", "26.8", "96.3"]
+    file = io.StringIO()
+    Console(file=file, width=80).print(lesson_table(lesson))
+    assert max(map(len, file.getvalue().splitlines())) <= 80
+    assert file.getvalue().count("  published") == len(published)
+    assert "…" not in file.getvalue()
+
+
+def test_the_reasons_have_the_numbers_of_the_runs(lesson: Lesson) -> None:
+    speed, latency, memory = lesson_reasons(lesson)
+    assert f"which gives {lesson_values(lesson, 'paged')['speedup']:.2f}" in speed
+    assert "time in the queue" in latency
+    assert "simulated with 40 requests" in memory
+
+
+def test_the_reason_of_memory_names_a_pool_that_is_never_full(small_lesson: Lesson) -> None:
+    assert "where none waited" in lesson_reasons(small_lesson)[-1]
+
+
+@pytest.mark.parametrize("arguments", [["--num-requests", "31"], ["--num-requests", "1001"], ["--seed", "-1"]])
+def test_the_command_checks_its_options(arguments: list[str]) -> None:
+    found = invoke(["lesson", *arguments])
+    assert found.exit_code == 2
+    assert arguments[0] in found.output
