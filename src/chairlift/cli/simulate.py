@@ -8,11 +8,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from chairlift.cli.console import FLAG, Json
+from chairlift.cli.console import FLAG, Json, print_notice
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.simulation import SimulationOptions, print_simulation, run_simulation
-from chairlift.lab.bench.workload_options import WorkloadOptions
+from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.option_sources import Given, with_options
 from chairlift.options import Selection
 
@@ -87,6 +87,7 @@ def simulate(
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:
+        print_notice(f"Simulating requests that arrive {format_arrivals(load)}: {format_lengths(load)}")
         print_simulation(run_simulation(replace(config, model=model), load, options), as_json=as_json)
 
 
@@ -97,9 +98,11 @@ def _list_presets() -> None:
 
 
 def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None, as_json: bool) -> None:
-    from chairlift.lab.presets import PresetOptions, find_preset, print_preset
+    from chairlift.lab.presets import PresetOptions, find_preset, print_preset, print_title
 
     preset = find_preset(name)
+    if not as_json:
+        print_title(preset)
     print_preset(preset, preset.run(PresetOptions(workload_seed, num_prompts)), as_json=as_json)
 
 

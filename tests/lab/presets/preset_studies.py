@@ -17,7 +17,7 @@ def study(preset: str, index: int, num_prompts: int | None, **settings: Any) -> 
 
 def run(preset: str, index: int, num_prompts: int | None, **settings: Any) -> StudyResult:
     chosen = study(preset, index, num_prompts, **settings)
-    return RUNNERS[chosen.settings["runner"]](chosen)
+    return RUNNERS[chosen.settings["runner"]](chosen, lambda: None)
 
 
 def systems(preset: str, index: int, num_prompts: int | None, names: Sequence[str] = ()) -> dict[str, StudySystem]:

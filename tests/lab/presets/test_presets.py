@@ -10,7 +10,7 @@ import pytest
 from preset_studies import mean, run, study, systems
 
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import PRESETS, RUNNERS, PresetOptions, find_preset, print_preset, print_presets
+from chairlift.lab.presets import PRESETS, RUNNERS, PresetOptions, find_preset, print_preset, print_presets, print_title
 from chairlift.lab.presets.memory_use import SteadyStateTally
 from chairlift.lab.presets.study import LABELS, MeasuredValue, at_rate, format_value
 from chairlift.lab.sim.simulator import simulate
@@ -135,6 +135,7 @@ def test_too_few_prompts_are_an_error() -> None:
 def test_output_has_constants_tables_notes_and_json() -> None:
     preset, out = find_preset("vllm-fig3"), io.StringIO()
     results = preset.run(PresetOptions())
+    print_title(preset, out)
     print_preset(preset, results, out)
     print_preset(preset, results, out, as_json=True)
     text = out.getvalue()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chairlift.config import EngineConfig
+from chairlift.engine.progress import AdvanceBar
 from chairlift.engine.startup.memory_plan import plan_memory
 from chairlift.errors import ChairliftError
 from chairlift.events import read_events
@@ -125,6 +128,32 @@ def test_fitted_cost_model_uses_the_recorded_engine(tmp_path: Path) -> None:
 def test_presets_are_listed_and_run() -> None:
     assert "vllm-fig3" in run("--list")
     assert record_of("--preset", "vllm-fig3")["preset"] == "vllm-fig3"
+
+
+def test_the_title_comes_before_the_simulation() -> None:
+    """An option that does not apply is found after the title."""
+    failed = invoke(["simulate", "--preset", "vllm-fig3", "--num-prompts", "3"])
+    assert "Slots reserved and never used" in failed.stdout
+    failed = invoke(["simulate", *SMALL, "--max-model-len", "4096"])
+    assert failed.stderr.startswith("Simulating requests that arrive at once: prompt uniform:3..40")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"), [("lab.presets", ["--preset", "vllm-fig3"]), ("lab.bench.simulation", SMALL)]
+)
+def test_the_progress_bar_advances_to_its_end(
+    module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals, advanced = list[int](), list[int]()
+
+    @contextmanager
+    def recorded_bar(_description: str, total: int) -> Iterator[AdvanceBar]:
+        totals.append(total)
+        yield lambda steps=1, /: advanced.append(steps)
+
+    monkeypatch.setattr(f"chairlift.{module}.progress_bar", recorded_bar)
+    run(*arguments)
+    assert [sum(advanced)] == totals
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.counts import counted
+from chairlift.engine.progress import AdvanceBar, progress_bar
 from chairlift.engine.startup.memory_plan import checkpoint_plan, plan_memory, plan_pool_with_states, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.events import EngineStarted, Event, EventBroadcaster, open_event_log, read_events
+from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, open_event_log, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
@@ -91,8 +92,21 @@ class SimulationResult:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ProgressSink:
+    """An event sink that advances a progress bar by the requests that have ended."""
+
+    advance: AdvanceBar
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self.advance(len(event.finished))
+        elif isinstance(event, RequestRejected):
+            self.advance()
+
+
 def run_simulation(config: EngineConfig, load: WorkloadOptions, options: SimulationOptions) -> SimulationResult:
-    """Simulate the workload on the engine that `config` describes.
+    """Simulate the workload on the engine that `config` describes, with a progress bar.
 
     Raises:
         ConfigError: an option cannot be honoured (the message has the arithmetic), or a file has the wrong format.
@@ -114,7 +128,9 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
     workload = load.workload(model.vocab_size, token_round=0)
     try:
         feed = RequestFeed(workload, load.max_concurrency)
-        result = simulate(feed, sim, cost_model, EventBroadcaster(tally, *([] if file is None else [file])))
+        with progress_bar("simulated requests", len(workload)) as advance:
+            sinks = EventBroadcaster(tally, ProgressSink(advance), *([] if file is None else [file]))
+            result = simulate(feed, sim, cost_model, sinks)
     finally:
         if file is not None:
             file.close()

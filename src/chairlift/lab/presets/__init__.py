@@ -23,18 +23,19 @@ from typing import Any, Final, TextIO
 from rich.console import RenderableType
 from rich.text import Text
 
+from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
 from chairlift.lab.presets import memory_use, rate_sweep
 from chairlift.lab.presets.study import Study, StudyResult
 from chairlift.lab.tables import constants_table, make_text_table, print_parts, print_report
 from chairlift.options import check_options, option
 
-RUNNERS: Final[dict[str, Callable[[Study], StudyResult]]] = {
+RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] = {
     "rate sweep": rate_sweep.run,
     "memory use": memory_use.run,
     "fixed batch": rate_sweep.run,
 }
-"""The function that runs a study of each kind."""
+"""The function that runs a study of each kind. It calls its second argument after each system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,14 @@ class Preset:
         return [Study(self.data, study, seed, options.num_prompts) for study in self.data["studies"]]
 
     def run(self, options: PresetOptions) -> list[StudyResult]:
-        """Simulate all studies of the preset.
+        """Simulate all studies of the preset, with a progress bar.
 
         Raises:
             ConfigError: an option does not apply, or there are too few requests.
         """
-        return [RUNNERS[study.settings["runner"]](study) for study in self.studies(options)]
+        studies = self.studies(options)
+        with progress_bar("simulated systems", sum(len(list(study.systems())) for study in studies)) as advance:
+            return [RUNNERS[study.settings["runner"]](study, advance) for study in studies]
 
 
 NAMES: Final = (
@@ -119,15 +122,18 @@ def print_presets(presets: Iterable[Preset], file: TextIO | None = None) -> None
     print_parts([make_text_table("Presets", ["name", "title", "source"], rows, justify="left")], file)
 
 
+def print_title(preset: Preset, file: TextIO | None = None) -> None:
+    """Print what was published, and where."""
+    print_parts([Text(f"{preset.data['title']} ({preset.data['source']})", style="bold")], file)
+
+
 def print_preset(preset: Preset, results: list[StudyResult], file: TextIO | None = None, as_json: bool = False) -> None:
     """Print the constants, the tables and the notes, or one line of JSON."""
-    data = preset.data
     constants = dict(pair for result in results for pair in result.study.constants())
     parts: list[RenderableType] = [
-        Text(f"{data['title']} ({data['source']})", style="bold"),
         constants_table(constants.items()),
         *(result.table() for result in results),
-        *(f"- {note}" for note in data["notes"]),
+        *(f"- {note}" for note in preset.data["notes"]),
     ]
     record = {"preset": preset.name, "constants": constants, "studies": [result.to_dict() for result in results]}
     print_report(parts, record, file, as_json)

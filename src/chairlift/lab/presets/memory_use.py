@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from chairlift.clock import VirtualClock
@@ -21,7 +21,7 @@ WARM_UP_SHARE: Final = 0.1
 """The share of the requests that are admitted before the first counted step."""
 
 
-def run(study: Study) -> StudyResult:
+def run(study: Study, advance: Callable[[], object]) -> StudyResult:
     """Simulate each system with several seeds, at the rate of the workload or with all requests at once."""
     rows: dict[str, Row] = {}
     keys = {}
@@ -29,6 +29,7 @@ def run(study: Study) -> StudyResult:
         runs = [measure_memory(system, system.requests(seed), study.measures) for seed in study.seeds]
         rows[system.label] = {name: MeasuredValue.from_values([run[name] for run in runs]) for name in study.measures}
         keys[system.label] = (system.case, system.name)
+        advance()
     return StudyResult(study, rows, keys)
 
 

@@ -32,7 +32,7 @@ TOLERANCE: Final = 0.02
 """The relative error of a highest rate, unless the study has another `tolerance`."""
 
 
-def run(study: Study) -> StudyResult:
+def run(study: Study, advance: Callable[[], object]) -> StudyResult:
     """Simulate each system at the rates, with all requests at the start, or search its highest rates."""
     rows: dict[str, Row] = {}
     keys = {}
@@ -48,6 +48,7 @@ def run(study: Study) -> StudyResult:
         if system.limits:
             rows[system.label] = _highest_rates(study, system, requests)
             keys[system.label] = (system.case, system.name)
+        advance()
     headings = {name: f"requests/s at {name}" for name in study.settings.get("limits", {})}
     return StudyResult(study, rows, keys, headings)
 
