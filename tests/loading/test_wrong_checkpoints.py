@@ -150,11 +150,21 @@ CASES: dict[str, Wrong] = {
     ),
     "architecture of a known family": Wrong(
         change(architectures=["Qwen3NextForCausalLM"]),
-        r"architectures is \['Qwen3NextForCausalLM'\], which is not supported; supported: .*LlamaForCausalLM",
-        "the nearest supported architecture is Qwen3",
+        r"\['Qwen3NextForCausalLM'\], which is not supported, because its recurrent layers are of a kind that is not",
+        "the nearest supported architecture is Qwen3ForCausalLM",
     ),
     "architecture of another family": Wrong(
         change(architectures=["MambaForCausalLM"]), r"architectures is \['MambaForCausalLM'\]", "supported: .*Gemma2"
+    ),
+    "misspelt architecture": Wrong(
+        change(architectures=["LlamaForCasualLM"]),
+        r"\['LlamaForCasualLM'\], which is not supported, because its name is unknown",
+        r"did you mean LlamaForCausalLM\?",
+    ),
+    "architecture with images": Wrong(
+        change(architectures=["Qwen2VLForConditionalGeneration"]),
+        "which is not supported, because it reads images",
+        "the nearest supported architecture is Qwen2ForCausalLM",
     ),
     "layers of another kind": Wrong(
         change(architectures=["Lfm2ForCausalLM"], norm_eps=1e-5, layer_types=["full_attention", "mamba"]),
@@ -212,8 +222,8 @@ CASES: dict[str, Wrong] = {
     ),
     "GGUF, architecture of a known family": Wrong(
         convert_to_architecture("gemma3n"),
-        r"general\.architecture is 'gemma3n', which is not supported; supported: gemma2",
-        "the nearest supported architecture is gemma3",
+        r"general\.architecture is 'gemma3n', which is not supported, because its name is unknown",
+        r"did you mean gemma3\?",
     ),
     "GGUF, architecture of another family": Wrong(
         convert_to_architecture("rwkv7"), r"general\.architecture is 'rwkv7'", "supported: gemma2, gemma3"

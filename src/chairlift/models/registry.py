@@ -35,7 +35,7 @@ from chairlift.models.architectures.smollm3 import SMOLLM3
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, GGUFReader, HFReader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened, unique
-from chairlift.models.reading.nearest_names import describe_supported
+from chairlift.models.reading.nearest_names import describe_unsupported
 from chairlift.models.reading.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF, is_harmless
 from chairlift.models.reading.quantization_fields import read_quantization
 
@@ -138,8 +138,8 @@ def _find_hf_reader(fields: ConfigFields) -> tuple[Architecture, HFReader]:
                 if form in architecture.hf_readers:
                     return architecture, architecture.hf_readers[form]
     known = [name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers]
-    supported = describe_supported(_first_text(names), known)
-    raise fields.error("architectures", f"is {shortened(names)}, which is not supported; {supported}")
+    reason = describe_unsupported(_first_text(names), known)
+    raise fields.error("architectures", f"is {shortened(names)}, which {reason}")
 
 
 def _first_text(names: Any) -> str:
@@ -157,8 +157,8 @@ def find_gguf_reader(metadata: Mapping[str, Any], *, source: str) -> tuple[str, 
     readers = {name: reader for each in ARCHITECTURES.values() for name, reader in each.gguf_readers.items()}
     value = general.get("architecture", REQUIRED)
     if (name := _first_text(value)) not in readers:
-        supported = describe_supported(name, readers)
-        raise general.error("architecture", f"is {shortened(value)}, which is not supported; {supported}")
+        reason = describe_unsupported(name, readers)
+        raise general.error("architecture", f"is {shortened(value)}, which {reason}")
     return name, readers[name]
 
 

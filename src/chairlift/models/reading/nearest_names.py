@@ -1,22 +1,40 @@
-"""Messages that name the supported architecture that is nearest to an unsupported one."""
+"""Messages that say why an architecture is not supported, and name the supported one that is nearest to it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from typing import Final
 
 SUFFIX: Final = re.compile(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel|Model)$")
 MIN_SIMILARITY: Final = 0.6
 """The similarity of names from which one is suggested, if no supported architecture is of the same family."""
+MISSPELT_SIMILARITY: Final = 0.9
+"""The similarity of whole names from which an unknown one is taken for a misspelt one."""
+REASONS: Final = (
+    ("vl|vision|visual|image|llava|pixtral|idefics|paligemma|mllama|clip|siglip|florence|janus", "it reads images"),
+    ("audio|speech|whisper|voxtral|omni|wav2vec", "it reads audio"),
+    ("t5|bart|marian|pegasus|prophetnet|encoderdecoder", "it has an encoder besides its decoder"),
+    (
+        "amba|rwkv|recurrent|xlstm|plamo2|retnet|minimax|kimilinear|qwen3_?next",
+        "its recurrent layers are of a kind that is not supported",
+    ),
+)
+"""Patterns of the names of unsupported architectures, with the reason."""
 
 
-def describe_supported(name: str, supported: Collection[str]) -> str:
-    """Return the part of a message that lists the supported architectures, the nearest one first by itself."""
-    nearest = nearest_name(name, supported)
-    hint = "" if nearest is None else f"; the nearest supported architecture is {nearest}"
-    return f"supported: {', '.join(sorted(supported))}{hint}"
+def describe_unsupported(name: str, supported: Collection[str]) -> str:
+    """Return the part of a message that gives the reason and the nearest supported name, or else all of them."""
+    reason = next((reason for pattern, reason in REASONS if re.search(pattern, _stem(name))), None)
+    misspelt = [] if reason else get_close_matches(name, supported, 1, MISSPELT_SIMILARITY)
+    if misspelt:
+        hint = f"did you mean {misspelt[0]}?"
+    elif nearest := nearest_name(name, supported):
+        hint = f"the nearest supported architecture is {nearest}"
+    else:
+        hint = f"supported: {', '.join(sorted(supported))}"
+    return f"is not supported, because {reason or 'its name is unknown'}; {hint}"
 
 
 def nearest_name(name: str, supported: Collection[str]) -> str | None:

@@ -151,7 +151,7 @@ export class LoadPanel {
 
 function controlNote(view) {
   if (view.recorded_log) return "A recorded log cannot be loaded with requests.";
-  return "This page is read-only. Start the server with --page-control to send bursts.";
+  return "Bursts are off, because the server has API keys or is reachable from other machines. Start it with --page-control to send them.";
 }
 
 function summary(requests, start) {
