@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,10 +53,18 @@ class RayServer:
 
 @pytest.fixture(scope="module")
 def settings() -> Iterator[None]:
-    """The settings of deploy/ray/cluster.env."""
-    with pytest.MonkeyPatch.context() as environment:
+    """The settings of deploy/ray/cluster.env, with a home whose name is short enough for the paths of sockets."""
+    from ray._private import ray_constants
+    from ray.serve._private import api, client
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as home:
+        patch.setenv("HOME", home)
         for name, value in read_settings().items():
-            environment.setenv(name, value)
+            patch.setenv(name, value)
+        # Ray has read this setting when it was imported: the driver would choose another address than Ray's processes.
+        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
+        for module in (api, client):  # It would give up after 60 s, which a busy machine needs.
+            patch.setattr(module, "HTTP_PROXY_TIMEOUT", 240)
         yield
 
 

@@ -241,6 +241,8 @@ def set_ray_variables(address: str | None) -> None:
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # One event loop for the calls of Ray Serve and of a replica saves two changes of threads for each call.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        # With Ray's default of 15, any other busy process of the machine gets almost all of a core.
+        "RAY_worker_niceness": "0",
         # All replicas log the same lines, of which Ray would hold back those of the second replica.
         "RAY_DEDUP_LOGS": "0",
     }
