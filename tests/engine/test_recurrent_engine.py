@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.core.speculation.prompt_lookup import PromptLookup, Proposal
+from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.decoder_engine import prepare_decoder
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_model
 from chairlift.engine.startup.memory_plan import plan_memory
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished, Step
+from chairlift.models.decoder import DecoderModel
 from chairlift.outputs import NewRequest, SchedulerOutput
 from native import needs_native
 
@@ -47,11 +52,11 @@ def prompts() -> list[list[int]]:
     return [*made, made[0], shared]
 
 
-def generate(folder: Path, n: int = 1, **options: Any) -> tuple[list[list[int]], list[Any]]:
+def generate(folder: Path, n: int = 1, temperature: float = 0, **options: Any) -> tuple[list[list[int]], list[Any]]:
     """The tokens of all prompts, twice, and the events."""
     events = EventList()
     llm = LLM(engine=build_engine(make_config(folder, **options), events=events))
-    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, n=n)
+    params = SamplingParams(temperature=temperature, max_tokens=NEW_TOKENS, ignore_eos=True, n=n, seed=7)
     outputs = llm.generate([*prompts(), *prompts()], params, use_tqdm=False)
     return [each.token_ids for output in outputs for each in output.outputs], events.events
 
@@ -86,10 +91,14 @@ def compute_state(engine: Engine, prompt: list[int], bounds: list[int]) -> list[
     for step, (start, end) in enumerate(zip([0, *bounds], bounds, strict=False)):
         runner.result(runner.submit(SchedulerOutput(step, {"a": end - start}, new)))
         new = []
-    row = runner._rows.row_of("a")
+    slot = runner._rows.state_slots[runner._rows.row_of("a")]
     runner.submit(SchedulerOutput(len(bounds), {}, removed=["a"]))
-    layers = [layer.recurrence for layer in engine.loaded.model.layers if layer.recurrence is not None]
-    return [part[row].clone() for layer in layers for part in layer.state if part is not None]
+    return read_state(engine.loaded.model, slot)
+
+
+def read_state(model: DecoderModel, slot: int) -> list[torch.Tensor]:
+    layers = [layer.recurrence for layer in model.layers if layer.recurrence is not None]
+    return [part[slot].clone() for layer in layers for part in layer.state if part is not None]
 
 
 @needs_native
@@ -103,6 +112,114 @@ def test_64_divisions_of_a_prompt_give_the_same_bits_of_state(arch: str, tiny_mo
     for _ in range(64):
         bounds = [*sorted(rng.sample(range(1, 97), rng.randint(1, 12))), 97]
         assert all(map(torch.equal, compute_state(engine, prompt, bounds), expected))
+
+
+@pytest.fixture
+def all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft tokens are verified whether they pay or not."""
+    monkeypatch.setattr(decoder_engine, "measured_row_time", lambda *_: None)
+
+
+class KnownAnswers:
+    """Proposes the next tokens of known answers, of which one in four is wrong."""
+
+    def __init__(self, answers: list[list[int]]) -> None:
+        self.sequences = [prompt + answer for prompt, answer in zip([*prompts(), *prompts()], answers, strict=True)]
+        self.random = random.Random(5)
+
+    def propose(self, token_ids: list[int], max_tokens: int) -> Proposal | None:
+        known = next(each for each in self.sequences if each[: len(token_ids)] == token_ids)
+        tokens = known[len(token_ids) :][:max_tokens]
+        return Proposal([t ^ (self.random.random() < 0.25) for t in tokens], 4) if tokens else None
+
+
+@needs_native
+@pytest.mark.usefixtures("all_drafts")
+@pytest.mark.parametrize("arch", ["granite4_h", "lfm2", "qwen3_5"])
+def test_tokens_do_not_depend_on_draft_tokens(
+    arch: str, tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, worse = tiny_model_dir(arch), worse_model(arch, tiny_model_dir)
+    model = {"speculative_config": {"model": str(worse)}}
+    crowd = {"num_kv_blocks": 60, "max_num_batched_tokens": 32}
+    runs: list[dict[str, Any]] = [{}, {"max_num_batched_tokens": 24}, {"batching": "static"}, {"n": 2}, crowd]
+    for temperature, chosen in (
+        (0.0, [*runs, crowd | model]),
+        (0.9, [{"enable_prefix_caching": False}, crowd | model]),
+    ):
+        plain, _ = generate(folder, temperature=temperature)
+        answers = KnownAnswers(plain)
+        monkeypatch.setattr(
+            PromptLookup, "propose", lambda _, tokens, count, known=answers: known.propose(tokens, count)
+        )
+        for options in chosen:
+            drafting, events = generate(
+                folder,
+                temperature=temperature,
+                **{"max_num_seqs": 24, "speculative_config": {"method": "ngram"}, **options},
+            )
+            n = options.get("n", 1)
+            assert drafting == [tokens for tokens in plain for _ in range(n)]
+            steps = [event for event in events if isinstance(event, Step)]
+            assert 0 < sum(step.num_accepted for step in steps) < sum(sum(step.num_draft) for step in steps)
+            assert not crowd.keys() <= options.keys() or any(step.preempted for step in steps)
+
+
+def worse_model(arch: str, tiny_model_dir: Callable[..., Path]) -> Path:
+    """A model whose tokens are often those of the other one, for a draft model."""
+    return tiny_model_dir(arch, **{"norm_eps" if arch == "lfm2" else "rms_norm_eps": 0.01})
+
+
+@pytest.mark.usefixtures("all_drafts")
+@pytest.mark.parametrize("arch", ["granite4_h", "lfm2", "qwen3_5"])
+def test_any_acceptance_leaves_the_bits_of_state_of_plain_decoding(
+    arch: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    """Of both models, after each step, with draft tokens that a prompt lookup or a worse model proposes."""
+    folder, worse = tiny_model_dir(arch), worse_model(arch, tiny_model_dir)
+    engine = build_engine(make_config(folder, speculative_config={"model": str(worse)}))
+    plain, draft = build_engine(make_config(folder)), build_engine(make_config(worse))
+    assert isinstance(engine.loaded, LoadedDecoder)
+    assert engine.loaded.draft is not None
+    models = engine.loaded.model, engine.loaded.draft.model
+    runner: Any = engine.core._executor
+    prompt = prompts()[0]
+    (output,) = LLM(engine=plain).generate(
+        [prompt], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False
+    )
+    known = prompt + output.outputs[0].token_ids
+
+    @given(st.lists(st.tuples(st.booleans(), st.lists(st.booleans(), max_size=4)), min_size=1, max_size=6))
+    @settings(max_examples=12, deadline=None)
+    def check(steps: list[tuple[bool, list[bool]]]) -> None:
+        blocks = [list(range(40))]
+        new = [NewRequest("a", prompt, len(prompt), 0, blocks, SamplingParams(temperature=0), 0, [])]
+        runner.submit(SchedulerOutput(0, {"a": len(prompt)}, new))
+        row = runner._rows.row_of("a")
+        for number, (is_model, are_right) in enumerate(steps):
+            length = int(runner._rows.num_tokens[row])
+            drafts = [t if right else t ^ 1 for t, right in zip(known[length:], are_right, strict=False)]
+            proposal = {"a": len(drafts)} if is_model and drafts else {}
+            given_drafts = {"a": drafts} if not is_model and drafts else {}
+            scheduled = {"a": 1 + len(drafts)}
+            runner.submit(
+                SchedulerOutput(number + 1, scheduled, draft_token_ids=given_drafts, num_draft_tokens=proposal)
+            )
+            num_computed = int(runner._rows.num_computed_tokens[row])
+            assert num_computed == runner._rows.num_tokens[row] - 1
+            own = runner._rows, num_computed, models[0], plain
+            drafter = runner._draft_model
+            other = drafter._view(), int(drafter._num_computed[row]), models[1], draft
+            for rows, count, model, reference in (own, other):
+                if count:
+                    expected = compute_state(reference, known[:count], [count])
+                    assert all(map(torch.equal, read_state(model, rows.state_sources[row]), expected))
+        assert sorted([*runner._rows.state_slots, *runner._rows.draft_slots]) == list(
+            range(runner._rows.first_checkpoint)
+        )
+        runner.submit(SchedulerOutput(len(steps) + 1, {}, removed=["a"]))
+
+    check()
 
 
 def test_the_budget_holds_blocks_states_and_checkpoints(tiny_model_dir: Callable[..., Path]) -> None:
@@ -126,12 +243,32 @@ def test_the_budget_holds_blocks_states_and_checkpoints(tiny_model_dir: Callable
     assert again.facts.kv_cache_plan.num_checkpoints == plan.num_checkpoints, "as a restart of the engine does"
 
 
+def test_the_budget_holds_the_states_of_draft_tokens_in_both_models(tiny_model_dir: Callable[..., Path]) -> None:
+    budget, folder = 4 << 20, tiny_model_dir("nemotron_h")
+    options: dict[str, Any] = {"num_kv_blocks": None, "kv_cache_memory_bytes": budget, "max_num_seqs": 2}
+    config = make_config(folder, **options, speculative_config={"num_speculative_tokens": 5})
+    engine = build_engine(config)
+    assert isinstance(engine.loaded, LoadedDecoder)
+    assert engine.facts.kv_cache_plan.num_draft_states == 5
+    assert engine.facts.kv_cache_plan == plan_memory(config, engine.loaded.config, engine.loaded.formats, None).pool
+    assert engine.loaded.row_time is not None
+    assert list(engine.loaded.row_time.points) == [1, 2, 4], "a step has no more states"
+    drafting = build_engine(make_config(folder, **options, speculative_config={"model": str(folder)}))
+    assert isinstance(drafting.loaded, LoadedDecoder)
+    assert drafting.loaded.draft is not None
+    plan, parts = drafting.facts.kv_cache_plan, 0
+    for model in (drafting.loaded.model, drafting.loaded.draft.model):
+        layers = [layer.recurrence for layer in model.layers if layer.recurrence is not None]
+        parts += sum(part.nbytes for layer in layers for part in layer.state if part is not None)
+    assert parts == plan.running_state_bytes + plan.num_checkpoints * plan.state_bytes
+    assert plan.num_bytes <= budget
+
+
 def test_options_without_a_meaning_are_errors(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     folder = tiny_model_dir("nemotron_h")
     loaded = load_model(make_config(folder))
     assert isinstance(loaded, LoadedDecoder)
     cases: dict[str, dict[str, Any]] = {
-        "cannot be set back": {"speculative_config": {"method": "ngram"}},
         "kept in memory only": {"prefix_cache_dir": tmp_path},
         "lower max_num_seqs": {"num_kv_blocks": None, "kv_cache_memory_bytes": 1 << 16, "max_num_seqs": 64},
     }

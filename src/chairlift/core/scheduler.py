@@ -147,6 +147,7 @@ class Scheduler:
         self._meter.record_step(plan.output, plan.requests, self._batch.running, len(self._requests), now)
         if self._drafts is not None:
             self._drafts.extend(plan.output, plan.sampling)
+            self._kv.plan_draft_checkpoints(plan.output, plan.sampling)
         for request in plan.prefilled:
             self._release_siblings(request, now)
         self._step += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from chairlift.kernels.sampling import TokenSampler
 from chairlift.worker.input_batch import gather_input_batch
-from chairlift.worker.request_rows import IntArray, RequestRows
+from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows
 from chairlift.worker.runner_model import RunnerModel
 from chairlift.worker.transfer import to_device
 
@@ -21,7 +21,8 @@ class DraftModel:
 
     Its K and V have the block tables and slots of the other model, in memory of their own. They are computed only for
     requests that need a proposal: first in chunks, until they reach the end of the request, then token by token. Those
-    of rejected tokens are overwritten.
+    of rejected tokens are overwritten. Recurrent states have the slots of `RequestRows` in memory of their own, too:
+    the one before each proposed token is kept until the other model has verified it.
 
     A token is drawn with the parameters and the random number that the other model will use at this position, so equal
     distributions yield equal tokens.
@@ -31,18 +32,31 @@ class DraftModel:
         plan: prepares the attention of one step, as for `ModelRunner`.
         choose: the sampler of the other model.
         rows: the requests.
+        has_states: whether layers have recurrent state.
     """
 
-    def __init__(self, model: RunnerModel, plan: Callable[..., Any], choose: TokenSampler, rows: RequestRows) -> None:
+    def __init__(
+        self,
+        model: RunnerModel,
+        plan: Callable[..., Any],
+        choose: TokenSampler,
+        rows: RequestRows,
+        has_states: bool = False,
+    ) -> None:
         self._model = model
         self._plan = plan
         self._choose = choose
         self._rows = rows
+        self._has_states = has_states
         self._num_computed: IntArray = np.zeros(rows.max_num_seqs, dtype=np.int64)
+        self._state_sources = rows.state_sources.copy()
+        self._state_slots = rows.state_slots.copy()
+        self._draft_slots = rows.draft_slots.copy()
 
     def add(self, row: int) -> None:
         """Add a request, of which this model has computed nothing, even if it shares blocks."""
         self._num_computed[row] = 0
+        self._state_sources[row] = NO_STATE
 
     def read(self, num_tokens: Mapping[str, int]) -> None:
         """Compute K and V of the next tokens of requests; request id -> number of tokens, less than all known ones."""
@@ -55,9 +69,13 @@ class DraftModel:
         batch_rows = self._rows.rows_of(request_ids).copy()
         num_known = self._rows.num_tokens[batch_rows]
         drafts: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+        counts: IntArray = np.array(list(num_drafts.values()), dtype=np.int64)
+        first_slots = np.cumsum(counts - 1) - (counts - 1)
         for position in range(max(num_drafts.values())):
             chosen = [request_id for request_id, count in num_drafts.items() if count > position]
             rows = view.rows_of(chosen)
+            if self._has_states and position:
+                view.swap_states(rows, first_slots[counts > position] + position - 1)
             uncomputed = view.num_tokens[rows] - view.num_computed_tokens[rows]
             hidden = self._forward(view, dict(zip(chosen, uncomputed.tolist(), strict=True)))
             last = np.cumsum(uncomputed) - 1
@@ -68,19 +86,27 @@ class DraftModel:
         self._rows.num_tokens[batch_rows] = num_known
         return drafts
 
-    def discard_rejected(self, request_ids: Iterable[str]) -> None:
-        """Count K and V of rejected tokens as not computed, after the other model has verified a proposal."""
-        rows = self._rows.rows_of(list(request_ids))
-        self._num_computed[rows] = np.minimum(self._num_computed[rows], self._rows.num_computed_tokens[rows])
+    def discard_rejected(self, drafts: Mapping[str, list[int]]) -> None:
+        """Count K and V of rejected tokens as not computed, after the other model has verified the last proposal, and
+        continue the states before them."""
+        rows = self._rows.rows_of(list(drafts))
+        num_rejected = np.maximum(self._num_computed[rows] - self._rows.num_computed_tokens[rows], 0)
+        self._num_computed[rows] -= num_rejected
+        if self._has_states:
+            num_read = np.array([len(tokens) - 1 for tokens in drafts.values()])  # the last token is not computed
+            self._view().keep_states(rows, num_read, num_read - num_rejected)
 
     def _view(self) -> RequestRows:
-        """The rows with the progress of this model."""
+        """The rows with the progress and the states of this model."""
         view = copy.copy(self._rows)
         view.num_computed_tokens = self._num_computed
+        view.state_sources, view.state_slots = self._state_sources, self._state_slots
+        view.draft_slots = self._draft_slots
         return view
 
     def _forward(self, view: RequestRows, num_tokens: Mapping[str, int]) -> torch.Tensor:
-        batch = gather_input_batch(view, num_tokens)
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention))
+        batch = gather_input_batch(view, num_tokens, checkpoints={} if self._has_states else None)
+        states = {} if batch.states is None else {"states": batch.states}
+        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention, **states))
         view.advance(batch.rows, batch.num_scheduled)
         return hidden

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -123,7 +123,9 @@ def gather_input_batch(
         token_ids=rows.tokens_at(token_rows, positions),
         positions=to_device(positions, rows.device),
         attention=_attention_metadata(rows, sequences, starts, slots),
-        states=_state_step(rows, sequences, starts, checkpoints),
+        states=_state_step(
+            rows, sequences, starts, checkpoints, zip(batch_rows.tolist(), drafts.tolist(), strict=True)
+        ),
     )
 
 
@@ -199,23 +201,43 @@ def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray) -> list
 
 
 def _state_step(
-    rows: RequestRows, sequences: _Sequences, starts: IntArray, checkpoints: Checkpoints | None
+    rows: RequestRows,
+    sequences: _Sequences,
+    starts: IntArray,
+    checkpoints: Checkpoints | None,
+    drafts: Iterable[tuple[int, int]] = (),
 ) -> StateStep | None:
-    """The states of the sequences: padding continues the zero state and writes none."""
+    """The states of the sequences: padding continues the zero state and writes none.
+
+    Args:
+        drafts: the rows with their numbers of draft tokens; the state before each of these is written to the next slot
+            of `RequestRows.draft_slots`.
+    """
     if checkpoints is None:
         return None
     is_padding = sequences.first_positions < 0
-    with_checkpoints = enumerate(sequences.rows.tolist()) if checkpoints else ()
-    sequence_of = {row: index for index, row in with_checkpoints if not is_padding[index]}
+    drafted = [(row, count) for row, count in drafts if count]
+    with_snapshots = enumerate(sequences.rows.tolist()) if checkpoints or drafted else ()
+    sequence_of = {row: index for index, row in with_snapshots if not is_padding[index]}
     snapshots = [
-        (sequence := sequence_of[rows.row_of(request_id)], position - int(sequences.first_positions[sequence]), slot)
+        (
+            sequence := sequence_of[rows.row_of(request_id)],
+            position - int(sequences.first_positions[sequence]),
+            rows.first_checkpoint + slot,
+        )
         for request_id, entries in checkpoints.items()
         for position, slot in entries
     ]
+    before_drafts = [
+        (sequence_of[row], int(sequences.counts[sequence_of[row]]) - count + index)
+        for row, count in drafted
+        for index in range(count)
+    ]
+    assert len(before_drafts) <= len(rows.draft_slots), "a step has more draft tokens than slots for their states"
+    snapshots += [(*key, slot) for key, slot in zip(before_drafts, rows.draft_slots.tolist(), strict=False)]
     written: IntArray = np.array(sorted(snapshots), dtype=np.int64).reshape(-1, 3)
-    written[:, 2] += rows.max_num_seqs
     sources = np.where(is_padding, NO_STATE, rows.state_sources[sequences.rows])
-    slots = np.where(is_padding, NO_STATE, sequences.rows)
+    slots = np.where(is_padding, NO_STATE, rows.state_slots[sequences.rows])
     return StateStep(*(to_device(each.astype(np.int32), rows.device) for each in (starts, sources, slots, written)))
 
 

@@ -28,8 +28,10 @@ class KVCachePlan:
         windows: the window of each group of layers (see `models.kv_layout.KVLayout`).
         state_bytes: bytes of the recurrent state of one sequence; 0 if the model has none.
         num_states: number of states of running requests.
+        num_draft_states: number of states after draft tokens of a step.
         num_checkpoints: number of states that are kept for prefixes.
         checkpoint_interval: tokens between the checkpoints of a long sequence.
+        draft_model_state_bytes: as `state_bytes`, of the draft model, which has no checkpoints.
     """
 
     num_blocks: int
@@ -39,8 +41,10 @@ class KVCachePlan:
     windows: tuple[int | None, ...] = (None,)
     state_bytes: int = 0
     num_states: int = 0
+    num_draft_states: int = 0
     num_checkpoints: int = 0
     checkpoint_interval: int = 0
+    draft_model_state_bytes: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -48,8 +52,13 @@ class KVCachePlan:
 
     @property
     def num_state_slots(self) -> int:
-        """The number of recurrent states of running requests and of checkpoints."""
-        return self.num_states + self.num_checkpoints
+        """The number of recurrent states of running requests, of draft tokens and of checkpoints."""
+        return self.num_states + self.num_draft_states + self.num_checkpoints
+
+    @property
+    def running_state_bytes(self) -> int:
+        """Bytes of the recurrent states of running requests and of draft tokens."""
+        return (self.num_states + self.num_draft_states) * (self.state_bytes + self.draft_model_state_bytes)
 
     @property
     def kv_bytes(self) -> int:
@@ -59,7 +68,7 @@ class KVCachePlan:
     @property
     def num_bytes(self) -> int:
         """Bytes of the allocation: K and V, and recurrent states."""
-        return self.kv_bytes + self.num_state_slots * self.state_bytes
+        return self.kv_bytes + self.running_state_bytes + self.num_checkpoints * self.state_bytes
 
 
 def default_memory_bytes(device: torch.device) -> int:

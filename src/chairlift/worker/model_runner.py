@@ -121,9 +121,10 @@ class ModelRunner:
         pooler: computes the vectors [N, size] from the hidden states [N, hidden_size] of the last tokens of requests,
             which then sample nothing; None for a model that generates text.
         draft_model, draft_plan: a model that proposes draft tokens, whose KV memory has as many blocks of the same
-            size, and its plan; None if there is none. It needs `num_groups` = 1.
+            size, and its plan; None if there is none. It needs `num_groups` = 1. draft_has_states: as `has_states`.
         lora: the LoRA adapters of the model; None if it has none.
-        has_states: whether layers have recurrent state, of which the model has a slot for each row and checkpoint.
+        has_states: whether layers have recurrent state, of which the model has a slot for each row, each of
+            `num_draft_states` draft tokens of a step, and each checkpoint, in this order.
     """
 
     def __init__(
@@ -144,6 +145,8 @@ class ModelRunner:
         pooler: Callable[[torch.Tensor], torch.Tensor] | None = None,
         lora: LoraAdapters | None = None,
         has_states: bool = False,
+        draft_has_states: bool = False,
+        num_draft_states: int = 0,
     ) -> None:
         self._has_states = has_states
         self._pooler = pooler
@@ -151,7 +154,7 @@ class ModelRunner:
         self._lora = lora
         self._plan = plan
         self._device = device or torch.device("cpu")
-        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device, num_groups)
+        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device, num_groups, num_draft_states)
         self._state = SamplingState(max_num_seqs, vocab_size)
         self._sampling = sampling or TorchSampling()
         self._masks = TokenMasks(self._rows, vocab_size, grammars)
@@ -159,7 +162,7 @@ class ModelRunner:
         self._draft_model: DraftModel | None = None
         if draft_model is not None and draft_plan is not None:
             choose = self._sampling.make_sampler(self._state.parameters(self._rows.num_tokens))
-            self._draft_model = DraftModel(draft_model, draft_plan, choose, self._rows)
+            self._draft_model = DraftModel(draft_model, draft_plan, choose, self._rows, draft_has_states)
 
     @torch.inference_mode()
     def submit(self, output: SchedulerOutput) -> PendingStep:
@@ -184,7 +187,11 @@ class ModelRunner:
         self._rows.advance(batch.rows, batch.num_scheduled - batch.num_drafts if drafts else batch.num_scheduled)
         if self._pooler is not None:
             return self._pool(output.step, batch, hidden, self._pooler)
+        num_computed = self._rows.num_computed_tokens[batch.rows]
         request_ids, rounds = self._sample(batch, hidden, drafts)
+        if self._has_states and drafts:
+            num_accepted = self._rows.num_computed_tokens[batch.rows] - num_computed
+            self._rows.keep_states(batch.rows, batch.num_drafts, num_accepted)
         if self._draft_model is not None and drafts:
             self._draft_model.discard_rejected(drafts)
         return self._copy_to_host(PendingStep(output.step, request_ids, rounds, prompt_logprobs))

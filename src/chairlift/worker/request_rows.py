@@ -31,8 +31,10 @@ class RequestRows:
 
     Blocks that left the window of a group stay in its table, as stale ids that no query reads.
 
-    In a model with recurrent layers the state of a row is in the slot with the number of the row. `state_sources` are
-    the slots that the next step continues: at first a checkpoint, whose slots follow those of the rows, or NO_STATE.
+    In a model with recurrent layers `state_slots` are the slots with the states of the rows, and `draft_slots` those
+    for the states before the draft tokens of a step. They exchange slots where a draft token is rejected, so that no
+    state is copied. The slots of checkpoints follow. `state_sources` are the slots that the next step continues: at
+    first a checkpoint or NO_STATE.
 
     A request keeps its row until it is removed; a preempted request is removed and added again. Token ids are stored on
     the device only: a token is appended there when it is sampled, so the step that reads it does not wait for the host.
@@ -45,10 +47,17 @@ class RequestRows:
         block_size: slots in each block.
         device: the device of the token ids.
         num_groups: number of groups of layers, each of which has a block table in each row.
+        num_draft_states: the number of draft tokens in a step whose states are kept until they are verified.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device, num_groups: int = 1
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        num_groups: int = 1,
+        num_draft_states: int = 0,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -64,7 +73,10 @@ class RequestRows:
         self.num_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.lora_slots: IntArray = np.full(max_num_seqs, NO_ADAPTER, dtype=np.int64)
+        self.first_checkpoint = max_num_seqs + num_draft_states
         self.state_sources: IntArray = np.full(max_num_seqs, NO_STATE, dtype=np.int64)
+        self.state_slots: IntArray = np.arange(max_num_seqs)
+        self.draft_slots: IntArray = np.arange(max_num_seqs, self.first_checkpoint)
         self._row_of: dict[str, int] = {}
         self._last_rows: tuple[list[str], IntArray] = ([], np.zeros(0, dtype=np.int64))
         self._free_rows = list(reversed(range(max_num_seqs)))
@@ -111,7 +123,7 @@ class RequestRows:
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         self.num_tokens[row] = num_tokens
         self.num_computed_tokens[row] = new.num_computed_tokens
-        self.state_sources[row] = NO_STATE if new.checkpoint is None else self.max_num_seqs + new.checkpoint
+        self.state_sources[row] = NO_STATE if new.checkpoint is None else self.first_checkpoint + new.checkpoint
         for num_blocks in self.num_blocks:
             num_blocks[row] = 0
         self.append_blocks(row, [[max(0, block_id) for block_id in block_ids] for block_ids in new.block_ids])
@@ -149,7 +161,23 @@ class RequestRows:
         """Record that `num_computed[i]` more tokens of row `rows[i]` have K and V in memory."""
         self.num_computed_tokens[rows] += num_computed
         computed = rows[num_computed > 0]
-        self.state_sources[computed] = computed
+        self.state_sources[computed] = self.state_slots[computed]
+
+    def swap_states(self, rows: IntArray, index: IntArray) -> None:
+        """Exchange the slots of the rows with those at `index` of `draft_slots`."""
+        self.state_slots[rows], self.draft_slots[index] = self.draft_slots[index], self.state_slots[rows]
+
+    def keep_states(self, rows: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+        """Let each row continue the state after its accepted draft tokens.
+
+        The slot of a row has the state after all draft tokens, and `draft_slots` have those before each of them, one
+        row after the other.
+        """
+        index = np.cumsum(num_drafts) - num_drafts + num_accepted
+        with_rejected = num_accepted < num_drafts
+        rows = rows[with_rejected]
+        self.swap_states(rows, index[with_rejected])
+        self.state_sources[rows] = self.state_slots[rows]
 
     def append_sampled(self, rows: IntArray, token_ids: torch.Tensor) -> None:
         """Append one token to each row on the device; token_ids is int64 [len(rows)]."""

@@ -14,7 +14,15 @@ from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.errors import RequestError
 from chairlift.events import RequestFinished, Step
-from fakes import CheckingExecutor, collect, expected_tokens, make_engine, make_request, run_to_end
+from fakes import (
+    CheckingExecutor,
+    PartlyRightProposals,
+    collect,
+    expected_tokens,
+    make_engine,
+    make_request,
+    run_to_end,
+)
 from kv_invariants import check_manager
 
 BLOCK_SIZE = 16
@@ -189,6 +197,18 @@ def test_a_checkpoint_is_lost_with_its_block() -> None:
     assert num_cached(events.events) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 1.0])
+def test_draft_tokens_leave_the_checkpoints_of_plain_decoding(acceptance: float) -> None:
+    kept = []
+    for propose in (None, PartlyRightProposals(1, acceptance)):
+        core, manager, executor, _ = make_hybrid_engine(interval=64, propose=propose)
+        answer(core, "a", tokens(1, 40), max_tokens=150)
+        assert (len(executor.outputs) < 100) == (propose is not None and acceptance > 0)
+        assert manager.checkpoints.num_used == len(manager.checkpoints._index)
+        kept.append(set(manager.checkpoints._index))
+    assert kept[0] == kept[1]
+
+
 def test_salts_do_not_share_checkpoints() -> None:
     core, _, _, events = make_hybrid_engine()
     for number, salt in enumerate(("a", "b", "a")):
@@ -209,6 +229,7 @@ def test_salts_do_not_share_checkpoints() -> None:
     steps_ahead=st.integers(0, 2),
     max_num_seqs=st.integers(1, 5),
     budget=st.integers(5, 20),
+    acceptance=st.sampled_from([None, 0.0, 0.6, 1.0]),
 )
 @settings(max_examples=200, deadline=None)
 def test_slots_are_in_one_use_and_hits_have_their_state(
@@ -219,6 +240,7 @@ def test_slots_are_in_one_use_and_hits_have_their_state(
     steps_ahead: int,
     max_num_seqs: int,
     budget: int,
+    acceptance: float | None,
 ) -> None:
     """Requests with equal beginnings arrive, are preempted and aborted; an action is the number of a request to abort
     or of steps to compute."""
@@ -229,6 +251,7 @@ def test_slots_are_in_one_use_and_hits_have_their_state(
         max_num_batched_tokens=budget,
         steps_ahead=steps_ahead,
         checkpoints=CheckpointPlan(num_slots, 4 * interval),
+        propose=None if acceptance is None else PartlyRightProposals(len(arrivals), acceptance),
     )
     answers: dict[str, list[int]] = {}
     aborted: set[str] = set()

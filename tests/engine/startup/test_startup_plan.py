@@ -84,12 +84,27 @@ def test_a_checkpoint_takes_as_much_as_k_and_v_of_its_interval() -> None:
     assert checkpoint_interval(2048, block_bytes=1000, state_bytes=1 << 30) == 2048
 
 
+@pytest.mark.parametrize("num_drafts", [0, 3, 5])
 @pytest.mark.parametrize("caching", [True, False])
-def test_states_blocks_and_checkpoints_share_one_budget(caching: bool) -> None:
-    config = EngineConfig(max_num_seqs=4, enable_prefix_caching=caching, max_model_len=CONTEXT)
-    state_bytes = 3 * BLOCK_BYTES
+def test_states_blocks_and_checkpoints_share_one_budget(caching: bool, num_drafts: int) -> None:
+    speculative = {"num_speculative_tokens": num_drafts} if num_drafts else None
+    config = EngineConfig(
+        max_num_seqs=4, enable_prefix_caching=caching, max_model_len=CONTEXT, speculative_config=speculative
+    )
+    state_bytes = (3 if num_drafts == 0 else 2) * BLOCK_BYTES
     plan = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 100 * BLOCK_BYTES, FULL, state_bytes)
     assert plan.num_states == 4
+    assert plan.num_draft_states == num_drafts, "as many as rows of logits, without the one after the last known token"
     assert plan.num_bytes <= 100 * BLOCK_BYTES
-    assert plan.num_blocks == (100 - 12) // (2 if caching else 1) - 1
-    assert plan.num_checkpoints == (plan.num_blocks // 3 if caching else 0)
+    assert plan.running_state_bytes == (4 + num_drafts) * state_bytes
+    assert plan.num_blocks == (100 - plan.running_state_bytes // BLOCK_BYTES) // (2 if caching else 1) - 1
+    assert plan.num_checkpoints == (plan.num_blocks * BLOCK_BYTES // state_bytes if caching else 0)
+
+
+def test_a_draft_model_has_states_of_its_own() -> None:
+    config = EngineConfig(max_num_seqs=4, max_model_len=CONTEXT, speculative_config={"model": "smaller"})
+    pair = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 100 * BLOCK_BYTES, FULL, 2 * BLOCK_BYTES, BLOCK_BYTES)
+    assert pair.running_state_bytes == (4 + 4) * 3 * BLOCK_BYTES
+    assert pair.num_bytes <= 100 * BLOCK_BYTES
+    alone = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 100 * BLOCK_BYTES, FULL, 0, BLOCK_BYTES)
+    assert (alone.num_checkpoints, alone.num_blocks) == (0, 100 - 8 - 1), "only the draft model has states"

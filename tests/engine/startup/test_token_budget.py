@@ -235,6 +235,9 @@ def test_rows_are_timed_up_to_the_longest_request() -> None:
     short = measure_rows(seconds_of, 5)
     assert short is not None
     assert list(short.points) == [1, 2, 4]
+    limited = measure_rows(seconds_of, 600, max_rows=9)
+    assert limited is not None
+    assert list(limited.points) == [1, 2, 4, 8]
     assert measure_rows(seconds_of, 1) is None
 
 

@@ -111,14 +111,30 @@ class HybridKVCacheManager(PagedKVCacheManager):
         size = self.block_size
         for request, count in zip(requests, output.num_scheduled_tokens.values(), strict=True):
             end = request.num_computed_tokens
-            if (end - count) // size == end // size:
-                continue
-            states = self._states[request.request_id]
-            written = self._reserve(states, self._positions(states, end - count, end))
-            if written:
-                states.written += written
-                self._unregistered[request.request_id] = states
-                output.checkpoints[request.request_id] = written
+            if (end - count) // size != end // size:
+                self._plan(output, request, end - count, end)
+
+    def plan_draft_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
+        """Add a checkpoint at the first block border among the draft tokens of each request.
+
+        It takes the slot that the request would take when it reaches the border without draft tokens.
+        """
+        if self._prefix_cache is None:
+            return
+        for request in requests:
+            start = request.num_computed_tokens
+            border = start - start % self.block_size + self.block_size
+            if border <= start + output.num_drafts(request.request_id):
+                self._plan(output, request, start, border)
+
+    def _plan(self, output: SchedulerOutput, request: Request, start: int, end: int) -> None:
+        """Add the checkpoints of a request after `start` and up to `end` to the output of a step."""
+        states = self._states[request.request_id]
+        written = self._reserve(states, self._positions(states, start, end))
+        if written:
+            states.written += written
+            self._unregistered[request.request_id] = states
+            output.checkpoints.setdefault(request.request_id, []).extend(written)
 
     def _positions(self, states: SequenceStates, start: int, end: int) -> list[int]:
         """The positions after `start` and up to `end` at which to write checkpoints, the most useful ones first."""
@@ -144,14 +160,22 @@ class HybridKVCacheManager(PagedKVCacheManager):
         return sorted(written)
 
     def _register(self, states: SequenceStates) -> None:
-        """Index the written checkpoints whose tokens are known and computed, and whose block is in the prefix cache."""
+        """Index the written checkpoints whose tokens are known and computed, and whose block is in the prefix cache.
+
+        A checkpoint at a position that is not computed follows a rejected draft token.
+        """
         if not states.written:
             return
         request = states.request
         self.commit(request)
-        num_valid = min(len(request.token_ids), request.num_computed_tokens)
-        unknown = [entry for entry in states.written if entry[0] > num_valid]
-        for position, slot in states.written[: len(states.written) - len(unknown)]:
+        unknown = []
+        for position, slot in states.written:
+            if position > request.num_computed_tokens:
+                self.checkpoints.release(slot)
+                continue
+            if position > len(request.token_ids):
+                unknown.append((position, slot))
+                continue
             count = position // self.block_size
             key = self._key(request, count)
             if self.pool.find(key) is None:

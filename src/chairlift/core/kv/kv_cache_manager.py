@@ -122,6 +122,10 @@ class KVCacheManager(Protocol):
         """Add the checkpoints that the scheduled requests write in this step to its output."""
         return
 
+    def plan_draft_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
+        """Add the checkpoints that requests write after draft tokens, which are released if a token is rejected."""
+        return
+
     def free(self, request: Request) -> None: ...
 
     def forget(self, request: Request) -> None:

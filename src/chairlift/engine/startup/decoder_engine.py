@@ -31,7 +31,6 @@ from chairlift.engine.startup.token_budget import (
     measure_rows,
     measure_steps,
 )
-from chairlift.errors import ConfigError
 from chairlift.kernels.registry import find_kernel_set
 from chairlift.models.kv_layout import KVLayout
 from chairlift.step_time import RowTime, StepTime
@@ -55,17 +54,12 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
     slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
     draft_bytes = 0 if draft is None else kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
     memory_bytes = default_memory_bytes(loaded.device)
-    state_bytes = sequence_state_bytes(loaded.config)
-    if state_bytes and config.speculative is not None:
-        raise ConfigError(
-            f"speculative_config: {loaded.name} has layers with recurrent state, which cannot be set back to the state "
-            "before a rejected draft token: remove speculative_config"
-        )
-    plan = plan_pool_with_states(config, slot_bytes + draft_bytes, context, memory_bytes, layout.windows, state_bytes)
+    states = sequence_state_bytes(loaded.config), 0 if draft is None else sequence_state_bytes(draft.config)
+    plan = plan_pool_with_states(config, slot_bytes + draft_bytes, context, memory_bytes, layout.windows, *states)
     pool = planned_pool(config, context, plan.num_blocks, plan.windows, checkpoint_plan(plan))
     loaded.provide_kv_cache(plan, layout)
     if draft is not None:
-        draft.provide_kv_cache(plan, KVLayout.one_group(draft.config))
+        draft.provide_kv_cache(replace(plan, num_checkpoints=0), KVLayout.one_group(draft.config))
     limits = _measured_limits(config, loaded, draft, plan, pool.max_model_len, turn)
     block_store = open_block_store(config, loaded, plan, limits.step_time)
     return PreparedEngine(
@@ -101,8 +95,8 @@ def _measured_limits(
     limits = config.scheduler_config(
         max_model_len,
         step_time=measured_step_time(config, loaded, timer),
-        row_time=None if config.speculative is None else measured_row_time(loaded, timer),
-        draft_row_time=None if draft is None else measured_row_time(draft, timer),
+        row_time=None if config.speculative is None else measured_row_time(loaded, timer, plan),
+        draft_row_time=None if draft is None else measured_row_time(draft, timer, plan),
     )
     return limits if loaded.pooling is None else replace(limits, is_pooling=True)
 
@@ -124,11 +118,14 @@ def measured_step_time(
     return loaded.step_time
 
 
-def measured_row_time(loaded: LoadedDecoder, make_timer: Callable[[LoadedDecoder], ChunkTimer]) -> RowTime | None:
+def measured_row_time(
+    loaded: LoadedDecoder, make_timer: Callable[[LoadedDecoder], ChunkTimer], plan: KVCachePlan
+) -> RowTime | None:
     """The measured time of steps by their number of sampled rows."""
     if loaded.row_time is None:
         timer = make_timer(loaded)
-        loaded.row_time = measure_rows(timer.sampled_seconds_of, timer.longest)
+        max_rows = 1 + plan.num_draft_states if plan.num_states else None
+        loaded.row_time = measure_rows(timer.sampled_seconds_of, timer.longest, max_rows)
     return loaded.row_time
 
 
@@ -150,7 +147,9 @@ def _make_runner(
         draft_model=None if draft is None else draft.model,
         draft_plan=None if draft is None else draft.model.plan,
         lora=loaded.lora,
-        has_states=plan.state_bytes > 0,
+        has_states=loaded.config.state_values_per_sequence > 0,
+        draft_has_states=draft is not None and draft.config.state_values_per_sequence > 0,
+        num_draft_states=plan.num_draft_states,
     )
 
 
@@ -181,8 +180,9 @@ def _describe(
     if limits.row_time is not None:
         lines.append(describe_rows("speculative decoding", limits.row_time))
     if draft is not None and limits.draft_row_time is not None:
+        num_sequences = plan.num_states + plan.num_draft_states
         lines += [
-            describe_draft(draft, plan.num_slots * draft_bytes),
+            describe_draft(draft, plan.num_slots * draft_bytes + num_sequences * plan.draft_model_state_bytes),
             describe_rows("draft model", limits.draft_row_time),
         ]
     return lines

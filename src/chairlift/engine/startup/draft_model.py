@@ -58,8 +58,6 @@ def _check(draft: LoadedDecoder, loaded: LoadedDecoder, max_model_len: int) -> N
         problem = f"it has {draft.config.vocab_size} tokens, and {loaded.name} has {loaded.config.vocab_size}"
     elif isinstance(ours, Tokenizer) and isinstance(theirs, Tokenizer) and not ours.has_vocabulary_of(theirs):
         problem = f"its tokenizer differs from that of {loaded.name}"
-    elif draft.config.state_values_per_sequence:
-        problem = "its layers have recurrent state, which cannot be set back to that before a rejected token"
     elif (context := draft.config.max_position_embeddings) < max_model_len:
         problem = f"its context has {context} tokens, fewer than the {max_model_len} of a request: lower max_model_len"
     if problem is not None:

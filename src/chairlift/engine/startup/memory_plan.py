@@ -465,46 +465,53 @@ def plan_pool_with_states(
     memory_bytes: int,
     windows: tuple[int | None, ...],
     state_bytes: int,
+    draft_model_state_bytes: int = 0,
 ) -> KVCachePlan:
     """Plan the pool as `plan_pool`, and the recurrent states of running requests and of checkpoints beside it.
 
     The budget is that of K and V and of states. A cache full of long prefixes has as many bytes of K and V as of
-    checkpoints (see `checkpoint_interval`), so each gets half of what running requests leave.
+    checkpoints (see `checkpoint_interval`), so each gets half of what running requests leave. These have a state each,
+    and one for each draft token of a step.
 
     Args:
         state_bytes: bytes of the recurrent state of one sequence; 0 for a model without recurrent layers.
+        draft_model_state_bytes: the same of the draft model.
     """
-    if not state_bytes:
+    each = state_bytes + draft_model_state_bytes
+    if not each:
         return plan_pool(config, slot_bytes, context, memory_bytes, windows)
-    budget, running = config.kv_cache_memory_bytes or memory_bytes, config.max_num_seqs * state_bytes
-    left, kept = share_with_states(budget, config, state_bytes)
+    num_drafts = 0 if config.speculative is None else config.scheduler_config(context).max_logit_rows - 1
+    budget, running = config.kv_cache_memory_bytes or memory_bytes, (config.max_num_seqs + num_drafts) * each
+    left, kept = share_with_states(budget - running, config, state_bytes)
     try:
         pool = plan_pool(replace(config, kv_cache_memory_bytes=None), slot_bytes, context, left, windows)
     except ConfigError:
+        drafts = f" and of {num_drafts} draft tokens" if num_drafts else ""
         raise ConfigError(
             f"the budget of {format_memory(budget)} for K and V and recurrent states is too small: the states of "
-            f"max_num_seqs={config.max_num_seqs} requests take {format_memory(running)} ({format_memory(state_bytes)} "
-            f"each), checkpoints of prefixes {format_memory(kept)}, and {format_memory(max(0, left))} are left "
-            "for K and V, which does not hold one request of max_model_len tokens: lower max_num_seqs or "
-            "max_model_len, or set a larger kv_cache_memory_bytes"
+            f"max_num_seqs={config.max_num_seqs} requests{drafts} take {format_memory(running)} "
+            f"({format_memory(each)} each), checkpoints of prefixes {format_memory(kept)}, and "
+            f"{format_memory(max(0, left))} are left for K and V, which does not hold one request of max_model_len "
+            "tokens: lower max_num_seqs or max_model_len, or set a larger kv_cache_memory_bytes"
         ) from None
     num_checkpoints = 0
-    if config.has_prefix_cache:
+    if config.has_prefix_cache and state_bytes:
         num_checkpoints = max(1, min(pool.num_blocks, pool.num_blocks * pool.block_bytes // state_bytes))
     return replace(
         pool,
         state_bytes=state_bytes,
         num_states=config.max_num_seqs,
+        num_draft_states=num_drafts,
         num_checkpoints=num_checkpoints,
         checkpoint_interval=checkpoint_interval(config.block_size, pool.block_bytes, state_bytes),
+        draft_model_state_bytes=draft_model_state_bytes,
     )
 
 
-def share_with_states(budget: int, config: EngineConfig, state_bytes: int) -> tuple[int, int]:
-    """The bytes of a budget for K and V, and those for checkpoints: equal halves of what running requests leave, or no
+def share_with_states(left: int, config: EngineConfig, state_bytes: int) -> tuple[int, int]:
+    """The bytes for K and V, and those for checkpoints: equal halves of the bytes that running requests leave, or no
     checkpoints without a prefix cache. The first number may be negative."""
-    left = budget - config.max_num_seqs * state_bytes
-    kept = max(left // 2, state_bytes) if config.has_prefix_cache else 0
+    kept = max(left // 2, state_bytes) if config.has_prefix_cache and state_bytes else 0
     return left - kept, kept
 
 

@@ -63,8 +63,9 @@ def _states(plan: KVCachePlan) -> list[str]:
     """The line about recurrent states, if the model has them."""
     if not plan.state_bytes:
         return []
+    drafts = f", {plan.num_draft_states} draft tokens" if plan.num_draft_states else ""
     return [
-        f"recurrent states: {format_memory(plan.state_bytes)} for each of {plan.num_states} requests and "
+        f"recurrent states: {format_memory(plan.state_bytes)} for each of {plan.num_states} requests{drafts} and "
         f"{plan.num_checkpoints} checkpoints, in {format_memory(plan.num_state_slots * plan.state_bytes)}; a long "
         f"sequence has a checkpoint every {plan.checkpoint_interval} tokens"
     ]
@@ -85,8 +86,8 @@ def describe_sampling(defaults: SamplingDefaults) -> list[str]:
 
 
 def describe_draft(draft: LoadedModel, kv_bytes: int) -> str:
-    """The line about the memory of a draft model, whose K and V take `kv_bytes` of the pool."""
+    """The line about the memory of a draft model, whose K, V and states take `kv_bytes` of the pool."""
     return (
-        f"draft model {draft.name}: weights {format_memory(parameter_bytes(draft.model))}; its K and V take "
+        f"draft model {draft.name}: weights {format_memory(parameter_bytes(draft.model))}; its K, V and states take "
         f"{format_memory(kv_bytes)} of the pool"
     )

@@ -111,17 +111,18 @@ def _seconds_per_pair(seconds_of: SecondsOf, times: MeasuredSteps, longest: int)
     return max(seconds - times.seconds[num_tokens], 0.0) / (num_tokens * (context - times.context))
 
 
-def measure_rows(seconds_of: SecondsOf, longest: int) -> RowTime | None:
+def measure_rows(seconds_of: SecondsOf, longest: int, max_rows: int | None = None) -> RowTime | None:
     """Time steps that sample at each of their rows.
 
     Args:
         seconds_of: runs a step with a number of rows after a number of tokens of context, and returns its time.
         longest: number of tokens of the longest request.
+        max_rows: the maximum number of rows, if it is limited.
 
     Returns:
         The times; None if a request cannot even have two rows.
     """
-    probes = [rows for rows in ROW_PROBES if rows <= longest]
+    probes = [rows for rows in ROW_PROBES if rows <= min(longest, max_rows or longest)]
     if len(probes) < 2:
         return None
     context = max(0, min(PROBE_CONTEXT, longest - probes[-1]))

@@ -64,8 +64,10 @@ def _state_rows(pool: KVCachePlan) -> list[tuple[str, int]]:
     """The rows of the recurrent states, if the model has them."""
     if not pool.state_bytes:
         return []
+    num_drafts = pool.num_draft_states
     return [
         (f"recurrent states of {pool.num_states:,} requests", pool.num_states * pool.state_bytes),
+        *([(f"states after {num_drafts:,} draft tokens", num_drafts * pool.state_bytes)] if num_drafts else []),
         (f"{pool.num_checkpoints:,} checkpoints of prefixes", pool.num_checkpoints * pool.state_bytes),
         ("recurrent state of one request", pool.state_bytes),
     ]
@@ -199,9 +201,10 @@ def _blocks(plan: DeploymentPlan) -> list[str]:
     if memory.kv_bytes is not None:
         num_bytes = memory.kv_bytes
         if pool.state_bytes:
-            num_bytes, kept = share_with_states(memory.kv_bytes, config, pool.state_bytes)
+            num_bytes, kept = share_with_states(memory.kv_bytes - pool.running_state_bytes, config, pool.state_bytes)
+            drafts = f" and {pool.num_draft_states:,} draft tokens" if pool.num_draft_states else ""
             lines.append(
-                f"  for K and V without states: {memory.kv_bytes:,} - {pool.num_states:,} requests x "
+                f"  for K and V without states: {memory.kv_bytes:,} - {pool.num_states:,} requests{drafts} x "
                 f"{pool.state_bytes:,} - {kept:,} for checkpoints = {num_bytes:,}"
             )
         affordable = num_bytes // pool.block_bytes - SPARE_BLOCKS

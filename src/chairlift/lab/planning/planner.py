@@ -125,6 +125,7 @@ class DeploymentPlan:
             "kv_bytes": memory.pool.kv_bytes,
             "state_bytes": memory.pool.state_bytes,
             "num_states": memory.pool.num_states,
+            "num_draft_states": memory.pool.num_draft_states,
             "num_checkpoints": memory.pool.num_checkpoints,
             "checkpoint_interval": memory.pool.checkpoint_interval,
             "kv_bytes_per_token": memory.token_bytes,
