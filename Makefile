@@ -121,8 +121,6 @@ check: venv ## Lint, format, types, import contracts, lines of each package.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples
-	MYPYPATH=src:. $(BIN)/mypy --explicit-package-bases benchmarks/simulated_cluster
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/line_budgets.py
 
