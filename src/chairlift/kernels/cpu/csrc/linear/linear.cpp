@@ -495,13 +495,15 @@ void Linear::multiply_stripes(const Product& product, const Activations& activat
   ActivationBlock blocks[kMaxTiledBlocks];
   for (int64_t stripe = stripes.first, column = 0; stripe < stripes.end; stripe += step, column += step * kStripe) {
     const TileStripes weights(matrix, kernel, stripe, step, last_block - first_block, memory);
+    // Kernels of grouped weights read a whole tile: a single stripe again, because the memory may end behind it.
+    const int64_t distance = step == 1 ? 0 : weights.stripe_bytes;
     const int64_t columns = std::min(step * kStripe, product.num_columns - column);
     const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + stripe * kStripe;
     for (int64_t block = first_block, ahead = 0; block < last_block; block += at_once, ahead += share) {
       const int64_t num_blocks = std::min(at_once, last_block - block);
       for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = activations.block(block + i);
       const int64_t row = (block - first_block) * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
-      weights.multiply({weights.at, weights.stripe_bytes, static_cast<int>(step),
+      weights.multiply({weights.at, distance, static_cast<int>(step),
                         next.at + std::min(ahead, next.num_bytes), std::min(share, left), ahead_step,
                         matrix.padded_inputs(), blocks, static_cast<int>(num_blocks),
                         static_cast<int>(std::min(num_blocks * block_rows, product.num_rows - row)), bias,
