@@ -24,10 +24,11 @@ LEVELS = (
     "avx512vnni",
     "avx512bf16",
 )
-OPTIONS = ["-std=c++17", "-fsyntax-only", *(f"-m{level}" for level in LEVELS)]
+OPTIONS = ["-std=c++17", "-fsyntax-only", "-DCHAIRLIFT_X86", *(f"-m{level}" for level in LEVELS)]
 SOURCE = """
 #define CHAIRLIFT_ISA avx512_bf16
 #define CHAIRLIFT_ISA_NAME "avx512-bf16"
+#define CHAIRLIFT_BASE avx512_vnni::table()
 #define CHAIRLIFT_VNNI
 #define CHAIRLIFT_SIMD "simd/avx512.h"
 #include "{}"

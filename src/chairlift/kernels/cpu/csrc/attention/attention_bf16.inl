@@ -13,9 +13,6 @@
 #include "simd/simd.h"
 #include "simd/tile_products.h"
 
-// The table whose other functions the instruction set has.
-namespace chairlift::CHAIRLIFT_BASE { extern const IsaTable kTable; }
-
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
 constexpr int kKeyParts = kKeyTile / kTileBf16Inputs;      // tiles of inputs of an output
@@ -178,7 +175,7 @@ template <typename Products>
 static void attend_tiled(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens,
                          const SplitRange& splits, const SplitRange* next, void* scratch) {
   if (shape.kv_type == KVType::f32)
-    return CHAIRLIFT_BASE::kTable.attention.attend(shape, kv, tokens, splits, next, scratch);
+    return CHAIRLIFT_BASE.attention.attend(shape, kv, tokens, splits, next, scratch);
   float* memory = static_cast<float*>(scratch);
   const Work work = lay_out(shape, kv, splits.block, memory);
   const Operands operands = lay_out_operands(work, memory);

@@ -11,17 +11,6 @@
 
 namespace chairlift {
 
-namespace portable { extern const IsaTable kTable; }
-#if defined(CHAIRLIFT_X86)
-namespace avx2 { extern const IsaTable kTable; }
-namespace avx_vnni { extern const IsaTable kTable; }
-namespace avx512 { extern const IsaTable kTable; }
-namespace avx512_vnni { extern const IsaTable kTable; }
-namespace avx512_bf16 { const IsaTable& table(); }
-namespace amx { const IsaTable& table(); }
-namespace amx_emulated { const IsaTable& table(); }
-#endif
-
 namespace {
 
 #if defined(CHAIRLIFT_X86)
@@ -58,9 +47,9 @@ std::vector<const IsaTable*> tables() {
   static const bool has_tiles = has_vnni && can_use_tiles();
   if (has_tiles) found.push_back(&amx::table());
   if (has_bf16) found.push_back(&avx512_bf16::table());
-  if (has_vnni) found.push_back(&avx512_vnni::kTable);
+  if (has_vnni) found.push_back(&avx512_vnni::table());
   if (has_avx512) found.push_back(&avx512::kTable);
-  if (has_avx_vnni) found.push_back(&avx_vnni::kTable);
+  if (has_avx_vnni) found.push_back(&avx_vnni::table());
   if (has_avx2) found.push_back(&avx2::kTable);
 #endif
   found.push_back(&portable::kTable);

@@ -1,6 +1,6 @@
 // The table of AVX-512 VNNI, with other products for bfloat16 weights, and for keys and values.
 #define CHAIRLIFT_ISA avx512_bf16
-#define CHAIRLIFT_BASE avx512_vnni
+#define CHAIRLIFT_BASE avx512_vnni::table()
 #define CHAIRLIFT_VNNI
 #define CHAIRLIFT_SIMD "simd/avx512.h"
 #include "attention/attention_bf16.inl"
@@ -10,10 +10,9 @@
 
 namespace chairlift::avx512_bf16 {
 
-// A function, because a global would be initialized with instructions that the CPU may not have.
 const IsaTable& table() {
   static const IsaTable table = [] {
-    IsaTable changed = avx512_vnni::kTable;
+    IsaTable changed = CHAIRLIFT_BASE;
     changed.name = "avx512-bf16";
     changed.linear.products[static_cast<int>(WeightFormat::bf16)] = {
         kPairBlockRows, kTileStripes, ActivationLayout::bf16_pairs, multiply_bf16_pairs, interleave_pairs};

@@ -20,4 +20,17 @@ struct IsaTable {
   RecurrenceLoops recurrence;
 };
 
+// A table of other functions than those of its base is made by the first call, because a global would be initialized with
+// instructions that the CPU may not have.
+namespace portable { extern const IsaTable kTable; }
+#if defined(CHAIRLIFT_X86)
+namespace avx2 { extern const IsaTable kTable; }
+namespace avx_vnni { const IsaTable& table(); }
+namespace avx512 { extern const IsaTable kTable; }
+namespace avx512_vnni { const IsaTable& table(); }
+namespace avx512_bf16 { const IsaTable& table(); }
+namespace amx { const IsaTable& table(); }
+namespace amx_emulated { const IsaTable& table(); }
+#endif
+
 }  // namespace chairlift

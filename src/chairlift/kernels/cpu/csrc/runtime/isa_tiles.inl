@@ -9,8 +9,6 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-const IsaTable& table();
-
 #ifndef CHAIRLIFT_EMULATED_TILES
 constexpr int64_t kTilePeriod = 16;  // rounds for each four products of tiles, so that they take about as long as others
 
@@ -47,9 +45,8 @@ static IsaTable with_tiles(IsaTable table) {
   return table;
 }
 
-// A function, because a global would be initialized with instructions that the CPU may not have.
 const IsaTable& table() {
-  static const IsaTable table = with_tiles(CHAIRLIFT_BASE::kTable);
+  static const IsaTable table = with_tiles(CHAIRLIFT_BASE);
   return table;
 }
 

@@ -1,5 +1,5 @@
-// The vector layer in plain C++: vectors of eight floats (or CHAIRLIFT_LANES), which compilers map to the instructions of the
-// machine.
+// The vector layer in plain C++: vectors of eight floats (or CHAIRLIFT_LANES), which GCC and Clang map to the instructions
+// of the machine.
 //
 // The other headers of this folder define the same names. F is a vector of kLanes floats, I of kLanes int32, M the
 // result of a comparison. Functions that end in _n access the first n lanes only; memory beyond them is neither read
@@ -7,9 +7,13 @@
 // one order of operations.
 #pragma once
 
-#include <cmath>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace chairlift::CHAIRLIFT_ISA {
 
@@ -18,210 +22,305 @@ constexpr int kLanes = CHAIRLIFT_LANES;
 #else
 constexpr int kLanes = 8;
 #endif
+
+// A vector is an array of parts of four lanes, because compilers keep types that are wider than the registers of the
+// machine in memory, and take minutes to combine the lanes of arrays of floats into vectors.
+typedef float FloatPart __attribute__((vector_size(16)));
+typedef int32_t IntPart __attribute__((vector_size(16)));
+typedef uint32_t BitsPart __attribute__((vector_size(16)));
+typedef int16_t ShortPart __attribute__((vector_size(16)));
+typedef uint16_t HalfPart __attribute__((vector_size(8)));
+typedef int8_t SignedBytePart __attribute__((vector_size(4)));
+typedef uint8_t BytePart __attribute__((vector_size(4)));
+constexpr int kVectorParts = kLanes / 4;
+
 struct F {
-  float v[kLanes];
+  FloatPart v[kVectorParts];
 };
 struct I {
-  int32_t v[kLanes];
+  IntPart v[kVectorParts];
 };
 struct M {
-  bool v[kLanes];
+  IntPart v[kVectorParts];
 };
 
-template <typename Op>
-static inline F lanes(Op op) {
-  F r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = op(i);
-  return r;
+template <typename Vector, typename Op, int... i>
+static inline Vector parts_of(Op op, std::integer_sequence<int, i...>) {
+  return {{op(i)...}};
 }
-template <typename Op>
-static inline I ilanes(Op op) {
-  I r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = op(i);
-  return r;
+// The vector with part op(i) for each i.
+template <typename Vector, typename Op>
+static inline Vector parts(Op op) {
+  return parts_of<Vector>(op, std::make_integer_sequence<int, kVectorParts>());
 }
 
-static inline float bits_to_float(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
+static inline FloatPart floats_of(BitsPart x) { return reinterpret_cast<FloatPart>(x); }
+static inline BitsPart bits_of(FloatPart x) { return reinterpret_cast<BitsPart>(x); }
+static inline BitsPart bits_of(IntPart x) { return reinterpret_cast<BitsPart>(x); }
+static inline IntPart ints_of(BitsPart x) { return reinterpret_cast<IntPart>(x); }
+static inline FloatPart all_of(float x) { return FloatPart{x, x, x, x}; }
+
+template <typename Part>
+static inline Part read(const void* p) {
+  Part x;
+  std::memcpy(&x, p, sizeof x);
   return x;
 }
-static inline uint32_t float_to_bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
+// The first n values from p on, and zeros.
+template <typename T>
+struct FirstLanes {
+  FirstLanes(const T* p, int n) { std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(T)); }
+  T lanes[kLanes] = {};
+};
+
+// The float16 in the lower half of each lane.
+static inline FloatPart floats_of_halves(BitsPart h) {
+  const BitsPart sign = (h & 0x8000) << 16, magnitude = (h & 0x7fff) << 13, exponent = h & 0x7c00;
+  const FloatPart tiny = __builtin_convertvector(ints_of(h & 1023), FloatPart) * 0x1p-24f;
+  const BitsPart finite = exponent == 0 ? bits_of(tiny) : magnitude + (112u << 23);
+  return floats_of(sign | (exponent == 0x7c00 ? magnitude | 0x7f800000 : finite));
 }
-static inline float half_to_float(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
-  if (exponent == 31) return bits_to_float(sign | 0x7f800000 | fraction << 13);
-  if (exponent) return bits_to_float(sign | (exponent + 112) << 23 | fraction << 13);
-  const float tiny = static_cast<float>(fraction) * 0x1p-24f;
-  return sign ? -tiny : tiny;
+static inline HalfPart round_to_bf16(FloatPart x) {
+  const BitsPart bits = bits_of(x), rounded = bits + 0x7fff + (bits >> 16 & 1);
+  return __builtin_convertvector((x != x ? bits | 0x400000 : rounded) >> 16, HalfPart);
 }
-static inline uint16_t float_to_bf16(float x) {
-  const uint32_t bits = float_to_bits(x);
-  if (x != x) return static_cast<uint16_t>((bits | 0x400000) >> 16);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+// Rounds to nearest, ties to even: the sum with 2^23 has no bits for a fraction.
+static inline FloatPart round_part(FloatPart x) {
+  const BitsPart sign = bits_of(x) & 0x80000000;
+  const FloatPart large = floats_of(sign | bits_of(all_of(0x1p23f)));
+  const FloatPart rounded = floats_of(bits_of(x + large - large) | sign);
+  return floats_of(bits_of(x) & 0x7fffffff) < 0x1p23f ? rounded : x;
 }
 
-static inline F zero() { return lanes([](int) { return 0.0f; }); }
-static inline F set1(float x) { return lanes([=](int) { return x; }); }
-static inline F load(const float* p) { return lanes([=](int i) { return p[i]; }); }
-static inline F load_n(const float* p, int n) { return lanes([=](int i) { return i < n ? p[i] : 0.0f; }); }
-static inline void store_n(float* p, F x, int n) {
-  for (int i = 0; i < n; ++i) p[i] = x.v[i];
+static inline F zero() { return {}; }
+static inline F set1(float x) {
+  return parts<F>([=](int) { return all_of(x); });
 }
-static inline void store(float* p, F x) { store_n(p, x, kLanes); }
+static inline F load(const float* p) {
+  return parts<F>([=](int i) { return read<FloatPart>(p + 4 * i); });
+}
+static inline F load_n(const float* p, int n) { return load(FirstLanes<float>(p, n).lanes); }
+static inline void store(float* p, F x) { std::memcpy(p, x.v, sizeof x.v); }
+static inline void store_n(float* p, F x, int n) { std::memcpy(p, x.v, static_cast<size_t>(n) * sizeof(float)); }
 
-static inline F add(F a, F b) { return lanes([&](int i) { return a.v[i] + b.v[i]; }); }
-static inline F sub(F a, F b) { return lanes([&](int i) { return a.v[i] - b.v[i]; }); }
-static inline F mul(F a, F b) { return lanes([&](int i) { return a.v[i] * b.v[i]; }); }
-static inline F div(F a, F b) { return lanes([&](int i) { return a.v[i] / b.v[i]; }); }
+static inline F add(F a, F b) {
+  return parts<F>([&](int i) { return a.v[i] + b.v[i]; });
+}
+static inline F sub(F a, F b) {
+  return parts<F>([&](int i) { return a.v[i] - b.v[i]; });
+}
+static inline F mul(F a, F b) {
+  return parts<F>([&](int i) { return a.v[i] * b.v[i]; });
+}
+static inline F div(F a, F b) {
+  return parts<F>([&](int i) { return a.v[i] / b.v[i]; });
+}
 // As the x86 instructions, the result is the second operand if either is NaN.
-static inline F max(F a, F b) { return lanes([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-static inline F min(F a, F b) { return lanes([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+static inline FloatPart max(FloatPart a, FloatPart b) { return a > b ? a : b; }
+static inline F max(F a, F b) {
+  return parts<F>([&](int i) { return max(a.v[i], b.v[i]); });
+}
+static inline F min(F a, F b) {
+  return parts<F>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
 #ifdef __FMA__
-static inline F fma(F a, F b, F c) { return lanes([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); }); }
+static inline F fma(F a, F b, F c) {
+  return parts<F>([&](int i) { return _mm_fmadd_ps(a.v[i], b.v[i], c.v[i]); });
+}
 #else
 // Rounds twice, because fmaf would call the C library on machines without this instruction.
-static inline F fma(F a, F b, F c) { return lanes([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
+static inline F fma(F a, F b, F c) {
+  return parts<F>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
 #endif
-static inline F sqrt(F a) { return lanes([&](int i) { return std::sqrt(a.v[i]); }); }
-static inline F neg(F a) { return lanes([&](int i) { return -a.v[i]; }); }
-static inline F abs(F a) { return lanes([&](int i) { return std::fabs(a.v[i]); }); }
-static inline F iota() { return lanes([](int i) { return static_cast<float>(i); }); }
+static inline F sqrt(F a) {
+  const auto root = [&](int lane) { return __builtin_sqrtf(a.v[lane / 4][lane % 4]); };
+  return parts<F>([&](int i) { return FloatPart{root(4 * i), root(4 * i + 1), root(4 * i + 2), root(4 * i + 3)}; });
+}
+static inline F neg(F a) {
+  return parts<F>([&](int i) { return -a.v[i]; });
+}
+static inline F abs(F a) {
+  return parts<F>([&](int i) { return floats_of(bits_of(a.v[i]) & 0x7fffffff); });
+}
+static inline F iota() {
+  return parts<F>([](int i) { return FloatPart{0, 1, 2, 3} + static_cast<float>(4 * i); });
+}
 
 static inline M less(F a, F b) {
-  M r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i] < b.v[i];
-  return r;
+  return parts<M>([&](int i) { return a.v[i] < b.v[i]; });
 }
-static inline F select(M m, F a, F b) { return lanes([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; }); }
+static inline F select(M m, F a, F b) {
+  return parts<F>([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; });
+}
 static inline unsigned mask_bits(M m) {
-  unsigned bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits |= static_cast<unsigned>(m.v[i]) << i;
-  return bits;
+  const I bits = parts<I>([&](int i) { return m.v[i] & IntPart{1 << 4 * i, 2 << 4 * i, 4 << 4 * i, 8 << 4 * i}; });
+  IntPart all = {};
+  for (const IntPart& part : bits.v) all |= part;
+  return static_cast<unsigned>(all[0] | all[1] | all[2] | all[3]);
 }
 
 // Reduces as a tree: halves of the vector are combined until one lane is left.
+template <typename Op>
+static inline float reduce(F x, Op op) {
+  if constexpr (kVectorParts == 4) x.v[0] = op(x.v[0], x.v[2]), x.v[1] = op(x.v[1], x.v[3]);
+  const FloatPart four = op(x.v[0], x.v[1]);
+  const FloatPart two = op(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
+  return op(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
+}
 static inline float reduce_add(F x) {
-  for (int half = kLanes / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) x.v[i] = x.v[i] + x.v[i + half];
-  return x.v[0];
+  return reduce(x, [](FloatPart a, FloatPart b) { return a + b; });
 }
 static inline float reduce_max(F x) {
-  for (int half = kLanes / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) x.v[i] = x.v[i] > x.v[i + half] ? x.v[i] : x.v[i + half];
-  return x.v[0];
+  return reduce(x, [](FloatPart a, FloatPart b) { return max(a, b); });
 }
 
+// The lanes of a and b with the given numbers, in each part.
+template <int... lanes>
+static inline F shuffle(F a, F b) {
+  return parts<F>([&](int i) { return __builtin_shufflevector(a.v[i], b.v[i], lanes...); });
+}
 // Lane i of the result is op over the lanes of x[i], in the order of the other vector layers: pairs within 128 bits, then
 // across.
 template <typename Op>
 static inline F reduce_each(const F (&x)[kLanes], Op op) {
-  return lanes([&](int i) {
-    F all = x[i];
-    for (const int distance : {2, 1, 4, 8})
-      if (distance < kLanes) all = op(all, lanes([&](int j) { return all.v[(j + distance) % kLanes]; }));
-    return all.v[0];
-  });
+  F fours[kVectorParts];  // part j of fours[i] has the reductions of parts j of x[4 * i] to x[4 * i + 3]
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectorParts; ++i) {
+    const F *const y = x + 4 * i, a = op(shuffle<0, 4, 1, 5>(y[0], y[1]), shuffle<2, 6, 3, 7>(y[0], y[1])),
+            b = op(shuffle<0, 4, 1, 5>(y[2], y[3]), shuffle<2, 6, 3, 7>(y[2], y[3]));
+    fours[i] = op(shuffle<0, 1, 4, 5>(a, b), shuffle<2, 3, 6, 7>(a, b));
+  }
+  const auto parts_at = [&](int j) { return parts<F>([&](int i) { return fours[i].v[j]; }); };
+  if constexpr (kVectorParts == 4) return op(op(parts_at(0), parts_at(1)), op(parts_at(2), parts_at(3)));
+  return op(parts_at(0), parts_at(1));
 }
 
-static inline F load_bf16_n(const uint16_t* p, int n) {
-  return lanes([=](int i) { return i < n ? bits_to_float(static_cast<uint32_t>(p[i]) << 16) : 0.0f; });
+static inline F load_bf16(const uint16_t* p) {
+  return parts<F>([=](int i) { return floats_of(__builtin_convertvector(read<HalfPart>(p + 4 * i), BitsPart) << 16); });
 }
-static inline F load_bf16(const uint16_t* p) { return load_bf16_n(p, kLanes); }
+static inline F load_bf16_n(const uint16_t* p, int n) { return load_bf16(FirstLanes<uint16_t>(p, n).lanes); }
 // The even or odd ones of 2 * kLanes values.
 static inline F even_bf16(I x) {
-  return lanes([&](int i) { return bits_to_float(static_cast<uint32_t>(x.v[i]) << 16); });
+  return parts<F>([&](int i) { return floats_of(bits_of(x.v[i]) << 16); });
 }
 static inline F odd_bf16(I x) {
-  return lanes([&](int i) { return bits_to_float(static_cast<uint32_t>(x.v[i]) & 0xffff0000); });
+  return parts<F>([&](int i) { return floats_of(bits_of(x.v[i]) & 0xffff0000); });
 }
 // Pairs of values that are exact in bfloat16.
 static inline I pair_bf16(F even, F odd) {
-  return ilanes([&](int i) { return static_cast<int32_t>(float_to_bits(even.v[i]) >> 16 | float_to_bits(odd.v[i])); });
+  return parts<I>([&](int i) { return ints_of(bits_of(even.v[i]) >> 16 | bits_of(odd.v[i])); });
 }
 // Rounds to nearest, ties to even; NaN stays NaN.
 static inline void store_bf16_n(uint16_t* p, F x, int n) {
-  for (int i = 0; i < n; ++i) p[i] = float_to_bf16(x.v[i]);
+  HalfPart rounded[kVectorParts];
+  for (int i = 0; i < kVectorParts; ++i) rounded[i] = round_to_bf16(x.v[i]);
+  std::memcpy(p, rounded, static_cast<size_t>(n) * sizeof(uint16_t));
 }
 static inline void store_bf16(uint16_t* p, F x) { store_bf16_n(p, x, kLanes); }
-static inline F load_f16_n(const uint16_t* p, int n) {
-  return lanes([=](int i) { return i < n ? half_to_float(p[i]) : 0.0f; });
+static inline F load_f16(const uint16_t* p) {
+  return parts<F>([=](int i) { return floats_of_halves(__builtin_convertvector(read<HalfPart>(p + 4 * i), BitsPart)); });
 }
-static inline F load_f16(const uint16_t* p) { return load_f16_n(p, kLanes); }
+static inline F load_f16_n(const uint16_t* p, int n) { return load_f16(FirstLanes<uint16_t>(p, n).lanes); }
 // Floats of 8 bits (E4M3) times 2^-8: float16 has the same bits, with a larger bias of the exponent. NaN becomes a number.
 static inline F load_e4m3(const uint8_t* p) {
-  return lanes([=](int i) { return half_to_float(static_cast<uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); });
+  return parts<F>([=](int i) {
+    const BitsPart bits = __builtin_convertvector(read<BytePart>(p + 4 * i), BitsPart);
+    return floats_of_halves((bits & 0x80) << 8 | (bits & 0x7f) << 7);
+  });
 }
-static inline F load_s8_n(const int8_t* p, int n) {
-  return lanes([=](int i) { return i < n ? static_cast<float>(p[i]) : 0.0f; });
+static inline F load_s8(const int8_t* p) {
+  return parts<F>([=](int i) { return __builtin_convertvector(read<SignedBytePart>(p + 4 * i), FloatPart); });
 }
-static inline F load_s8(const int8_t* p) { return load_s8_n(p, kLanes); }
+static inline F load_s8_n(const int8_t* p, int n) { return load_s8(FirstLanes<int8_t>(p, n).lanes); }
 
-static inline I izero() { return ilanes([](int) { return 0; }); }
-static inline I iset1(int32_t x) { return ilanes([=](int) { return x; }); }
+static inline I izero() { return {}; }
+static inline I iset1(int32_t x) {
+  return parts<I>([=](int) { return IntPart{x, x, x, x}; });
+}
 static inline I iload(const void* p) {
-  I r;
-  std::memcpy(r.v, p, sizeof r.v);
-  return r;
+  return parts<I>([=](int i) { return read<IntPart>(static_cast<const uint8_t*>(p) + 16 * i); });
 }
 static inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
-static inline I iadd(I a, I b) { return ilanes([&](int i) { return a.v[i] + b.v[i]; }); }
-static inline I iand(I a, I b) { return ilanes([&](int i) { return a.v[i] & b.v[i]; }); }
-static inline I ior(I a, I b) { return ilanes([&](int i) { return a.v[i] | b.v[i]; }); }
+static inline I iadd(I a, I b) {
+  return parts<I>([&](int i) { return a.v[i] + b.v[i]; });
+}
+static inline I iand(I a, I b) {
+  return parts<I>([&](int i) { return a.v[i] & b.v[i]; });
+}
+static inline I ior(I a, I b) {
+  return parts<I>([&](int i) { return a.v[i] | b.v[i]; });
+}
 static inline I shift_left(I x, int n) {
-  return ilanes([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) << n); });
+  return parts<I>([&](int i) { return ints_of(bits_of(x.v[i]) << n); });
 }
 // Shifts zeros in.
 static inline I shift_right(I x, int n) {
-  return ilanes([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) >> n); });
+  return parts<I>([&](int i) { return ints_of(bits_of(x.v[i]) >> n); });
 }
-static inline I ibytes(uint8_t x) { return ilanes([&](int) { return static_cast<int32_t>(x * 0x01010101u); }); }
-static inline I load_u8(const uint8_t* p) { return ilanes([&](int i) { return static_cast<int32_t>(p[i]); }); }
+static inline I ibytes(uint8_t x) { return iset1(static_cast<int32_t>(x * 0x01010101u)); }
+static inline I load_u8(const uint8_t* p) {
+  return parts<I>([=](int i) { return __builtin_convertvector(read<BytePart>(p + 4 * i), IntPart); });
+}
 // A table of sixteen bytes for `lookup`, and the entries of the table for bytes up to 15.
 static inline const uint8_t* load_table(const uint8_t* p) { return p; }
 static inline I lookup(const uint8_t* table, I nibbles) {
-  return ilanes([&](int i) {
-    uint32_t bytes = 0;
-    for (int j = 0; j < 32; j += 8) bytes |= static_cast<uint32_t>(table[nibbles.v[i] >> j & 15]) << j;
-    return static_cast<int32_t>(bytes);
-  });
+  uint8_t bytes[4 * kLanes];
+  istore(bytes, nibbles);
+  for (uint8_t& byte : bytes) byte = table[byte & 15];
+  return iload(bytes);
 }
 // (x >> shift) & mask, lane by lane.
 static inline I bits_at(I x, int shift, int32_t mask) {
-  return ilanes([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) >> shift) & mask; });
+  return parts<I>([&](int i) { return ints_of(bits_of(x.v[i]) >> shift) & mask; });
 }
-static inline F to_float(I x) { return lanes([&](int i) { return static_cast<float>(x.v[i]); }); }
+static inline F to_float(I x) {
+  return parts<F>([&](int i) { return __builtin_convertvector(x.v[i], FloatPart); });
+}
 // Rounds to nearest, ties to even; the value must fit.
-static inline I to_int(F x) { return ilanes([&](int i) { return static_cast<int32_t>(std::nearbyint(x.v[i])); }); }
-static inline int32_t ireduce_add(I x) {
-  int32_t sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += x.v[i];
-  return sum;
+static inline I to_int(F x) {
+  return parts<I>([&](int i) { return __builtin_convertvector(round_part(x.v[i]), IntPart); });
 }
-static inline int8_t saturate_s8(int32_t x) { return static_cast<int8_t>(x > 127 ? 127 : x < -128 ? -128 : x); }
+static inline int32_t ireduce_add(I x) {
+  IntPart sum = {};
+  for (const IntPart& part : x.v) sum += part;
+  return sum[0] + sum[1] + sum[2] + sum[3];
+}
 static inline void store_s8_n(int8_t* p, I x, int n) {
-  for (int i = 0; i < n; ++i) p[i] = saturate_s8(x.v[i]);
+  SignedBytePart bytes[kVectorParts];
+  for (int i = 0; i < kVectorParts; ++i) {
+    const IntPart at_most = x.v[i] > 127 ? IntPart{127, 127, 127, 127} : x.v[i];
+    bytes[i] = __builtin_convertvector(at_most < -128 ? IntPart{-128, -128, -128, -128} : at_most, SignedBytePart);
+  }
+  std::memcpy(p, bytes, static_cast<size_t>(n));
 }
 static inline void store_s8(int8_t* p, I x) { store_s8_n(p, x, kLanes); }
 
 // 2^n for integral n in [-126, 127].
 static inline F pow2i(F n) {
-  return lanes([&](int i) { return bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
+  return parts<F>([&](int i) { return floats_of(bits_of(__builtin_convertvector(n.v[i], IntPart) + 127) << 23); });
 }
-static inline F round_even(F x) { return lanes([&](int i) { return std::nearbyint(x.v[i]); }); }
+static inline F round_even(F x) {
+  return parts<F>([&](int i) { return round_part(x.v[i]); });
+}
 
-// acc + the sum of four products of unsigned and signed bytes, lane by lane; exact.
+// acc + the sum of four products of unsigned and signed bytes, lane by lane; exact. Products fit in 16 bits.
+static inline IntPart add_pairs(IntPart acc, ShortPart u, ShortPart s) {
+#ifdef __SSE2__
+  return acc + reinterpret_cast<IntPart>(_mm_madd_epi16(reinterpret_cast<__m128i>(u), reinterpret_cast<__m128i>(s)));
+#else
+  const IntPart products = reinterpret_cast<IntPart>(u * s);
+  return acc + (products >> 16) + (ints_of(bits_of(products) << 16) >> 16);
+#endif
+}
 static inline I dot_u8s8(I acc, I u, I s) {
-  uint8_t a[4 * kLanes];
-  int8_t b[4 * kLanes];
-  std::memcpy(a, u.v, sizeof a);
-  std::memcpy(b, s.v, sizeof b);
-  for (int i = 0; i < kLanes; ++i)
-    for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<int32_t>(a[4 * i + j]) * b[4 * i + j];
-  return acc;
+  return parts<I>([&](int i) {
+    const IntPart even = u.v[i] & 0x00ff00ff, odd = ints_of(bits_of(u.v[i]) >> 8) & 0x00ff00ff;
+    const auto signs = reinterpret_cast<ShortPart>(s.v[i]);
+    const ShortPart even_signs = (signs << 8) >> 8;
+    const IntPart sum = add_pairs(acc.v[i], reinterpret_cast<ShortPart>(even), even_signs);
+    return add_pairs(sum, reinterpret_cast<ShortPart>(odd), signs >> 8);
+  });
 }
 // The same for unsigned bytes up to 127.
 static inline I dot_u7s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
