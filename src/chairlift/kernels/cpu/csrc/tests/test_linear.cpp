@@ -17,8 +17,8 @@ namespace {
 
 constexpr WeightFormat kRounded[] = {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::int8,
                                      WeightFormat::bf16, WeightFormat::f16,  WeightFormat::f32};
-constexpr Prologue kPrologues[] = {Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu_and_mul,
-                                   Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul, Prologue::relu};
+const std::vector<Prologue> kPrologues = {Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu_and_mul,
+                                          Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul, Prologue::relu};
 
 struct Case {
   WeightFormat format;
@@ -224,14 +224,15 @@ void check_products(Random& random) {
   for (int i = 0; i < kNumWeightFormats; ++i) {
     const auto format = static_cast<WeightFormat>(i);
     const int64_t multiple = is_grouped(format) && !can_round(format) ? block_inputs(format) : 1;
-    for (const int64_t num_rows : rows) {
-      for (const Prologue prologue : kPrologues) {
+    // A prologue does not depend on the format of the weights, so a format has two of them with each number of rows.
+    for (const int64_t num_rows : rows)
+      for (int repetition = 0; repetition < 2; ++repetition) {
+        const Prologue prologue = random.among(kPrologues);
         const int64_t width = round_up(random.among(inputs), multiple);
         check_case({format, prologue, num_rows, width, random.among(outputs), random.below(2) == 1,
                     random.below(2) == 1},
                    random);
       }
-    }
   }
 }
 
