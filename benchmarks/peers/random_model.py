@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from safetensors.torch import save_file
-
-from chairlift.loading.resolve import load_config, load_tokenizer, resolve_model
-from chairlift.models.declaration import ModelConfig
-from chairlift.models.random_weights import RandomWeights
+from chairlift.loading.resolve import load_tokenizer, resolve_model
 
 RANDOM_MODELS: Final[dict[str, dict[str, Any]]] = {
     "random-1b": {
@@ -65,52 +59,90 @@ RANDOM_MODELS: Final[dict[str, dict[str, Any]]] = {
         "attention_bias": False,
         "initializer_range": 0.02,
     },
+    # The layers of LFM2-1.2B, https://huggingface.co/LiquidAI/LFM2-1.2B, with a smaller vocabulary.
+    "random-lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "layer_types": ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+        "norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 40960,
+        "dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "initializer_range": 0.02,
+    },
+    # The layers of Qwen3.5-0.8B, https://huggingface.co/Qwen/Qwen3.5-0.8B, with a smaller vocabulary.
+    "random-qwen3.5-0.8b": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "full_attention_interval": 4,
+        "layer_types": ["linear_attention" if layer % 4 < 3 else "full_attention" for layer in range(24)],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "attn_output_gate": True,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "intermediate_size": 3584,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+        },
+        "max_position_embeddings": 40960,
+        "dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "initializer_range": 0.02,
+    },
 }
 """The config.json of each model, in bfloat16, by its name in `--model`."""
 
-DONE: Final = "generation_config.json"
+DONE: Final = "tokenizer_config.json"
 """The file that is written last."""
 
 
 def random_model(name: str, folder: Path) -> Path:
     """The folder of a model of RANDOM_MODELS below `folder`. It is created once, and always has the same weights.
 
-    It has the tokenizer of the default model, whose vocabulary has the same size.
+    It has the tokenizer of the default model, whose vocabulary has the same size. transformers draws the weights:
+    N(0, 0.02^2) for matrices, ones for norms.
     """
     target = folder / name
     if not (target / DONE).exists():
-        target.mkdir(parents=True, exist_ok=True)
-        config = RANDOM_MODELS[name]
-        (target / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        save_file(random_tensors(target), target / "model.safetensors", metadata={"format": "pt"})
+        from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+        fields = dict(RANDOM_MODELS[name])
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        set_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(target)
         _write_tokenizer(target)
-        ids = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
-        (target / DONE).write_text(json.dumps(ids), encoding="utf-8")
     return target
-
-
-def random_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the model that the config.json in `folder` describes.
-
-    The weights are those of `--load-format dummy`: ones for norms, and N(0, 0.02^2) for the others.
-    """
-    config = load_config(resolve_model(str(folder)))
-    weights = RandomWeights(config, getattr(torch, config.dtype), torch.device("cpu"))
-    return {name: weights.tensor(name, shape) for name, shape in declared_shapes(config)}
-
-
-def declared_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The name and shape of each tensor of a model without biases, whose norms are RMSNorm."""
-    for matrix in config.matrices:
-        for name, (_, out_features) in zip(matrix.weight_names, matrix.parts, strict=True):
-            yield name, (out_features, matrix.in_features)
-    for layer in config.layers:
-        yield from ((f"{norm.name}.weight", (norm.size,)) for norm in layer.norms)
-        if (attention := layer.attention) is not None and (head_norm := attention.head_norm) is not None:
-            names = (f"{head_norm.query}.weight", f"{head_norm.key}.weight")
-            yield from zip(names, ((size,) for size in attention.head_norm_sizes), strict=True)
-    if config.final_norm is not None:
-        yield f"{config.final_norm.name}.weight", (config.final_norm.size,)
 
 
 def _write_tokenizer(target: Path) -> None:

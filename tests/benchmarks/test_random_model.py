@@ -19,6 +19,8 @@ EXPERT_SIZES = {"moe_intermediate_size": 96, "num_experts": 4, "num_experts_per_
     [
         ("random-1b", {"intermediate_size": 96}, "mlp.up_proj"),
         ("random-moe", EXPERT_SIZES, "mlp.experts.3.up_proj"),
+        ("random-lfm2-1.2b", {"intermediate_size": 512, "layer_types": ["conv", "full_attention"]}, "feed_forward.w1"),
+        ("random-qwen3.5-0.8b", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attn.in_proj_qkv"),
     ],
 )
 def test_a_random_model_is_complete_and_reproducible(
