@@ -19,10 +19,6 @@ def torch_operations(config: ModelConfig) -> list[str]:
     routers = [layer.mixture.router for layer in config.layers if layer.mixture is not None]
     if any(router is not None and not router.routing.is_plain_softmax for router in routers):
         operations.append("routing by sigmoid")
-    experts = [layer.parallel_experts for layer in config.layers if layer.parallel_experts is not None]
-    specs = config.attention_specs.values()
-    if any(each.gate is not None for each in experts) or any(spec.gate is not None for spec in specs):
-        operations.append("gates")
     return operations
 
 

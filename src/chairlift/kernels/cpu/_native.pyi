@@ -296,6 +296,21 @@ class ResidualSum:
             ValueError: The weights of a norm have another size.
         """
 
+def gate(
+    x_ptr: int, x_stride: int, logits_ptr: int, logits_stride: int, num_rows: int, size: int, is_shared: bool
+) -> None:
+    """
+    Multiply rows by the sigmoid of logits, in their memory.
+
+    Args:
+        x_ptr: float32 [num_rows, size], overwritten with the product.
+        x_stride, logits_stride: The distance between rows, in floats.
+        logits_ptr: float32 [num_rows, size], or [num_rows, 1] if `is_shared`.
+        num_rows: The number of rows.
+        size: The values of a row.
+        is_shared: Whether all values of a row have the same logit.
+    """
+
 class ExpertMixture:
     """
     A mixture of experts: out = the sum of weight * down(up(x)) over the chosen experts of a row.

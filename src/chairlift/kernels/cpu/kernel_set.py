@@ -100,7 +100,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         make_residual_sum=partial(NativeResidualSum, native),
         make_mixture=make_mixture,
         make_recurrence=lambda recurrence: NativeRecurrence(native, recurrence, buffers, states),
-        gate=torch_ops.gate,
+        gate=partial(native_gate, native),
         attention=NativeAttention,
         notes=loader.notes,
         run_layers=RecordedLayers(native, buffers, states),
@@ -312,6 +312,17 @@ class NativeResidualSum:
             address, stride = branch.data_ptr(), branch.stride(0)
         self._kernel(stream.data_ptr(), stream.stride(0), address, stride, num_rows, size)
         return stream
+
+
+def native_gate(native: NativeExtension, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Compute `reference.gate` in the memory of x."""
+    assert x.dtype == logits.dtype == torch.float32, "native kernels compute in float32"
+    assert x.stride(1) == logits.stride(1) == 1, "each row must be contiguous"
+    (num_rows, size), width = x.shape, logits.shape[1]
+    is_shared = width == 1
+    assert logits.shape == (num_rows, 1 if is_shared else size), "x and logits must have the same shape"
+    native.gate(x.data_ptr(), x.stride(0), logits.data_ptr(), logits.stride(0), num_rows, size, is_shared)
+    return x
 
 
 def _vector(values: torch.Tensor | None) -> FloatArray | None:

@@ -45,6 +45,16 @@ class NativeExtension(Protocol):
     def set_num_threads(self, num_threads: int) -> None: ...
     def set_tile_order(self, seed: int) -> None: ...
 
+    def gate(
+        self,
+        x_ptr: int,
+        x_stride: int,
+        logits_ptr: int,
+        logits_stride: int,
+        num_rows: int,
+        size: int,
+        is_shared: bool,
+    ) -> None: ...
     def mask_rows(self, logits_ptr: int, vocab_size: int, rows: Int64Array, masks: Uint32Array) -> None: ...
     def logprobs(
         self,

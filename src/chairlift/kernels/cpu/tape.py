@@ -44,7 +44,8 @@ def record_calls(tape: _native.Tape, steps: Sequence[_native.AttentionStep] = ()
 class RecordedLayers(StepMemory):
     """Runs layers one after the other, and repeats recordings where possible.
 
-    Layers may call only `NativeLinear`, `NativeMixture`, `NativeResidualSum`, `NativeRecurrence` and `NativeAttention`.
+    Layers may call only `NativeLinear`, `NativeMixture`, `NativeResidualSum`, `NativeRecurrence`, `NativeAttention` and
+    `native_gate`.
     A tape contains addresses of the layers, `buffers`, KV memory, states, the per-layer inputs and the outputs
     of the plans, so all tapes are dropped when one of them changes.
     """

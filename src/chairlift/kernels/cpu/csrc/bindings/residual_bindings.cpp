@@ -20,6 +20,14 @@ void call(const ResidualSum& sum, uintptr_t stream, int64_t stream_stride, uintp
   if (Tape* tape = Tape::recording()) tape->add([&sum, rows](const Tape::Step&) { sum(rows); });
 }
 
+void gate(uintptr_t x, int64_t x_stride, uintptr_t logits, int64_t logits_stride, int64_t num_rows, int64_t size,
+          bool is_shared) {
+  const GatedRows rows = {reinterpret_cast<float*>(x), x_stride, reinterpret_cast<const float*>(logits),
+                          logits_stride, num_rows, size, is_shared};
+  multiply_by_gates(rows);
+  if (Tape* tape = Tape::recording()) tape->add([rows](const Tape::Step&) { multiply_by_gates(rows); });
+}
+
 }  // namespace
 
 void bind_residual(nb::module_& m) {
@@ -65,6 +73,17 @@ Args:
 
 Raises:
     ValueError: The weights of a norm have another size.)");
+  m.def("gate", &gate, nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("logits_ptr"), nb::arg("logits_stride"),
+        nb::arg("num_rows"), nb::arg("size"), nb::arg("is_shared"), nb::call_guard<nb::gil_scoped_release>(),
+        R"(Multiply rows by the sigmoid of logits, in their memory.
+
+Args:
+    x_ptr: float32 [num_rows, size], overwritten with the product.
+    x_stride, logits_stride: The distance between rows, in floats.
+    logits_ptr: float32 [num_rows, size], or [num_rows, 1] if `is_shared`.
+    num_rows: The number of rows.
+    size: The values of a row.
+    is_shared: Whether all values of a row have the same logit.)");
 }
 
 }  // namespace chairlift

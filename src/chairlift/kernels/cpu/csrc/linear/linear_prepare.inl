@@ -84,6 +84,15 @@ static void add_branch(const ResidualArgs& args, float* branch, int64_t n, float
   each(n, stream, [&](int64_t i, int count) { return mul(part(stream + i, count), set1(args.scale)); });
 }
 
+// x * sigmoid(gate) in the memory of x, where all values may share the first gate.
+static void multiply_by_gate(const float* gate, bool is_shared, int64_t n, float* x) {
+  const F first = set1(gate[0]), one = set1(1.0f);
+  each(n, x, [&](int64_t i, int count) {
+    const F logit = is_shared ? first : part(gate + i, count);
+    return div(part(x + i, count), add(one, exp(neg(logit))));
+  });
+}
+
 // --- activations ----------------------------------------------------------------------------------------------------
 
 // The number of groups of one row that are processed together: one per lane of a vector.

@@ -184,6 +184,7 @@ struct LinearTiles {
   // Computes the sum of a row of the residual stream and a branch [n] in `stream`, and overwrites `branch`. Null adds
   // nothing.
   void (*add_branch)(const ResidualArgs& args, float* branch, int64_t n, float* stream);
+  void (*multiply_by_gate)(const float* gate, bool is_shared, int64_t n, float* x);
   // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
   void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);

@@ -13,6 +13,16 @@ namespace {
 // Few rows take less time than the threads need to meet.
 constexpr int64_t kRowsPerTask = 8;
 
+template <typename Function>
+void each_row(int64_t rows, Function function) {
+  const auto task_rows = [&](int64_t task, int) {
+    const int64_t end = std::min((task + 1) * kRowsPerTask, rows);
+    for (int64_t row = task * kRowsPerTask; row < end; ++row) function(row);
+  };
+  if (rows <= kRowsPerTask) return task_rows(0, 0);
+  Pool::get().run((rows + kRowsPerTask - 1) / kRowsPerTask, task_rows);
+}
+
 }  // namespace
 
 ResidualSum::ResidualSum(Norm after, Norm of_sum, float multiplier, float scale)
@@ -22,14 +32,17 @@ void ResidualSum::operator()(const Rows& x) const {
   if (!after_.fits(x.size) || !of_sum_.fits(x.size))
     throw std::invalid_argument("the weights of the norms must have size values");
   const ResidualArgs args = {after_.args(), of_sum_.args(), multiplier_, scale_};
-  const auto add_rows = [&](int64_t task, int) {
-    const int64_t end = std::min((task + 1) * kRowsPerTask, x.rows);
-    for (int64_t row = task * kRowsPerTask; row < end; ++row)
-      isa().linear.add_branch(args, x.branch ? x.branch + row * x.branch_stride : nullptr, x.size,
-                              x.stream + row * x.stream_stride);
-  };
-  if (x.rows <= kRowsPerTask) return add_rows(0, 0);
-  Pool::get().run((x.rows + kRowsPerTask - 1) / kRowsPerTask, add_rows);
+  each_row(x.rows, [&](int64_t row) {
+    isa().linear.add_branch(args, x.branch ? x.branch + row * x.branch_stride : nullptr, x.size,
+                            x.stream + row * x.stream_stride);
+  });
+}
+
+void multiply_by_gates(const GatedRows& rows) {
+  each_row(rows.rows, [&](int64_t row) {
+    isa().linear.multiply_by_gate(rows.gate + row * rows.gate_stride, rows.is_shared, rows.size,
+                                  rows.x + row * rows.x_stride);
+  });
 }
 
 }  // namespace chairlift

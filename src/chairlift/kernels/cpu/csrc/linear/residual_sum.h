@@ -1,4 +1,4 @@
-// The sum of the residual stream and a branch of a layer.
+// Operations on rows between products: the sum of the residual stream and a branch of a layer, and gates.
 #pragma once
 
 #include <cstdint>
@@ -27,5 +27,16 @@ class ResidualSum {
   Norm after_, of_sum_;
   float multiplier_, scale_;
 };
+
+// Rows x [rows][size], which are multiplied by the sigmoid of the gates, [rows][size] or [rows][1].
+struct GatedRows {
+  float* x;
+  int64_t x_stride;
+  const float* gate;
+  int64_t gate_stride;
+  int64_t rows, size;
+  bool is_shared;
+};
+void multiply_by_gates(const GatedRows& rows);
 
 }  // namespace chairlift
