@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     import transformers
 
 torch.set_num_threads(1)
+# How long an example takes depends on what else the machine does.
+settings.register_profile("chairlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("chairlift")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
