@@ -134,7 +134,9 @@ def bf16_file(context: PeerContext) -> Path:
         python = environment(context.folder / "transformers", (*EXPORT_REQUIREMENTS, torch_requirement()))
         converter = context.folder / "llama.cpp" / "convert_hf_to_gguf.py"
         unfinished = target.with_suffix(".part")
-        run([python, converter, context.model.path, "--outtype", "bf16", "--outfile", unfinished])
+        # The converter requires the layer of multi-token prediction in folders of Qwen3.5, unless it has this option.
+        options = ["--no-mtp"] if context.model_name.startswith("random-qwen3.5") else []
+        run([python, converter, context.model.path, *options, "--outtype", "bf16", "--outfile", unfinished])
         unfinished.replace(target)
     return target
 
