@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -218,6 +219,19 @@ def test_the_stream_of_a_revoked_or_changed_key_ends(tiny_model_dir: Callable[..
         assert server.post("/v1/completions", completion_body(3, request_id="later"), OWN).status_code == 200
         assert "later" not in "".join(lines)
         assert get(server, path, ADMIN).status_code == 401
+
+
+def test_the_stream_of_a_revoked_key_ends_without_an_event(tiny_model_dir: Callable[..., Path]) -> None:
+    keys = make_keys()
+    with (
+        run_server(tiny_llm(tiny_model_dir), "tiny", keys=keys) as server,
+        stream(server, "/v1/events", ADMIN) as response,
+    ):
+        lines = response.iter_lines()
+        assert next(lines)
+        keys.replace(make_keys(admin="sk-another-admin-admin"))
+        pings = (line for line in lines if line == ": keep-alive")
+        assert len(list(islice(pings, 3))) < 3, "the stream ends long before the third ping"
 
 
 def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_model_dir: Callable[..., Path]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from typing import Final
 
 from starlette.exceptions import HTTPException
 
 from chairlift.server.access.keys import KeyInfo, KeyRing
 from chairlift.server.http.streaming import EventStream
+
+CHECK_SECONDS: Final = 0.5
 
 
 class EventReaders:
@@ -33,10 +37,26 @@ class EventReaders:
     def open(
         self, key: KeyInfo, source: AsyncGenerator[bytes, None], on_close: Callable[[], None] = lambda: None
     ) -> EventStream:
-        """Create the response for a key, after `check`."""
+        """Create the response for a key, after `check`.
+
+        Args:
+            source: the events, at least one a second unless `on_close` ends them.
+            on_close: called when the response has ended, and when the key of an open stream was revoked or changed.
+        """
         self._num_open[key.tenant] += 1
+        identity, loop = self._keys.identity(key), asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def check_key() -> None:
+            nonlocal timer
+            if self._keys.identity(key) != identity:
+                on_close()
+            timer = loop.call_later(CHECK_SECONDS, check_key)
+
+        timer = loop.call_later(CHECK_SECONDS, check_key)
 
         def close() -> None:
+            timer.cancel()
             self._num_open -= Counter({key.tenant: 1})
             on_close()
 
