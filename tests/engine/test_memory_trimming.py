@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
+
+from chairlift.engine.memory_trimming import trim_memory
 
 CODE = """
 import torch
@@ -28,3 +32,19 @@ def test_trim_memory_returns_memory_of_a_working_process() -> None:
     saved, product = done.stdout.split(maxsplit=1)
     assert int(saved) > 10
     assert product.strip() == "[[5.0, 14.0], [14.0, 50.0]]"
+
+
+def test_objects_that_were_excluded_from_collection_are_collected_by_the_next_call() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.itself = self
+
+    model = Model()
+    is_alive = weakref.ref(model)
+    try:
+        trim_memory()
+        del model
+        trim_memory()
+        assert is_alive() is None
+    finally:
+        gc.unfreeze()

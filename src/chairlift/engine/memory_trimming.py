@@ -14,8 +14,10 @@ MADV_DONTNEED: Final = 4
 def trim_memory() -> None:
     """Return the memory that only the start has used, and exclude the remaining objects from garbage collection.
 
-    A collection would otherwise visit every object of every imported module in the middle of a step.
+    A collection would otherwise visit every object of every imported module in the middle of a step. Objects that an
+    earlier call has excluded are collected: those of an unloaded model are garbage by now.
     """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     if sys.platform == "linux":

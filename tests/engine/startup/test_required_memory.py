@@ -13,6 +13,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
 from chairlift.errors import ConfigError, ModelLoadError
+from chairlift.loading import resolve
 from chairlift.models.parameter_memory import parameter_bytes
 from pooling_models import write_pooling_model
 
@@ -34,6 +35,11 @@ def test_the_parameters_of_recurrences_are_in_the_plan(arch: str, tiny_model_dir
     given = EngineConfig(str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, max_num_seqs=2)
     config, required = plan_required_memory(given, PROCESS_BYTES + (64 << 20))
     assert required.weights == parameter_bytes(build_engine(config).loaded.model)
+
+
+def test_the_metadata_of_a_gguf_file_is_released(smollm2_gguf: Path) -> None:
+    plan_required_memory(EngineConfig(str(smollm2_gguf), num_kv_blocks=10), 1 << 30)
+    assert resolve._open_gguf.cache_info().currsize == 0
 
 
 def test_the_size_of_the_pool_may_be_given(tiny_model_dir: Callable[..., Path]) -> None:

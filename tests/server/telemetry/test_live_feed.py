@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chairlift.events import Event, to_json
+from chairlift.events import Event, RequestRejected, to_json
 from chairlift.observability.explain import Viewer
 from chairlift.server.telemetry import live_feed
 from chairlift.server.telemetry.live_feed import LiveFeed, encode_event
@@ -102,6 +102,14 @@ def test_a_snapshot_has_the_progress_and_the_blocks_of_unfinished_requests() -> 
         assert shown["num_output_tokens"] == request.num_output_tokens > 0
         assert shown["first_token_time"] > shown["first_scheduled_time"]
     assert snapshot["requests"][2]["waiting"]["reason"] == "seats"
+
+
+def test_at_most_a_mebibyte_of_events_is_kept_for_readers() -> None:
+    feed = LiveFeed(TrackedEngine().tracker)
+    for number in range(300):
+        feed.emit(RequestRejected(0.0, f"r{number}", "x" * 10_000))
+    assert 0 < sum(len(entry.encoded) for entry in feed._recent) <= 1 << 20
+    feed.close()
 
 
 def test_events_that_a_slow_reader_lost_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

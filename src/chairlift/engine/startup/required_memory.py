@@ -10,7 +10,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.memory_plan import ENCODER_LACKS, plan_memory
 from chairlift.kernels.kernel_memory import total
 from chairlift.loading.pooling_config import load_pooling_config
-from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 from chairlift.worker.memory import format_memory
 
@@ -65,10 +65,12 @@ def plan_required_memory(
         config = _encoder_config(config, common, files.name)
     if (pooling := load_pooling_config(files, model_config)) is not None:
         model_config = pooling.without_unused_head(model_config)
+    formats = matrix_formats(files, model_config)
+    close_gguf()
     plan = plan_memory(
         config,
         model_config,
-        matrix_formats(files, model_config),
+        formats,
         memory_bytes - PROCESS_BYTES,
         FREE_MEMORY_SHARE[config.device.split(":")[0]],
         budget=f"models_memory_bytes={format_memory(memory_bytes)} for model {files.name!r}",

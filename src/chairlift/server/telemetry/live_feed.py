@@ -23,7 +23,7 @@ MAX_PART_BYTES: Final = 1 << 20
 MAX_HISTORY_BYTES: Final = 16 << 20
 """Maximum size of the compressed history. On a busy server, ten minutes take about 3 MiB."""
 
-MAX_RECENT_BYTES: Final = 4 << 20
+MAX_RECENT_BYTES: Final = 1 << 20
 """A page that is more bytes of events behind than this gets a snapshot instead of them."""
 
 _encode: Final = msgspec.json.Encoder().encode
