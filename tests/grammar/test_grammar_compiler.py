@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -356,3 +357,25 @@ def test_the_tools_of_a_call_that_has_ended_are_not_compiled(
     monkeypatch.setattr(GrammarChecker, "can_compile", fails)
     asyncio.run(scenario())
     assert len(compiled) == 1
+
+
+def test_a_compiler_that_only_checks_has_the_same_outcomes_and_keeps_no_matcher_and_no_words(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    checking = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], is_check_only=True)
+    for fields, _good, _bad in SPELLED.values():
+        assert checking.compile(StructuredOutputs(**fields))._start is None
+    for fields, _kind, _text in REJECTED.values():
+        with pytest.raises(RequestError) as rejected:
+            compiler.compile(StructuredOutputs(**fields))
+        with pytest.raises(RequestError, match=f"^{re.escape(str(rejected.value))}$"):
+            checking.compile(StructuredOutputs(**fields))
+    named = 'start: <|tool|> "a" | <[7]>'
+    assert checking.compile(StructuredOutputs(grammar=named))
+    with pytest.raises(RequestError, match="unknown special token"):
+        checking.compile(StructuredOutputs(grammar=named.replace("tool", "absent")))
+    calls = 'start: f\n// relaxable f\nf: %json {"type": "array", "uniqueItems": true}'
+    assert checking.compile(StructuredOutputs(calls=calls)).ignored == ("tools.f.parameters",)
+    vocabulary = checking._llguidance_tokenizer()
+    words = range(len(SPECIAL), tokenizer.vocab_size)
+    assert all(vocabulary.decode_bytes([token_id]) == b"<[%d]>" % token_id for token_id in words), "it knows no text"

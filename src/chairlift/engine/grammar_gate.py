@@ -16,7 +16,8 @@ POLL_SECONDS: Final = 0.002
 class GrammarGate:
     """Holds requests of an engine core whose front end runs in another process, and has another compiler.
 
-    A request whose grammar cannot be compiled is released as well; the model runner ends it with the same error.
+    A request whose grammar cannot be compiled, or whose masks are too slow, is released as well; the model runner ends
+    it with the error.
 
     Args:
         grammars: the compiler of the model runner; None: no request is held.

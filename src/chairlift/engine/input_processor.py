@@ -140,7 +140,7 @@ class InputProcessor:
 
     Args:
         seed: the source of seeds for requests without one, in order of arrival; None: the operating system.
-        grammars: the compiler of a model runner in the same process; None creates another one.
+        grammars: the compiler of a model runner in the same process; None creates one that only checks grammars.
         is_reranker: pairs of texts are encoded by `encode_rerank_prompt`.
         id_prefix: a part of the ids in the core that differs from those of other processes with the same engine.
     """
@@ -166,7 +166,8 @@ class InputProcessor:
         self._num_made = 0
         text_tokenizer = None if isinstance(tokenizer, NoTokenizer) else tokenizer
         if grammars is None and text_tokenizer is not None and config.eos_token_ids:
-            grammars = GrammarCompiler(lambda: text_tokenizer, config.vocab_size, config.eos_token_ids)
+            eos = config.eos_token_ids
+            grammars = GrammarCompiler(lambda: text_tokenizer, config.vocab_size, eos, is_check_only=True)
         self._constraints = OutputConstraints(text_tokenizer, config.vocab_size, grammars)
 
     def prepare(self, params: SamplingParams) -> tuple[str, ...]:

@@ -93,16 +93,20 @@ class GrammarMatcher:
 class CompiledGrammar:
     """A compiled grammar. Its matchers share the automaton states that they compute.
 
+    Args:
+        matcher: None if the compiler only checks grammars.
+
     Attributes:
         ignored: the parts of the schemas of tools that the grammar does not follow.
     """
 
-    def __init__(self, matcher: LLMatcher, ignored: tuple[str, ...] = ()) -> None:
+    def __init__(self, matcher: LLMatcher | None, ignored: tuple[str, ...] = ()) -> None:
         self._start = matcher
         self.ignored = ignored
 
     def matcher(self) -> GrammarMatcher:
         """Return a matcher at the start of the grammar, in microseconds."""
+        assert self._start is not None, "the compiler only checks grammars"
         return GrammarMatcher(self._start.deep_copy())
 
 
@@ -129,6 +133,8 @@ class GrammarCompiler:
         vocab_size: the width of the model's logits, which may exceed the tokenizer's vocabulary.
         eos_token_ids: the tokens that end an answer, at least one.
         compile_seconds: the maximum time to compile one grammar.
+        is_check_only: whether another compiler makes the matchers. This one then keeps only the outcomes. Its
+            vocabulary has the special tokens only, which takes a tenth of the memory, and it computes no masks.
 
     Attributes:
         has_checker: whether a GrammarChecker compiles new grammars first. It is not needed for grammars that another
@@ -141,8 +147,11 @@ class GrammarCompiler:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         compile_seconds: float = COMPILE_SECONDS,
+        *,
+        is_check_only: bool = False,
     ) -> None:
         self.has_checker = True
+        self._is_check_only = is_check_only
         self.vocab_size = vocab_size
         self._get_tokenizer = tokenizer
         self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
@@ -255,7 +264,10 @@ class GrammarCompiler:
         # A warning means that llguidance would ignore a part of the constraint. Only the schemas of tools permit that.
         if matcher.is_error() or (problem and constraint.calls is None):
             reject(constraint, f"cannot be compiled: {_shortened(problem)}")
-        grammar = CompiledGrammar(matcher, tuple("tools." + warning.split(" ", 1)[0] for warning in warnings))
+        ignored = tuple("tools." + warning.split(" ", 1)[0] for warning in warnings)
+        if self._is_check_only:
+            return CompiledGrammar(None, ignored)
+        grammar = CompiledGrammar(matcher, ignored)
         self._probe(constraint, grammar.matcher())
         return grammar
 
@@ -326,8 +338,12 @@ class GrammarCompiler:
 
         with self._tokenizer_lock:
             if self._ll_tokenizer is None:
-                vocabulary = GrammarVocabulary(self._get_tokenizer(), self.vocab_size, self._eos_token_ids[0])
-                self._ll_tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids)  # type: ignore[arg-type]
+                special_only = self._is_check_only
+                vocabulary = GrammarVocabulary(
+                    self._get_tokenizer(), self.vocab_size, self._eos_token_ids[0], special_only=special_only
+                )
+                slices: list[str] | None = [] if special_only else None
+                self._ll_tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids, slices)  # type: ignore[arg-type]
             return self._ll_tokenizer
 
 

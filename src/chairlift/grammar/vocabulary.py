@@ -21,15 +21,17 @@ class GrammarVocabulary:
     Args:
         vocab_size: the width of the model's logits.
         eos_token_id: the token that ends an answer.
+        special_only: whether all other tokens are empty, for a compiler that only checks grammars.
     """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int, *, special_only: bool = False) -> None:
         self.eos_token_id = eos_token_id
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
         self._special = {i for i in tokenizer.special_token_ids if i < vocab_size}
+        token_ids = range(vocab_size)
+        self.tokens = [b"" if special_only and i not in self._special else tokenizer.token_bytes(i) for i in token_ids]
         self.special_token_ids = sorted(self._special)
         self._tokenizer = tokenizer
 
