@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -105,9 +106,59 @@ def test_the_spans_of_a_wait_are_its_queue_time(reason: WaitReason) -> None:
     assert check_waits(engine.tracker, engine.log)[reason.value] > 0
 
 
+def shorten_timeline(patch: pytest.MonkeyPatch, max_steps: int, interval: int) -> None:
+    patch.setattr(tracker_module, "MAX_TIMELINE_STEPS", max_steps)
+    patch.setattr(tracker_module, "PRUNE_INTERVAL_STEPS", interval)
+
+
+@pytest.mark.parametrize("reason", WAYS, ids=[reason.value for reason in WAYS])
+def test_the_spans_of_a_wait_that_is_summed_up_are_its_queue_time(
+    reason: WaitReason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten_timeline(monkeypatch, 2, 1)
+    engine = WAYS[reason]()
+    engine.to_end()
+    assert check_waits(engine.tracker, engine.log)[reason.value] > 0
+
+
+def test_the_timeline_of_a_request_that_waits_for_long_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TrackedEngine(max_num_seqs=1, scheduling_policy="priority")
+    shorten_timeline(monkeypatch, 20, 8)
+    engine.add([1, 2], 3)
+    engine.steps(1)
+    engine.add([1, 3], 3, priority=1)
+    kept = []
+    for number in range(30):
+        engine.add([2, number], 4)
+        engine.steps(4)
+        kept += [len(engine.tracker.timeline._times), len(engine.tracker.timeline._intervals)]
+    assert max(kept) <= 20 + 8 + 1
+    engine.to_end()
+    assert check_waits(engine.tracker, engine.log)["seats"] > 120
+
+
+def seconds_by_reason(tracker: RequestTracker) -> dict[tuple[str, str], float]:
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    for request in tracker.requests():
+        for span in chain.from_iterable(tracker.spans(request)):
+            seconds[request.request_id, span.reason] += span.end - span.start
+    return seconds
+
+
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_spans_add_up_in_any_load(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_timeline(patch, data.draw(st.sampled_from([1, 3, 10, 1000])), data.draw(st.integers(1, 3)))
+        engine = run_any_load(data)
+    whole = RequestTracker()
+    assert engine.tracker.started is not None
+    for event in (engine.tracker.started, *engine.log.events):
+        whole.emit(event)
+    assert seconds_by_reason(engine.tracker) == pytest.approx(seconds_by_reason(whole))
+
+
+def run_any_load(data: st.DataObject) -> TrackedEngine:
     options = data.draw(ENGINES)
     engine = TrackedEngine(**options)
     for _ in range(data.draw(st.integers(3, 30))):
@@ -119,6 +170,7 @@ def test_spans_add_up_in_any_load(data: st.DataObject) -> None:
     assert not engine.tracker.holders()
     assert not engine.tracker.batch()
     assert not engine.tracker.unfinished()
+    return engine
 
 
 def check_block_ids(engine: TrackedEngine) -> None:

@@ -63,11 +63,15 @@ UNKNOWN = "unknown"
 
 
 class QueueTimeline:
-    """The intervals of the queue, and the time at which each step was scheduled."""
+    """The intervals of the queue, and the time at which each step was scheduled.
+
+    Attributes:
+        first_step, next_step: the recorded steps are those from `first_step` to `next_step` - 1.
+    """
 
     def __init__(self) -> None:
         self.next_step = 0
-        self._first_step = 0
+        self.first_step = 0
         self._times = array("d")
         self._intervals: list[QueueInterval] = []
 
@@ -77,7 +81,7 @@ class QueueTimeline:
         Missing steps become an interval of unknown reason. They get the time of this step.
         """
         if not self._times:
-            self._first_step = self.next_step = step.step
+            self.first_step = self.next_step = step.step
         missing = step.step - self.next_step
         if missing > 0:
             self._intervals.append(QueueInterval(self.next_step, UNKNOWN))
@@ -93,7 +97,7 @@ class QueueTimeline:
 
     def scheduled_time(self, step: int) -> float | None:
         """The time at which a step was scheduled; None if it was not yet, or if its time was removed."""
-        index = step - self._first_step
+        index = step - self.first_step
         return self._times[index] if 0 <= index < len(self._times) else None
 
     def slice(self, first: int, end: int) -> Iterator[tuple[int, int, QueueInterval]]:
@@ -110,9 +114,9 @@ class QueueTimeline:
     def remove_before(self, step: int) -> None:
         """Remove the steps before `step`. An interval that also contains later steps is kept."""
         step = min(step, self.next_step)
-        if (count := step - self._first_step) <= 0:
+        if (count := step - self.first_step) <= 0:
             return
         del self._times[:count]
-        self._first_step = step
+        self.first_step = step
         keep = bisect_right(self._intervals, step, key=lambda interval: interval.first_step) - 1
         del self._intervals[: max(0, keep)]

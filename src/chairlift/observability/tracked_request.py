@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from chairlift.events import RequestArrived, RequestFinished, RequestWaiting
@@ -40,10 +42,31 @@ class WaitSpan(NamedTuple):
         at_head = (interval for interval in self.intervals if interval.head_id == request_id)
         return next(at_head, next(iter(self.intervals), None))
 
+    def joined(self, following: WaitSpan) -> WaitSpan:
+        """This span and the following one, which has the same reason, as one."""
+        num_steps = self.num_steps + following.num_steps
+        return self._replace(end=following.end, num_steps=num_steps, intervals=self.intervals + following.intervals)
+
     def with_decisive_interval(self, request_id: str) -> WaitSpan:
         """The span with this interval only."""
         interval = self.decisive_interval(request_id)
         return self._replace(intervals=() if interval is None else (interval,))
+
+
+def sum_by_reason(spans: Sequence[WaitSpan], request_id: str) -> list[WaitSpan]:
+    """One span for each reason with the time and the steps of all its spans, in the order of the first ones."""
+    by_reason: dict[str, list[WaitSpan]] = {}
+    for span in spans:
+        by_reason.setdefault(span.reason, []).append(span)
+    summed: list[WaitSpan] = []
+    for reason, parts in by_reason.items():
+        start = summed[-1].end if summed else spans[0].start
+        is_last = len(summed) == len(by_reason) - 1
+        end = spans[-1].end if is_last else min(spans[-1].end, start + sum(part.end - part.start for part in parts))
+        intervals = tuple(chain.from_iterable(part.intervals for part in parts))
+        span = WaitSpan(reason, start, end, sum(part.num_steps for part in parts), intervals)
+        summed.append(span.with_decisive_interval(request_id))
+    return summed
 
 
 @dataclass(slots=True)
@@ -55,6 +78,7 @@ class Wait:
         end_step: the step that contains it, or the first step that was scheduled after its end.
         queued_step: the first step for which it was in the queue; None while it is parked.
         spans: set when the wait has ended and all of its steps are known.
+        summed: one span for each reason of the steps before `summed_step`, which a long wait does not keep one by one.
     """
 
     start: float
@@ -64,6 +88,13 @@ class Wait:
     end_step: int | None = None
     is_restart: bool = False
     spans: list[WaitSpan] | None = None
+    summed: list[WaitSpan] = field(default_factory=list)
+    summed_step: int | None = None
+
+    @property
+    def first_kept_step(self) -> int:
+        """The first step that is not in `summed`."""
+        return self.first_step if self.summed_step is None else self.summed_step
 
 
 @dataclass(slots=True)

@@ -14,11 +14,14 @@ from chairlift.events import EngineStarted, Event, RequestArrived, Step
 from chairlift.observability.queue_timeline import UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
 from chairlift.observability.replay import SIBLING_PREFILL, Replay, ReplayReader, Rows
 from chairlift.observability.step_cost import StepCost
-from chairlift.observability.tracked_request import TrackedRequest, Wait, WaitSpan
+from chairlift.observability.tracked_request import TrackedRequest, Wait, WaitSpan, sum_by_reason
 
 NEXT_STEP: Final = "next_step"
 FAIRNESS: Final = "fairness"
-PRUNE_INTERVAL_STEPS: Final = 4096
+PRUNE_INTERVAL_STEPS: Final = 256
+MAX_TIMELINE_STEPS: Final = 4096
+"""Earlier steps of longer waits are summed up by reason."""
+
 SLOT_KINDS: Final = ("token_states", "reserved", "internal", "external", "free")
 
 
@@ -177,8 +180,35 @@ class RequestTracker(ReplayReader):
         )
 
     def _prune_timeline(self) -> None:
-        first = [w.first_step for r in self.requests() for w in r.waits if w.spans is None]
+        self._sum_before(self.timeline.next_step - MAX_TIMELINE_STEPS)
+        first = [w.first_kept_step for r in self.requests() for w in r.waits if w.spans is None]
         self.timeline.remove_before(min(first, default=self.timeline.next_step))
+
+    def _sum_before(self, step: int) -> None:
+        """Sum up the steps before `step` in all waits. Requests of one tenant that are in the queue since earlier sums
+        share the spans, unless they have been at its head."""
+        time = self.timeline.scheduled_time(step)
+        if time is None:
+            return
+        heads = {interval.head_id for _, _, interval in self.timeline.slice(self.timeline.first_step, step)}
+        shared: dict[tuple[str, int, float, float], list[WaitSpan]] = {}
+        for request in self.requests():
+            for wait in request.waits:
+                if wait.spans is not None or wait.first_kept_step >= step:
+                    continue
+                if wait.end_step is not None and wait.end_step <= step:
+                    wait.spans = self._spans(request, wait, None)
+                    continue
+                end = max(wait.start, time if wait.end is None else min(time, wait.end))
+                is_queued = (wait.queued_step or step) <= wait.first_kept_step
+                if wait.summed and is_queued and request.request_id not in heads:
+                    key = request.tenant, wait.first_kept_step, wait.summed[-1].end, end
+                    if (spans := shared.get(key)) is None:
+                        spans = shared[key] = self._kept_spans(request, wait, step, end)
+                else:
+                    spans = self._kept_spans(request, wait, step, end)
+                wait.summed = sum_by_reason([*wait.summed, *spans], request.request_id)
+                wait.summed_step = step
 
     # -- spans ---------------------------------------------------------------------------------------------------
 
@@ -191,11 +221,19 @@ class RequestTracker(ReplayReader):
     def _spans(self, request: TrackedRequest, wait: Wait, now: float | None) -> list[WaitSpan]:
         if wait.spans is not None:
             return wait.spans
-        end = self._end(wait, now)
-        parts = [
-            (reason, list(rows)) for reason, rows in groupby(self._rows(request, wait), key=lambda row: row.reason)
-        ]
-        starts = [wait.start]
+        end_step = self.timeline.next_step if wait.end_step is None else wait.end_step
+        kept = self._kept_spans(request, wait, end_step, self._end(wait, now))
+        if wait.summed and kept and wait.summed[-1].reason == kept[0].reason:
+            return [*wait.summed[:-1], wait.summed[-1].joined(kept[0]), *kept[1:]]
+        return wait.summed + kept
+
+    def _kept_spans(self, request: TrackedRequest, wait: Wait, end_step: int, end: float) -> list[WaitSpan]:
+        """The spans of a wait, after those that are summed up, until the step `end_step` at the time `end`."""
+        rows_of_wait = self._rows(request, wait, end_step)
+        parts = [(reason, list(rows)) for reason, rows in groupby(rows_of_wait, key=lambda row: row.reason)]
+        if not parts:
+            return []
+        starts = [wait.summed[-1].end if wait.summed else wait.start]
         for _, rows in parts[1:]:
             scheduled = self.timeline.scheduled_time(rows[0].first)
             starts.append(starts[-1] if scheduled is None else min(max(scheduled, starts[-1]), end))
@@ -218,15 +256,17 @@ class RequestTracker(ReplayReader):
             now = wait.start if self.last_step is None else self.last_step.scheduled_time
         return max(wait.start, now)
 
-    def _rows(self, request: TrackedRequest, wait: Wait) -> Iterator[_WaitRow]:
-        """The steps of a wait in order, after a row without steps for the time until the first one."""
-        yield _WaitRow("restart" if wait.is_restart else NEXT_STEP, wait.first_step, wait.first_step)
-        end_step = self.timeline.next_step if wait.end_step is None else wait.end_step
+    def _rows(self, request: TrackedRequest, wait: Wait, end_step: int) -> Iterator[_WaitRow]:
+        """The steps of a wait in order, after a row without steps for the time until the first one. Steps that are
+        summed up are left out."""
+        first_step = wait.first_kept_step
+        if not wait.summed:
+            yield _WaitRow("restart" if wait.is_restart else NEXT_STEP, first_step, first_step)
         queued_step = end_step if wait.queued_step is None else wait.queued_step
-        known = min(queued_step, self.timeline.next_step)
-        if known > wait.first_step:
-            yield _WaitRow(SIBLING_PREFILL, wait.first_step, known)
-        for first, end, interval in self.timeline.slice(queued_step, end_step):
+        known = min(queued_step, end_step, self.timeline.next_step)
+        if known > first_step:
+            yield _WaitRow(SIBLING_PREFILL, first_step, known)
+        for first, end, interval in self.timeline.slice(max(queued_step, first_step), end_step):
             yield _WaitRow(self._reason(request, interval), first, end, interval)
 
     def _reason(self, request: TrackedRequest, interval: QueueInterval) -> str:
