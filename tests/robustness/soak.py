@@ -109,7 +109,8 @@ async def soak(
             group.create_task(run_load(served.url, requests, result.tally))
             group.create_task(calls.run(round(size * ROUND_CALLS)))
         await wait_until_idle(served)
-        check_pool(served)
+        for model in (TINY, CHAT):
+            check_pool(served, model)
         await asyncio.sleep(0.3)  # Abandoned connections close.
         result.descriptors.append(_num_descriptors(served))
         assert result.tally.num_requests == num_completions * len(result.descriptors), "one answer for each request"
@@ -152,16 +153,17 @@ def main() -> None:
 
 def _print(result: SoakResult, seed: int, seconds: float) -> None:
     console = Console(width=120)
-    title = f"Memory in MiB in the last two thirds of {seconds / 60:.0f} minutes; slopes in MiB per 10 minutes"
+    title = f"Memory in MiB in the last two thirds of {seconds / 60:.0f} minutes; slopes in KiB per minute"
     table = Table("process", "number", "PSS", "private, first", "largest", "last", "slope", title=title)
     for trend in result.trends:
         sizes = (trend.last.pss, trend.first.private, trend.largest.private, trend.last.private)
         row = [f"{size / 2**20:.1f}" for size in sizes]
-        table.add_row(trend.role, str(trend.num_processes), *row, f"{trend.slope / 2**20:+.2f}")
+        table.add_row(trend.role, str(trend.num_processes), *row, f"{trend.slope / 2**10 * 60 / WINDOW_SECONDS:+.1f}")
     console.print(table)
     tally = result.tally
     console.print(f"{_counts(tally.outcomes)}; of them {_counts(tally.kinds)}; {tally.output_tokens} tokens answered")
     console.print(f"other calls: {_counts(result.calls)}")
+    console.print(f"after each of {len(result.descriptors)} rounds: no request, all blocks and slots free")
     figures: dict[str, Any] = {
         "requests": tally.num_requests,
         **tally.outcomes,
@@ -169,6 +171,7 @@ def _print(result: SoakResult, seed: int, seconds: float) -> None:
         "calls": result.calls,
         "output_tokens": tally.output_tokens,
         "preemptions": result.preemptions,
+        "rounds": len(result.descriptors),
         "descriptors": [result.descriptors[0], result.descriptors[-1]],
         "slopes": {trend.role: round(trend.slope) for trend in result.trends},
         "seed": seed,

@@ -242,10 +242,10 @@ async def wait_until_idle(served: Served, seconds: float = 20.0) -> None:
         await asyncio.sleep(0.05)
 
 
-def check_pool(served: Served) -> None:
-    """Check with a single short request that all other blocks are free."""
-    body = {"prompt": [3], "max_tokens": 1, "cache_salt": "check_pool"}
-    with httpx.stream("GET", f"{served.url}/v1/events", timeout=20) as stream:
+def check_pool(served: Served, model: str) -> None:
+    """Check with a single short request that all other blocks and slots of a model are free."""
+    body = {"model": model, "prompt": [3], "max_tokens": 1, "cache_salt": "check_pool"}
+    with httpx.stream("GET", f"{served.url}/v1/events?model={model}", timeout=20) as stream:
         lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
         started = from_json(next(lines))
         httpx.post(f"{served.url}/v1/completions", json=body, timeout=20).raise_for_status()
@@ -253,4 +253,5 @@ def check_pool(served: Served) -> None:
     assert isinstance(started, EngineStarted)
     assert step.free_blocks == started.num_blocks - 1, step
     assert step.num_waiting == 0
-    assert served.get("/v1/engine")["pool"]["held_blocks"] == 0
+    assert step.free == step.free_blocks * started.block_size, step
+    assert served.get(f"/v1/engine?model={model}")["pool"]["held_blocks"] == 0
