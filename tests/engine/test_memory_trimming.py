@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import platform
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,40 @@ started = resident_mib()
 trim_memory()
 print(started - resident_mib(), (before @ before.T).tolist())
 """
+
+
+ARENAS_CODE = """
+import ctypes, threading
+from pathlib import Path
+from chairlift.engine.memory_trimming import limit_arenas
+
+limit_arenas()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+start = threading.Barrier(8)
+
+def allocate():
+    start.wait()
+    libc.malloc(1000)
+    start.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc.fopen.restype = ctypes.c_void_p
+file = ctypes.c_void_p(libc.fopen(b"arenas.xml", b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+print(Path("arenas.xml").read_text().count("<heap nr="))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
+def test_all_threads_share_two_arenas(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ARENAS_CODE], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert 1 <= int(done.stdout) <= 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from chairlift.config import EngineConfig
+from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
@@ -100,6 +101,7 @@ def run(
             `ProcessClient.wait_until_ready`.
         EngineDeadError: the cluster could not continue, and the server has drained.
     """
+    limit_arenas()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
     if models is None:
@@ -116,7 +118,6 @@ def run(
         engine = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
     # These modules are imported while the engine process loads the model, because they take long to import.
-    from chairlift.engine.memory_trimming import trim_memory
     from chairlift.server.access.admission import AdmissionController
     from chairlift.server.application import create_models_app
     from chairlift.server.draining_server import DrainingServer, end_process_after
