@@ -3,40 +3,58 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import webbrowser
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
-from rich.console import RenderableType
 
 from chairlift.cli.console import prepare_engine
+from chairlift.system.output_files import check_writable
 
 
 def lesson(
     *,
+    output: Annotated[Path, Parameter(name=("--output", "-o"), help="File for the page, which replaces it.")] = Path(
+        "lesson.html"
+    ),
     seed: Annotated[int, Parameter(validator=Number(gte=0), help="Seed of the lengths and tokens of requests.")] = 0,
     num_requests: Annotated[
         int, Parameter(validator=Number(gte=32, lte=1000), help="Number of requests. Fewer are faster.")
     ] = 96,
 ) -> None:
-    """Serve the same requests in static batches, with reservations and with paging, and compare them."""
+    """Serve the same requests in static batches, with reservations and with paging, and write a page that shows it."""
+    check_writable("output", output)
     prepare_engine()
     if sys.stderr.isatty():
         logging.getLogger("chairlift").setLevel(logging.WARNING)
     from chairlift.lab.lesson.progress import LessonProgress
 
     with LessonProgress("load the model") as progress:
+        from chairlift.lab.lesson.page import write_page
+        from chairlift.lab.lesson.page_data import num_results, page_data
         from chairlift.lab.lesson.runs import TITLES, VOCAB_SIZE, lesson_config, lesson_options, run_lesson
-        from chairlift.lab.lesson.summary import lesson_reasons, lesson_table
+        from chairlift.lab.lesson.summary import lesson_table
         from chairlift.lab.tables import print_parts
 
         options = lesson_options(seed, num_requests)
         num_tokens = sum(item.output_len for item in options.workload(VOCAB_SIZE, token_round=1))
         progress.expect_runs(TITLES.values(), num_tokens)
         measured = run_lesson(lesson_config(), options, progress)
-        progress.start_phase("simulate")
-        parts: list[RenderableType] = [lesson_table(measured), measured.tokens.describe(), *lesson_reasons(measured)]
-    print_parts(parts)
+        progress.start_phase("simulate", num_results())
+        data = page_data(measured, progress.advance)
+        write_page(data, output)
+    print_parts([lesson_table(measured), measured.tokens.describe(), *data["reasons"], f"page: {output.resolve()}"])
+    if can_open_browser():
+        webbrowser.open(output.resolve().as_uri())
     if not measured.tokens.is_sound:
         raise SystemExit(1)
+
+
+def can_open_browser() -> bool:
+    """Whether the terminal belongs to a desktop, so that a browser opens beside it and not in it."""
+    has_desktop = sys.platform != "linux" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    return has_desktop and sys.stdout.isatty()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Final, NamedTuple
@@ -68,13 +68,18 @@ WASTED: Final = ("reserved", "internal", "external")
 def lesson_values(lesson: Lesson, policy: str) -> dict[str, float]:
     """The values of the rows for a policy, unscaled."""
     values = {key: value for key, value in lesson.values(policy).items() if value is not None}
-    steps = [event for event in lesson.events[policy] if isinstance(event, Step)]
+    steps = lesson.runs[policy].trace.steps
     speedup = lesson.result.ratio(policy, "output_tokens_per_s")
     return values | {
         "speedup": 0.0 if speedup is None else speedup.median,
-        "busy_seats": fmean(sum(map(bool, step.num_scheduled)) for step in steps),
+        "busy_seats": busy_seats(steps),
         "waste": sum(values[kind] for kind in WASTED),
     }
+
+
+def busy_seats(steps: Sequence[Step]) -> float:
+    """The mean number of requests of which a step computes a token."""
+    return fmean(sum(map(bool, step.num_scheduled)) for step in steps)
 
 
 def lesson_rows(lesson: Lesson) -> list[dict[str, Any]]:

@@ -69,6 +69,7 @@ export class MemoryMapView {
       const isExternal = by === "kind" && isShortOfMemory(this.state);
       context.fillStyle = color(isExternal ? "--external" : block.isCached ? "--cached" : "--cell-empty");
       context.fillRect(x, y, size, size);
+      if (isExternal) drawPattern(context, "external", x, y, size, size);
       return;
     }
     if (by === "owner") {
@@ -78,8 +79,10 @@ export class MemoryMapView {
       const { written, reserved } = slotShares(this.state.started, owner, block.position);
       context.fillStyle = color("--internal");
       context.fillRect(x, y, size, size * (1 - written - reserved));
+      drawPattern(context, "internal", x, y, size, size * (1 - written - reserved));
       context.fillStyle = color("--reserved");
       context.fillRect(x, y + size * (1 - written - reserved), size, size * reserved);
+      drawPattern(context, "reserved", x, y + size * (1 - written - reserved), size, size * reserved);
       context.fillStyle = color("--decode");
       context.fillRect(x, y + size * (1 - written), size, size * written);
     }
@@ -133,6 +136,29 @@ export class MemoryMapView {
     const block = this.#blockAt(event);
     showTooltip(block ? describeBlock(block) : [], event.clientX, event.clientY);
   }
+}
+
+const MIN_PATTERN = 6;
+
+/** Mark a kind of slot by more than its colour: reserved has a diagonal, internal a cross, and external a dot. */
+function drawPattern(context, kind, x, y, width, height) {
+  if (width < MIN_PATTERN || height < MIN_PATTERN) return;
+  context.strokeStyle = context.fillStyle = color("--surface");
+  context.lineWidth = 1.5;
+  context.beginPath();
+  if (kind === "external") {
+    context.fillStyle = color("--text");
+    context.arc(x + width / 2, y + height / 2, width / 7, 0, 7);
+    context.fill();
+    return;
+  }
+  context.moveTo(x, y + height);
+  context.lineTo(x + width, y);
+  if (kind === "internal") {
+    context.moveTo(x, y);
+    context.lineTo(x + width, y + height);
+  }
+  context.stroke();
 }
 
 /** The content of a block in lines. */

@@ -1,37 +1,10 @@
 /** The queue, the batch and the selected request as tables and text. */
 
 import { ApiError, request } from "./api.js";
-import { formatCount, formatSeconds, isForeign, plural, shortId } from "./format.js";
+import { formatCount, formatSeconds, isForeign, shortId } from "./format.js";
+import { requestFacts, waitText } from "./request_facts.js";
 
 const MAX_ROWS = 100;
-
-const REASONS = {
-  seats: (event, started) => `all ${started.max_num_seqs} seats are taken (${event.num_running} running)`,
-  memory: (event) => memoryText(event),
-  token_budget: () => "the rest of the token budget of the step was smaller than its text, which is computed at once",
-  pending_token: () => "the tokens of a running request are not known yet",
-  sibling_prefill: () => "another answer to the same prompt computes it first",
-  preemption: () => "a request was preempted in this step, so nothing is admitted",
-  batch: () => "the static batch has not ended",
-  fairness: () => "it is the turn of another tenant",
-};
-
-function memoryText(event) {
-  const cached = event.evictable_blocks ? `, ${formatCount(event.evictable_blocks)} of them with cached prefixes` : "";
-  const needed = plural(event.needed_blocks, "block");
-  const piece =
-    event.largest_free_piece < event.free_blocks
-      ? `; the largest free piece has ${formatCount(event.largest_free_piece)}`
-      : "";
-  return `needs ${needed}, ${formatCount(event.free_blocks)} are free${cached}${piece}`;
-}
-
-/** Why a waiting request was not admitted to the last step, with its numbers. */
-export function waitText(entry, state) {
-  const event = entry.waitingEvent;
-  if (event && entry.id === state.head) return (REASONS[event.reason] ?? ((e) => e.reason))(event, state.started);
-  return state.head === null ? "it arrived after the last step" : "it is behind the first request of the queue";
-}
 
 /** Fill the table of the queue. */
 export function drawQueue(body, state, selected, onSelect) {
@@ -117,27 +90,6 @@ function noteRow(text) {
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
-}
-
-/** The facts about one request as pairs of a name and a text. */
-export function requestFacts(entry, state) {
-  const wait = entry.firstScheduled === null ? null : entry.firstScheduled - entry.arrival;
-  const first = entry.firstToken === null ? null : entry.firstToken - entry.arrival;
-  const decode = entry.firstToken !== null && entry.lastToken ? entry.lastToken - entry.firstToken : null;
-  const perToken = decode !== null && entry.output > 1 ? decode / (entry.output - 1) : null;
-  const facts = [
-    ["State", entry.finishReason ? `${entry.state} (${entry.finishReason})` : entry.state],
-    ["Prompt", `${plural(entry.prompt, "token")}, ${formatCount(entry.cachedTokens)} from the prefix cache`],
-    ["Output", `${formatCount(entry.output)} of at most ${plural(entry.outputLen ?? entry.maxTokens, "token")}`],
-    ["Queue", formatSeconds(wait ?? (entry.state === "waiting" ? state.time - entry.arrival : null))],
-    ["First token", formatSeconds(first)],
-    ["Time per output token", formatSeconds(perToken)],
-    ["KV memory", plural(entry.blocks.length, "block")],
-  ];
-  if (entry.preemptions) facts.push(["Preempted", plural(entry.preemptions, "time")]);
-  if (entry.state === "waiting") facts.push(["Waits because", waitText(entry, state)]);
-  if (entry.message) facts.push(["Rejected", entry.message]);
-  return facts;
 }
 
 /** Show the facts of the selected request, which is undefined at times when it is not known. */

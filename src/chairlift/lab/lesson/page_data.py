@@ -1,0 +1,147 @@
+"""The data of the lesson's page: events, the table, a run with a shared prefix, and results of the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from itertools import product
+from typing import Any, Final
+
+from chairlift.config import EngineConfig
+from chairlift.events import Event, EventList, RequestArrived, Step
+from chairlift.lab.bench.machine import machine_caption
+from chairlift.lab.bench.policies import parse_policies
+from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson
+from chairlift.lab.lesson.summary import SOURCES, busy_seats, lesson_reasons, lesson_rows
+from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.waste import waste_shares
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.simulator import SimConfig, simulate
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import synthetic_tokens
+
+MAX_STEPS: Final = 240
+"""The first steps of each run are on the page: about two static batches."""
+
+SEATS: Final = (4, 8, 16, 32)
+SPREADS: Final = {"none": "fixed:24", "medium": "uniform:1..47", "large": "exp:24,1..100"}
+"""Output lengths with the same mean."""
+LIMITS: Final = {"true length": 0, "100": 100, "all that fits": None}
+"""`max_tokens` of the requests by name: 0 is the true output length."""
+DECLARING: Final = parse_policies("static/exact,exact")
+"""The policies that reserve `max_tokens`."""
+OTHERS: Final = parse_policies("max,pow2,paged")
+NUM_EXPLORED: Final = 64
+
+
+def page_data(lesson: Lesson, on_result: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
+    """The data of the page.
+
+    Args:
+        on_result: called with 1 after each simulation of the last chapter, of which there are `num_results()`.
+    """
+    result = lesson.result
+    return {
+        "title": result.title,
+        "machine": machine_caption(result.machine, result.peak_rss_bytes),
+        "policies": [{"name": policy.name, "title": TITLES[policy.name]} for policy in POLICIES],
+        "runs": {name: [_record(event) for event in first_steps(run, lesson.events[name])]
+                 for name, run in lesson.runs.items()},
+        "sharing": [_record(event) for event in sharing_events()],
+        "rows": lesson_rows(lesson),
+        "sources": SOURCES,
+        "reasons": lesson_reasons(lesson),
+        "explorer": explorer(lesson, on_result),
+    }  # fmt: skip
+
+
+def _record(event: Event) -> dict[str, Any]:
+    return {"type": event.type, **asdict(event)}
+
+
+def first_steps(run: RecordedRun, events: list[Event]) -> Iterator[Event]:
+    """The events up to step MAX_STEPS, with the true output lengths in place of `max_tokens`, as in the table."""
+    assert run.kinds is not None
+    steps = iter(run.kinds[:MAX_STEPS])
+    for event in events:
+        if isinstance(event, RequestArrived) and event.output_len is not None:
+            yield replace(event, max_tokens=event.output_len)
+        elif isinstance(event, Step):
+            if (kinds := next(steps, None)) is None:
+                return
+            yield replace(event, **kinds._asdict())
+        else:
+            yield event
+
+
+class _OneSecond:
+    """A cost model with steps of one second."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return 1.0
+
+    def constants(self) -> list[tuple[str, str]]:
+        return [("step", "1 s")]
+
+
+def sharing_events() -> list[Event]:
+    """The events of four requests with a common prefix of three blocks. The first one computes it."""
+    arrivals = {"A": 0.0, "B": 2.0, "C": 2.0, "D": 5.0}
+    prefix = list(synthetic_tokens("instructions", 12))
+    workload = [
+        WorkloadRequest(name, arrival, [*prefix, *synthetic_tokens(name, 3 + 2 * index)], 9 + index)
+        for index, (name, arrival) in enumerate(arrivals.items())
+    ]
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
+    sim, log = SimConfig(config.scheduler_config(64), num_blocks=32, block_size=4), EventList()
+    simulate(workload, sim, _OneSecond(), log)
+    return log.events
+
+
+def num_results() -> int:
+    """The number of simulations of the last chapter."""
+    return len(SEATS) * len(SPREADS) * (len(DECLARING) * len(LIMITS) + len(OTHERS))
+
+
+def explorer(lesson: Lesson, on_result: Callable[[float], None]) -> dict[str, Any]:
+    """Results of the simulator for every position of the sliders, by "policy|seats|spread|max_tokens".
+
+    Policies that do not reserve `max_tokens` have "" in its place.
+    """
+    results: dict[str, dict[str, float]] = {}
+    for seats, (spread, lengths) in product(SEATS, SPREADS.items()):
+        load = replace(lesson.options, num_prompts=NUM_EXPLORED, output_len=lengths)
+        workload = load.workload(VOCAB_SIZE, token_round=1)
+        cases = [(policy, name) for policy in DECLARING for name in LIMITS] + [(policy, "") for policy in OTHERS]
+        for policy, name in cases:
+            limit = LIMITS.get(name)
+            declared = [replace(item, max_tokens=item.output_len if limit == 0 else limit) for item in workload]
+            run = lesson.simulate(policy, declared, max_num_seqs=seats)
+            results[f"{policy.name}|{seats}|{spread}|{name}"] = explored_values(run)
+            on_result(1)
+    return {
+        "seats": SEATS,
+        "spreads": list(SPREADS),
+        "limits": list(LIMITS),
+        "declaring": [policy.name for policy in DECLARING],
+        "policies": [policy.name for policy in (*DECLARING, *OTHERS)],
+        "num_requests": NUM_EXPLORED,
+        "error": lesson.cost_model.error.median,
+        "results": results,
+    }
+
+
+def explored_values(run: RecordedRun) -> dict[str, float]:
+    """The values of one position of the sliders, with four digits."""
+    metrics = run.metrics
+    latency = metrics.e2e_latency
+    assert latency is not None
+    values = {
+        "speed": metrics.output_tokens_per_s,
+        "p50": latency.p50,
+        "p99": latency.p99,
+        "seats": metrics.mean_batch_size,
+        "busy": busy_seats(run.trace.steps),
+        **waste_shares(run).shares,
+    }
+    return {name: float(f"{value:.4g}") for name, value in values.items()}

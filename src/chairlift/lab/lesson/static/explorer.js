@@ -1,0 +1,68 @@
+/** Chapter 6: sliders over results of the simulator. */
+
+import { formatNumber, formatPercent } from "./format.js";
+import { KINDS, Shares } from "./memory.js";
+import { legend, make, stageOf } from "./stage.js";
+
+const NAMES = {
+  "static/exact": "static batches",
+  exact: "continuous, reserves max_tokens",
+  max: "continuous, reserves the longest",
+  pow2: "continuous, reserves powers of two",
+  paged: "continuous, paged",
+};
+
+export function explorerChapter(data) {
+  const stage = stageOf("explorer");
+  const sliders = [
+    slider("Seats (the largest batch)", data.seats, 2),
+    slider("Spread of answer lengths", data.spreads, 2),
+    slider("max_tokens", data.limits, 2),
+  ];
+  stage.append(make("div", { className: "sliders" }, ...sliders.map((each) => each.element)));
+  const rows = data.policies.map((name) => {
+    const shares = new Shares(KINDS);
+    const speed = make("div", { className: "speed" }, make("span"));
+    const text = make("p", { className: "muted" });
+    stage.append(make("h3", { textContent: NAMES[name] }), speed, shares.element, text);
+    return { name, shares, speed, text };
+  });
+  const result = (name) => {
+    const [seats, spread, limit] = sliders.map((each) => each.value());
+    return data.results[`${name}|${seats}|${spread}|${data.declaring.includes(name) ? limit : ""}`];
+  };
+  legend(stage, [["speed-key", "output tokens per second"], ...KINDS.map(([, name, letter, label]) => [name, `${letter}: ${label}`])]);
+  stage.append(make("p", { className: "muted", textContent:
+    `${data.num_requests} requests at once. The step times differ from the measured ones by ${formatPercent(data.error)} (median). ` +
+    "The KV memory is that of the runs above, and max_tokens matters only where it is reserved." }));
+
+  function draw() {
+    const fastest = Math.max(...data.policies.map((name) => result(name).speed));
+    for (const { name, shares, speed, text } of rows) {
+      const values = result(name);
+      speed.firstChild.style.width = `${(100 * values.speed) / fastest}%`;
+      speed.firstChild.textContent = `${values.speed.toFixed(0)} tokens/s`;
+      text.textContent =
+        `Latency: median ${formatNumber(values.p50)} s, P99 ${formatNumber(values.p99)} s. ` +
+        `Seats in use ${formatNumber(values.seats)}, with work ${formatNumber(values.busy)}.`;
+      const fields = KINDS.map(([field]) => values[field]);
+      shares.draw(fields, KINDS.map(([field, , , label]) => `${label} ${formatPercent(values[field])}`).join(", "));
+    }
+  }
+
+  function slider(title, options, position) {
+    const input = make("input", { type: "range", min: "0", max: String(options.length - 1), step: "1", value: String(position) });
+    const shown = make("b");
+    const name = () => {
+      shown.textContent = options[input.value];
+      input.setAttribute("aria-valuetext", String(options[input.value]));
+    };
+    input.addEventListener("input", () => {
+      name();
+      draw();
+    });
+    name();
+    return { element: make("label", {}, `${title}: `, shown, input), value: () => options[input.value] };
+  }
+  draw();
+}

@@ -1,0 +1,120 @@
+/** Chapters 3 and 4: the slots of one request, and the blocks of the pool. */
+
+import { formatPercent, plural } from "./format.js";
+import { MemoryMapView } from "./memory_map.js";
+import { waitText } from "./request_facts.js";
+import { choice, Facts, legend, make, numberOf, Player, stageOf } from "./stage.js";
+
+/** The kinds of slots: field of a step, class, letter and name. */
+export const KINDS = [
+  ["token_states", "decode", "T", "token states"],
+  ["reserved", "reserved", "R", "reserved: written later"],
+  ["internal", "internal", "I", "internal fragmentation: never written"],
+  ["external", "external", "E", "external fragmentation: free, but unusable now"],
+  ["free", "cell-empty", "F", "free"],
+];
+
+/** A bar that is divided into parts, each with a class, a letter and a share. */
+export class Shares {
+  constructor(kinds) {
+    this.parts = kinds.map(([, name, letter]) => make("span", { className: `part ${name}` }, make("b", { textContent: letter })));
+    this.element = make("div", { className: "shares" }, ...this.parts);
+  }
+
+  draw(shares, text) {
+    this.parts.forEach((part, index) => {
+      part.style.width = `${100 * shares[index]}%`;
+      part.classList.toggle("small", shares[index] < 0.05);
+    });
+    this.element.setAttribute("role", "img");
+    this.element.setAttribute("aria-label", text);
+  }
+}
+
+/** Chapter 3. */
+export function memoryChapter(replays, titles) {
+  const stage = stageOf("memory");
+  const policies = ["max", "pow2", "paged"];
+  const first = replays.max.after(1);
+  const members = [...first.requests.values()].filter((entry) => entry.state === "running");
+  let id = null;
+  choice(stage, "Request", members.map((entry) => [entry.id, numberOf(entry)]), choose);
+  const player = new Player(stage, 1, draw);
+  const size = first.started.max_model_len;
+  const rows = policies.map((name) => {
+    const shares = new Shares(KINDS.slice(0, 3));
+    const text = make("p", { className: "muted" });
+    stage.append(make("h3", { textContent: titles[name] }), shares.element, text);
+    return { name, shares, text };
+  });
+  stage.append(make("p", { className: "muted", textContent: `The whole line is ${size} slots, the longest that a request may be.` }));
+  legend(stage, KINDS.slice(0, 3).map(([, name, letter, label]) => [name, `${letter}: ${label}`]));
+
+  function choose(chosen) {
+    id = chosen;
+    const lengths = policies.map((name) => replays[name].columns.findLastIndex((column) => column.ids.includes(id)));
+    player.pause();
+    player.setLength(Math.min(...lengths));
+    player.show(Math.round(0.4 * player.numSteps));
+  }
+
+  function draw(step) {
+    for (const { name, shares, text } of rows) {
+      const entry = replays[name].after(step).requests.get(id);
+      const held = entry.blocks.length * first.started.block_size;
+      const written = entry.computed;
+      const reserved = Math.max(0, Math.min(held, entry.prompt + entry.outputLen - 1) - written);
+      const counts = [written, reserved, held - written - reserved];
+      text.textContent =
+        `${plural(held, "slot")} held: ${written} written, ${reserved} for later, ${counts[2]} never used. ` +
+        `Others may use ${size - held}.`;
+      shares.draw(counts.map((count) => count / size), text.textContent);
+    }
+  }
+  choose(members[0].id);
+}
+
+/** Chapter 4. */
+export function poolChapter(replays, titles) {
+  const stage = stageOf("pool");
+  let policy = "max";
+  let selected = null;
+  choice(stage, "Policy", ["max", "pow2", "paged"].map((name) => [name, titles[name]]), (name) => {
+    policy = name;
+    player.pause();
+    player.setLength(replays[name].columns.length);
+    player.show(player.step);
+  });
+  const player = new Player(stage, replays.max.columns.length, draw);
+  const caption = make("p", { className: "caption" });
+  const canvas = make("canvas", { tabIndex: 0 });
+  canvas.setAttribute("role", "img");
+  const status = make("p", { className: "sr-only" });
+  status.setAttribute("role", "status");
+  const shares = new Shares(KINDS);
+  stage.append(caption, shares.element, make("div", { className: "canvas-box" }, canvas), status);
+  legend(stage, KINDS.map(([, name, letter, label]) => [name, `${letter}: ${label}`]));
+  const facts = new Facts(stage, "");
+  const map = new MemoryMapView(canvas, status, (id) => {
+    selected = id;
+    player.show(player.step);
+  });
+
+  function draw(step) {
+    const state = replays[policy].after(step);
+    const counts = KINDS.map(([field]) => state.step[field]);
+    const total = counts.reduce((sum, count) => sum + count, 0);
+    const running = state.running().length;
+    caption.textContent =
+      `${plural(running, "request")} in the batch. ` +
+      KINDS.map(([, , letter], index) => `${letter} ${formatPercent(counts[index] / total)}`).join(", ") + ".";
+    shares.draw(counts.map((count) => count / total), caption.textContent);
+    map.draw(state, { by: "kind", scope: "all", selected });
+    const head = state.requests.get(state.head);
+    const waits = head ? `Request ${numberOf(head)} waits: ${waitText(head, state)}.` : "No request waits.";
+    facts.show(state.requests.get(selected), state, `${waits} Select a block to see its request.`);
+  }
+  player.show(Math.round(0.4 * player.numSteps));
+  addEventListener("resize", () => player.show(player.step));
+  addEventListener("themechange", () => player.show(player.step));
+}

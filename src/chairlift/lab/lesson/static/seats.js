@@ -1,0 +1,152 @@
+/** Chapters 1 and 2: the seats of the batch over time. */
+
+import { FINISHED, PADDING, PREFILL } from "./engine_state.js";
+import { formatCount, formatPercent, plural } from "./format.js";
+import { Facts, legend, make, numberOf, Player, Replay, stageOf, update } from "./stage.js";
+
+const MAX_QUEUE = 12;
+const IS_DONE =
+  "Its answer is complete, but the batch ends with its longest answer: until then the request keeps its seat and its memory.";
+
+/**
+ * The stays of requests in seats, each with its parts: consecutive steps of one kind.
+ *
+ * @param {Replay} replay
+ * @param {number} numSteps
+ */
+export function staysOf(replay, numSteps) {
+  const open = [];
+  const stays = [];
+  replay.columns.slice(0, numSteps).forEach((column, index) => {
+    column.ids.forEach((id, seat) => {
+      if (open[seat] && open[seat].id !== id) open[seat] = null;
+      if (id === null) return;
+      if (!open[seat]) stays.push((open[seat] = { id, seat, first: index, last: index, parts: [] }));
+      const stay = open[seat];
+      const part = stay.parts.at(-1);
+      const kind = column.kinds[seat] === FINISHED && part ? part.kind : (KIND_NAMES[column.kinds[seat]] ?? "decode");
+      if (part?.kind === kind) part.length++;
+      else stay.parts.push({ kind, length: 1 });
+      stay.last = index;
+    });
+  });
+  return stays;
+}
+
+const KIND_NAMES = { [PREFILL]: "prefill", [PADDING]: "idle" };
+
+/** Whether each seat computes a token in a column. */
+function isBusy(column, seat) {
+  return column.ids[seat] != null && column.kinds[seat] !== PADDING;
+}
+
+class SeatChart {
+  constructor(stage, replay, numSteps, onSelect) {
+    this.numSteps = numSteps;
+    this.covers = [];
+    const rows = Array.from({ length: replay.numSeats }, (_, seat) => {
+      const cover = make("div", { className: "cover" });
+      this.covers.push(cover);
+      return make("div", { className: "track" }, cover);
+    });
+    const first = replay.after(1);
+    this.bars = staysOf(replay, numSteps).map((stay) => {
+      const length = stay.last + 1 - stay.first;
+      const name = numberOf(first.requests.get(stay.id));
+      const parts = stay.parts.map((part) => {
+        const element = make("span", { className: `part ${part.kind}`, textContent: part.kind === "idle" ? "idle" : "" });
+        element.style.flexGrow = part.length;
+        return element;
+      });
+      const label = make("b", { textContent: name });
+      const bar = make("button", { type: "button", className: Number(name) % 2 ? "stay odd" : "stay" }, ...parts, label);
+      bar.style.left = `${(100 * stay.first) / numSteps}%`;
+      bar.style.width = `${(100 * length) / numSteps}%`;
+      bar.setAttribute("aria-label", `Request ${name} in seat ${stay.seat + 1}, steps ${stay.first + 1} to ${stay.last + 1}`);
+      bar.addEventListener("click", () => onSelect(stay.id));
+      rows[stay.seat].prepend(bar);
+      return { bar, stay };
+    });
+    const labelled = rows.map((row, seat) => make("div", { className: "seat" }, make("span", { textContent: `${seat + 1}` }), row));
+    stage.append(make("div", { className: "seats" }, ...labelled));
+  }
+
+  draw(step, selected) {
+    for (const { bar, stay } of this.bars) {
+      update(bar, { hidden: stay.first >= step });
+      bar.classList.toggle("selected", stay.id === selected);
+    }
+    for (const cover of this.covers) cover.style.left = `${(100 * step) / this.numSteps}%`;
+  }
+}
+
+/**
+ * A chapter with the seats of one run.
+ *
+ * @param {string} chapter
+ * @param {Replay} replay
+ * @param {number} numSteps
+ * @param {(state: object) => string} [compare] a sentence about another run after the same step
+ */
+export function seatChapter(chapter, replay, numSteps, compare = () => "") {
+  const stage = stageOf(chapter);
+  let selected = null;
+  const select = (id) => {
+    selected = id === selected ? null : id;
+    player.pause();
+    player.show(player.step);
+  };
+  const player = new Player(stage, numSteps, draw);
+  const caption = make("p", { className: "caption" });
+  stage.append(caption);
+  const chart = new SeatChart(stage, replay, numSteps, select);
+  const queue = make("div", { className: "queue" });
+  stage.append(queue);
+  legend(stage, [["prefill", "the prompt (prefill)"], ["decode", "one token of the answer in each step"], ["idle", "idle: nothing useful is computed"]]);
+  const facts = new Facts(stage, "Select a bar or a waiting request.");
+  const busy = replay.columns.map((column) => {
+    let count = 0;
+    for (let seat = 0; seat < replay.numSeats; seat++) count += isBusy(column, seat);
+    return count;
+  });
+
+  function draw(step) {
+    const state = replay.after(step);
+    const total = busy.slice(0, step).reduce((sum, count) => sum + count, 0);
+    const idle = 1 - total / (step * replay.numSeats);
+    const answered = numAnswered(state);
+    caption.textContent =
+      `${busy[step - 1]} of ${replay.numSeats} seats compute a token. So far ${formatPercent(idle)} of the seats' time was idle, and ` +
+      `${plural(answered, "answer")} ${answered === 1 ? "is" : "are"} complete. ${compare(step)}`;
+    chart.draw(step, selected);
+    drawQueue(queue, state, select);
+    const entry = state.requests.get(selected);
+    facts.show(entry, state, entry?.isDone ? IS_DONE : "");
+  }
+  player.show(Math.round(0.6 * numSteps));
+}
+
+export function numAnswered(state) {
+  return [...state.requests.values()].filter((entry) => entry.state === "finished").length;
+}
+
+function drawQueue(box, state, onSelect) {
+  const waiting = state.waiting();
+  while (box.children.length < MAX_QUEUE + 2) {
+    const button = make("button", { type: "button" });
+    button.addEventListener("click", () => onSelect(button.dataset.id));
+    box.append(box.children.length ? button : make("span"));
+  }
+  const [title, ...buttons] = box.children;
+  const rest = waiting.length - MAX_QUEUE;
+  title.textContent = waiting.length ? `Queue, ${formatCount(waiting.length)} waiting:` : "The queue is empty.";
+  buttons.forEach((button, index) => {
+    const isMore = index === MAX_QUEUE;
+    update(button, { hidden: isMore || index >= waiting.length });
+    if (button.hidden) return;
+    button.dataset.id = waiting[index].id;
+    update(button, { textContent: numberOf(waiting[index]) });
+    button.setAttribute("aria-label", `Waiting request ${numberOf(waiting[index])}`);
+  });
+  box.dataset.more = rest > 0 ? `and ${formatCount(rest)} more` : "";
+}

@@ -1,0 +1,133 @@
+"""The page of the lesson: its data are those of the runs and of the simulator, and it is one file."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.errors import ConfigError
+from chairlift.events import RequestArrived, RequestFinished, Step
+from chairlift.lab.lesson import page_data as data_module
+from chairlift.lab.lesson import summary
+from chairlift.lab.lesson.page import inline_modules, render_page, write_page
+from chairlift.lab.lesson.page_data import (
+    LIMITS,
+    MAX_STEPS,
+    POLICIES,
+    SEATS,
+    SPREADS,
+    first_steps,
+    num_results,
+    page_data,
+    sharing_events,
+)
+from chairlift.lab.lesson.runs import VOCAB_SIZE, Lesson
+from chairlift.lab.report.memory import KINDS
+from chairlift.lab.report.waste import waste_shares
+from tiny_lesson import tiny_lesson
+
+
+@pytest.fixture(scope="module")
+def lesson(tmp_path_factory: pytest.TempPathFactory) -> Lesson:
+    return tiny_lesson(tmp_path_factory.mktemp("lesson"))
+
+
+@pytest.fixture(scope="module")
+def counted() -> list[float]:
+    """What `page_data` reported for `data`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def data(lesson: Lesson, counted: list[float]) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_module, "NUM_EXPLORED", 8)
+        patch.setattr(summary, "NUM_SIMULATED", 40)
+        return page_data(lesson, counted.append)
+
+
+def test_the_first_steps_have_the_true_lengths(lesson: Lesson) -> None:
+    for policy in POLICIES:
+        run, events = lesson.runs[policy.name], lesson.events[policy.name]
+        shown = list(first_steps(run, events))
+        steps = [event for event in shown if isinstance(event, Step)]
+        originals = [event for event in events if isinstance(event, Step)]
+        assert len(steps) == min(MAX_STEPS, len(originals))
+        assert run.kinds is not None
+        assert [tuple(getattr(step, kind) for kind in KINDS) for step in steps] == run.kinds[:MAX_STEPS]
+        assert [step.request_ids for step in steps] == [step.request_ids for step in originals[:MAX_STEPS]]
+        arrivals = [event for event in shown if isinstance(event, RequestArrived)]
+        assert len(arrivals) == 96
+        assert all(event.max_tokens == event.output_len for event in arrivals)
+
+
+def test_the_prefix_of_the_sharing_run_is_stored_once() -> None:
+    events = sharing_events()
+    steps = [event for event in events if isinstance(event, Step)]
+    cached = {event.request_id: event.num_cached_tokens for event in events if isinstance(event, RequestFinished)}
+    assert cached == {"A": 0, "B": 12, "C": 12, "D": 12}
+    assert max(step.saved for step in steps) >= 2 * 12
+    assert max(len(step.request_ids) for step in steps) == 4
+
+
+def test_the_explorer_has_a_result_for_every_position(data: dict[str, Any], counted: list[float]) -> None:
+    explorer = data["explorer"]
+    for seats in SEATS:
+        for spread in SPREADS:
+            for policy in explorer["policies"]:
+                for limit in LIMITS if policy in explorer["declaring"] else [""]:
+                    values = explorer["results"][f"{policy}|{seats}|{spread}|{limit}"]
+                    assert sum(values[kind] for kind in KINDS) == pytest.approx(1, abs=1e-3)
+                    assert values["busy"] <= values["seats"] + 1e-3 <= seats + 1e-2
+    assert sum(counted) == len(explorer["results"]) == num_results()
+
+
+def test_the_explorer_shows_what_the_scheduler_does(data: dict[str, Any]) -> None:
+    results = data["explorer"]["results"]
+    assert results["exact|32|none|true length"]["internal"] < results["exact|32|none|all that fits"]["internal"]
+    assert results["static/exact|8|none|100"]["busy"] == pytest.approx(results["static/exact|8|none|100"]["seats"], 0.1)
+    wide = results["static/exact|8|large|100"]
+    assert wide["busy"] < 0.7 * wide["seats"]
+
+
+def test_a_result_is_that_of_a_simulation(lesson: Lesson, data: dict[str, Any]) -> None:
+    paged = POLICIES[-1]
+    options = replace(lesson.options, num_prompts=8, output_len=SPREADS["large"])
+    run = lesson.simulate(paged, options.workload(VOCAB_SIZE, token_round=1), max_num_seqs=4)
+    shown = data["explorer"]["results"]["paged|4|large|"]
+    assert shown["seats"] == pytest.approx(run.metrics.mean_batch_size, rel=1e-3)
+    assert shown["token_states"] == pytest.approx(waste_shares(run).shares["token_states"], rel=1e-3)
+
+
+def test_the_page_is_one_file_without_links_to_others(data: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "lesson.html"
+    write_page({**data, "title": "</script><b>"}, path)
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"\{\{\w+\}\}", text)
+    assert not re.search(r"^\s*(?:import|export) ", text, re.MULTILINE)
+    assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\(|fetch\(", text)
+    found = re.search(r'<script type="application/json" id="lesson-data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    embedded = json.loads(found[1])
+    assert embedded["title"] == "</script><b>"
+    assert embedded["rows"] == data["rows"]
+    assert "&lt;/script&gt;&lt;b&gt;" in text
+    assert text == render_page({**data, "title": "</script><b>"})
+
+
+def test_a_module_is_inlined_once_and_after_what_it_imports() -> None:
+    script = inline_modules("lesson.js")
+    order = re.findall(r'^modules\["(\w+\.js)"\] = ', script, re.MULTILINE)
+    assert len(order) == len(set(order))
+    assert order[-1] == "lesson.js"
+    assert order.index("engine_state.js") < order.index("stage.js") < order.index("seats.js")
+
+
+def test_a_page_that_cannot_be_written_is_an_error(data: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"output=.*create the folder"):
+        write_page(data, tmp_path / "missing" / "lesson.html")
