@@ -20,7 +20,7 @@ PLAYED = ("static", "continuous", "memory", "pool", "sharing")
 
 @pytest.fixture(scope="module")
 def lesson_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("lesson")
+    folder = tmp_path_factory.mktemp("tiny-model", numbered=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data_module, "NUM_EXPLORED", 8)
         patch.setattr(summary, "NUM_SIMULATED", 40)

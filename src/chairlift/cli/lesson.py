@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import webbrowser
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -31,22 +32,23 @@ def lesson(
     prepare_engine()
     if sys.stderr.isatty():
         logging.getLogger("chairlift").setLevel(logging.WARNING)
-    from chairlift.lab.lesson.progress import LessonProgress
+    from chairlift.engine.progress import progress_bar
 
-    with LessonProgress("load the model") as progress:
+    with ExitStack() as bar:
+        bar.enter_context(progress_bar("load the model", 1))
         from chairlift.lab.lesson.page import write_page
         from chairlift.lab.lesson.page_data import num_results, page_data
+        from chairlift.lab.lesson.progress import RunBars
         from chairlift.lab.lesson.runs import TITLES, VOCAB_SIZE, lesson_config, lesson_options, run_lesson
         from chairlift.lab.lesson.summary import lesson_table
         from chairlift.lab.tables import print_parts
 
         options = lesson_options(seed, num_requests)
         num_tokens = sum(item.output_len for item in options.workload(VOCAB_SIZE, token_round=1))
-        progress.expect_runs(TITLES.values(), num_tokens)
-        measured = run_lesson(lesson_config(), options, progress)
-        progress.start_phase("simulate", num_results())
-        data = page_data(measured, progress.advance)
-        write_page(data, output)
+        measured = run_lesson(lesson_config(), options, RunBars(bar, TITLES.values(), num_tokens))
+    with progress_bar("simulate positions of the sliders", num_results()) as advance:
+        data = page_data(measured, advance)
+    write_page(data, output)
     print_parts([lesson_table(measured), measured.tokens.describe(), *data["reasons"], f"page: {output.resolve()}"])
     if can_open_browser():
         webbrowser.open(output.resolve().as_uri())

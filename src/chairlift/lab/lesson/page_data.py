@@ -31,14 +31,22 @@ LIMITS: Final = {"true length": 0, "100": 100, "all that fits": None}
 DECLARING: Final = parse_policies("static/exact,exact")
 """The policies that reserve `max_tokens`."""
 OTHERS: Final = parse_policies("max,pow2,paged")
+EXPLORED: Final = {
+    "static/exact": "static batches, reserve max_tokens",
+    "exact": "continuous, reserves max_tokens",
+    "max": "continuous, reserves the longest",
+    "pow2": "continuous, reserves powers of two",
+    "paged": "continuous, paged",
+}
+"""The titles of the policies in the last chapter."""
 NUM_EXPLORED: Final = 64
 
 
-def page_data(lesson: Lesson, on_result: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
+def page_data(lesson: Lesson, on_result: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """The data of the page.
 
     Args:
-        on_result: called with 1 after each simulation of the last chapter, of which there are `num_results()`.
+        on_result: called after each simulation of the last chapter, of which there are `num_results()`.
     """
     result = lesson.result
     return {
@@ -103,7 +111,7 @@ def num_results() -> int:
     return len(SEATS) * len(SPREADS) * (len(DECLARING) * len(LIMITS) + len(OTHERS))
 
 
-def explorer(lesson: Lesson, on_result: Callable[[float], None]) -> dict[str, Any]:
+def explorer(lesson: Lesson, on_result: Callable[[], object]) -> dict[str, Any]:
     """Results of the simulator for every position of the sliders, by "policy|seats|spread|max_tokens".
 
     Policies that do not reserve `max_tokens` have "" in its place.
@@ -118,13 +126,13 @@ def explorer(lesson: Lesson, on_result: Callable[[float], None]) -> dict[str, An
             declared = [replace(item, max_tokens=item.output_len if limit == 0 else limit) for item in workload]
             run = lesson.simulate(policy, declared, max_num_seqs=seats)
             results[f"{policy.name}|{seats}|{spread}|{name}"] = explored_values(run)
-            on_result(1)
+            on_result()
     return {
         "seats": SEATS,
         "spreads": list(SPREADS),
         "limits": list(LIMITS),
         "declaring": [policy.name for policy in DECLARING],
-        "policies": [policy.name for policy in (*DECLARING, *OTHERS)],
+        "policies": [{"name": name, "title": title} for name, title in EXPLORED.items()],
         "num_requests": NUM_EXPLORED,
         "error": lesson.cost_model.error.median,
         "results": results,

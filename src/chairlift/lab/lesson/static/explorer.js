@@ -4,14 +4,6 @@ import { formatNumber, formatPercent } from "./format.js";
 import { KINDS, Shares } from "./memory.js";
 import { legend, make, stageOf } from "./stage.js";
 
-const NAMES = {
-  "static/exact": "static batches",
-  exact: "continuous, reserves max_tokens",
-  max: "continuous, reserves the longest",
-  pow2: "continuous, reserves powers of two",
-  paged: "continuous, paged",
-};
-
 export function explorerChapter(data) {
   const stage = stageOf("explorer");
   const sliders = [
@@ -20,11 +12,11 @@ export function explorerChapter(data) {
     slider("max_tokens", data.limits, 2),
   ];
   stage.append(make("div", { className: "sliders" }, ...sliders.map((each) => each.element)));
-  const rows = data.policies.map((name) => {
+  const rows = data.policies.map(({ name, title }) => {
     const shares = new Shares(KINDS);
     const speed = make("div", { className: "speed" }, make("span"));
     const text = make("p", { className: "muted" });
-    stage.append(make("h3", { textContent: NAMES[name] }), speed, shares.element, text);
+    stage.append(make("h3", { textContent: title }), speed, shares.element, text);
     return { name, shares, speed, text };
   });
   const result = (name) => {
@@ -37,7 +29,7 @@ export function explorerChapter(data) {
     "The KV memory is that of the runs above, and max_tokens matters only where it is reserved." }));
 
   function draw() {
-    const fastest = Math.max(...data.policies.map((name) => result(name).speed));
+    const fastest = Math.max(...data.policies.map(({ name }) => result(name).speed));
     for (const { name, shares, speed, text } of rows) {
       const values = result(name);
       speed.firstChild.style.width = `${(100 * values.speed) / fastest}%`;

@@ -53,9 +53,8 @@ export function memoryChapter(replays, titles) {
   function choose(chosen) {
     id = chosen;
     const lengths = policies.map((name) => replays[name].columns.findLastIndex((column) => column.ids.includes(id)));
-    player.pause();
     player.setLength(Math.min(...lengths));
-    player.show(Math.round(0.4 * player.numSteps));
+    player.pause(Math.round(0.4 * player.numSteps));
   }
 
   function draw(step) {
@@ -81,9 +80,8 @@ export function poolChapter(replays, titles) {
   let selected = null;
   choice(stage, "Policy", ["max", "pow2", "paged"].map((name) => [name, titles[name]]), (name) => {
     policy = name;
-    player.pause();
     player.setLength(replays[name].columns.length);
-    player.show(player.step);
+    player.pause();
   });
   const player = new Player(stage, replays.max.columns.length, draw);
   const caption = make("p", { className: "caption" });
@@ -115,6 +113,5 @@ export function poolChapter(replays, titles) {
     facts.show(state.requests.get(selected), state, `${waits} Select a block to see its request.`);
   }
   player.show(Math.round(0.4 * player.numSteps));
-  addEventListener("resize", () => player.show(player.step));
-  addEventListener("themechange", () => player.show(player.step));
+  for (const event of ["resize", "themechange"]) addEventListener(event, () => player.show(player.step));
 }

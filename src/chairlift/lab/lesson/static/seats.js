@@ -2,7 +2,7 @@
 
 import { FINISHED, PADDING, PREFILL } from "./engine_state.js";
 import { formatCount, formatPercent, plural } from "./format.js";
-import { Facts, legend, make, numberOf, Player, Replay, stageOf, update } from "./stage.js";
+import { Facts, legend, make, numberOf, Player, Replay, stageOf } from "./stage.js";
 
 const MAX_QUEUE = 12;
 const IS_DONE =
@@ -35,11 +35,6 @@ export function staysOf(replay, numSteps) {
 
 const KIND_NAMES = { [PREFILL]: "prefill", [PADDING]: "idle" };
 
-/** Whether each seat computes a token in a column. */
-function isBusy(column, seat) {
-  return column.ids[seat] != null && column.kinds[seat] !== PADDING;
-}
-
 class SeatChart {
   constructor(stage, replay, numSteps, onSelect) {
     this.numSteps = numSteps;
@@ -53,9 +48,10 @@ class SeatChart {
     this.bars = staysOf(replay, numSteps).map((stay) => {
       const length = stay.last + 1 - stay.first;
       const name = numberOf(first.requests.get(stay.id));
-      const parts = stay.parts.map((part) => {
-        const element = make("span", { className: `part ${part.kind}`, textContent: part.kind === "idle" ? "idle" : "" });
-        element.style.flexGrow = part.length;
+      const parts = stay.parts.map(({ kind, length }) => {
+        const textContent = kind === "idle" && length > 0.08 * numSteps ? "idle" : "";
+        const element = make("span", { className: `part ${kind}`, textContent });
+        element.style.flexGrow = length;
         return element;
       });
       const label = make("b", { textContent: name });
@@ -73,7 +69,7 @@ class SeatChart {
 
   draw(step, selected) {
     for (const { bar, stay } of this.bars) {
-      update(bar, { hidden: stay.first >= step });
+      bar.hidden = stay.first >= step;
       bar.classList.toggle("selected", stay.id === selected);
     }
     for (const cover of this.covers) cover.style.left = `${(100 * step) / this.numSteps}%`;
@@ -94,7 +90,6 @@ export function seatChapter(chapter, replay, numSteps, compare = () => "") {
   const select = (id) => {
     selected = id === selected ? null : id;
     player.pause();
-    player.show(player.step);
   };
   const player = new Player(stage, numSteps, draw);
   const caption = make("p", { className: "caption" });
@@ -104,11 +99,7 @@ export function seatChapter(chapter, replay, numSteps, compare = () => "") {
   stage.append(queue);
   legend(stage, [["prefill", "the prompt (prefill)"], ["decode", "one token of the answer in each step"], ["idle", "idle: nothing useful is computed"]]);
   const facts = new Facts(stage, "Select a bar or a waiting request.");
-  const busy = replay.columns.map((column) => {
-    let count = 0;
-    for (let seat = 0; seat < replay.numSeats; seat++) count += isBusy(column, seat);
-    return count;
-  });
+  const busy = replay.columns.map(({ ids, kinds }) => ids.filter((id, seat) => id !== null && kinds[seat] !== PADDING).length);
 
   function draw(step) {
     const state = replay.after(step);
@@ -132,7 +123,7 @@ export function numAnswered(state) {
 
 function drawQueue(box, state, onSelect) {
   const waiting = state.waiting();
-  while (box.children.length < MAX_QUEUE + 2) {
+  while (box.children.length < MAX_QUEUE + 1) {
     const button = make("button", { type: "button" });
     button.addEventListener("click", () => onSelect(button.dataset.id));
     box.append(box.children.length ? button : make("span"));
@@ -141,11 +132,10 @@ function drawQueue(box, state, onSelect) {
   const rest = waiting.length - MAX_QUEUE;
   title.textContent = waiting.length ? `Queue, ${formatCount(waiting.length)} waiting:` : "The queue is empty.";
   buttons.forEach((button, index) => {
-    const isMore = index === MAX_QUEUE;
-    update(button, { hidden: isMore || index >= waiting.length });
+    button.hidden = index >= waiting.length;
     if (button.hidden) return;
     button.dataset.id = waiting[index].id;
-    update(button, { textContent: numberOf(waiting[index]) });
+    button.textContent = numberOf(waiting[index]);
     button.setAttribute("aria-label", `Waiting request ${numberOf(waiting[index])}`);
   });
   box.dataset.more = rest > 0 ? `and ${formatCount(rest)} more` : "";

@@ -2,7 +2,7 @@
 
 import { plural } from "./format.js";
 import { heldBlocks } from "./memory_map.js";
-import { legend, make, Player, stageOf, update } from "./stage.js";
+import { legend, make, Player, stageOf } from "./stage.js";
 
 export function sharingChapter(replay) {
   const stage = stageOf("sharing");
@@ -26,7 +26,6 @@ export function sharingChapter(replay) {
     button.addEventListener("click", () => {
       selected = id;
       player.pause();
-      player.show(player.step);
     });
     return button;
   }
@@ -34,7 +33,7 @@ export function sharingChapter(replay) {
   function dress(button, id, held, state) {
     const names = held.get(id)?.owners.map((entry) => entry.id) ?? [];
     const kind = names.length > 1 ? "shared" : names.length ? "owned" : state.cached[id] ? "cached" : "cell-empty";
-    update(button, { className: `block ${kind}${id === selected ? " selected" : ""}` });
+    button.className = `block ${kind}${id === selected ? " selected" : ""}`;
     button.lastChild.textContent = names.join("") || (state.cached[id] ? "·" : "");
     button.setAttribute("aria-label", `Block ${id}, ${names.length ? `in the tables of ${names.join(", ")}` : "free"}`);
   }

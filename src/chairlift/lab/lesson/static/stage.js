@@ -18,11 +18,6 @@ export function stageOf(chapter) {
   return document.querySelector(`#${chapter} .stage`);
 }
 
-/** A button that changes its text and class only when they differ, so that the focus stays on it. */
-export function update(element, properties) {
-  for (const [name, value] of Object.entries(properties)) if (element[name] !== value) element[name] = value;
-}
-
 /** The states of a run after each step. */
 export class Replay {
   /** @param {object[]} events */
@@ -61,9 +56,7 @@ export class Player {
    * @param {(step: number) => void} onStep
    */
   constructor(stage, numSteps, onStep) {
-    this.onStep = onStep;
-    this.step = 1;
-    this.frame = null;
+    Object.assign(this, { onStep, step: 1, frame: null });
     this.play = make("button", { type: "button", className: "primary", textContent: "Play", hidden: isStill });
     this.back = make("button", { type: "button", textContent: "‹" });
     this.forward = make("button", { type: "button", textContent: "›" });
@@ -75,9 +68,9 @@ export class Player {
     const wide = make("span", { className: "wide" }, this.slider);
     stage.append(make("div", { className: "player" }, this.play, this.back, this.forward, wide, this.label));
     this.play.addEventListener("click", () => (this.frame === null ? this.#start() : this.pause()));
-    this.back.addEventListener("click", () => this.#move(this.step - 1));
-    this.forward.addEventListener("click", () => this.#move(this.step + 1));
-    this.slider.addEventListener("input", () => this.#move(Number(this.slider.value)));
+    this.back.addEventListener("click", () => this.pause(this.step - 1));
+    this.forward.addEventListener("click", () => this.pause(this.step + 1));
+    this.slider.addEventListener("input", () => this.pause(Number(this.slider.value)));
     this.setLength(numSteps);
   }
 
@@ -86,8 +79,14 @@ export class Player {
     this.slider.max = String(numSteps);
   }
 
-  pause() {
-    if (this.frame !== null) cancelAnimationFrame(this.frame);
+  /** Stop playing, and show a step. */
+  pause(step = this.step) {
+    this.#stop();
+    this.show(step);
+  }
+
+  #stop() {
+    cancelAnimationFrame(this.frame);
     this.frame = null;
     this.play.textContent = "Play";
   }
@@ -100,11 +99,6 @@ export class Player {
     this.onStep(this.step);
   }
 
-  #move(step) {
-    this.pause();
-    this.show(step);
-  }
-
   #start() {
     const first = this.step === this.numSteps ? 1 : this.step;
     this.play.textContent = "Pause";
@@ -113,7 +107,7 @@ export class Player {
       start ??= time;
       const step = first + Math.floor(((time - start) / 1000 / PLAY_SECONDS) * this.numSteps);
       if (step !== this.step) this.show(step);
-      if (step >= this.numSteps) this.pause();
+      if (step >= this.numSteps) this.#stop();
       else this.frame = requestAnimationFrame(advance);
     };
     this.frame = requestAnimationFrame(advance);
