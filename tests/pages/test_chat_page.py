@@ -35,7 +35,7 @@ def finish(page: Page) -> str:
 
 def set_parameters(page: Page, **values: str) -> None:
     for name, value in values.items():
-        page.fill(f"#settings [name={name}]", value)
+        page.fill(f"[name={name}]", value)
 
 
 def test_an_answer_streams_with_its_timing_and_a_link_to_its_lane(
@@ -52,7 +52,7 @@ def test_an_answer_streams_with_its_timing_and_a_link_to_its_lane(
     )
     chat.evaluate("document.getElementById('log').scrollTop = 0")
     check_page("chat")
-    timing.get_by_role("link", name="its lane").click()
+    timing.get_by_role("link", name="its seat on the live page").click()
     expect(chat.locator("#facts")).to_contain_text("finished")
 
 
@@ -65,6 +65,83 @@ def test_stop_keeps_the_part_that_was_received_and_ends_the_request(chat: Page, 
     wait_for(lambda: not server.llm.num_unfinished)
     assert chat.locator(".message.assistant .content").last.inner_text()
     assert chat.locator("#log .problem").all_inner_texts() == ["", ""]
+    expect(chat.locator(".stopped").last).to_have_text("Stopped by you.")
+
+
+def test_an_answer_is_marked_at_its_limit(chat: Page) -> None:
+    expect(chat.locator("[name=max_tokens]")).to_have_value("1024")
+    set_parameters(chat, temperature="0", max_tokens="3")
+    send(chat, "Write the numbers from 1 to 1000, one per line.")
+    finish(chat)
+    expect(chat.locator(".stopped").last).to_have_text("Stopped at the limit of 3 tokens per answer.")
+    chat.reload()
+    expect(chat.locator("[name=max_tokens]")).to_have_value("3")
+    expect(chat.locator(".stopped").last).to_have_text("Stopped at the limit of 3 tokens per answer.")
+
+
+def test_the_rest_of_the_context_limits_an_answer_with_a_higher_limit(chat: Page) -> None:
+    chat.expected_problems.append("400")  # type: ignore[attr-defined]
+    set_parameters(chat, temperature="0", max_tokens="999999")
+    send(chat, "What is the capital of France?")
+    assert "Paris" in finish(chat)
+
+
+def test_a_full_context_offers_the_last_turns_or_a_new_conversation(chat: Page) -> None:
+    sent = list[list[str]]()
+    answer_with(chat, "Yes.")
+    send(chat, "First")
+    expect(chat.get_by_role("button", name="Regenerate")).to_be_visible()
+
+    def respond(route: Route) -> None:
+        sent.append([message["content"] for message in route.request.post_data_json["messages"]])
+        if len(sent[-1]) == 1:
+            route.fallback()
+        else:
+            error = {"message": "The prompt is too long.", "code": "context_length_exceeded", "param": "messages"}
+            route.fulfill(status=400, json={"error": error})
+
+    chat.expected_problems.append("400")  # type: ignore[attr-defined]
+    chat.route("**/v1/chat/completions", respond)
+    send(chat, "Second")
+    chat.get_by_role("button", name="Continue with the last turns").click()
+    expect(chat.locator(".message.assistant .content").last).to_have_text("Yes.")
+    expect(chat.locator(".cut")).to_have_text("The messages above are no longer sent to the model.")
+    assert sent == [["First", "Yes.", "Second"], ["Second"]]
+    send(chat, "Third")
+    chat.get_by_role("button", name="Begin a new conversation").click()
+    expect(chat.locator("#log")).to_contain_text("Send a message to begin.")
+
+
+def test_an_answer_that_repeats_itself_is_stopped(chat: Page) -> None:
+    answer_with(chat, "It begins. " + "All work and no play. " * 400)
+    send(chat, "Hello")
+    expect(chat.locator(".stopped").last).to_have_text("Stopped: the answer repeats itself.")
+    expect(chat.locator(".message.assistant .content")).to_contain_text("It begins. All work")
+    assert len(chat.locator(".message.assistant .content").inner_text()) < 1000
+    assert chat.locator("#log .problem").all_inner_texts() == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_repeating"),
+    [
+        ("ab " * 134, True),
+        ("ab " * 133, False),
+        ("x" + "0123456789" * 30 * 6, True),
+        ("\n".join(map(str, range(1000))), False),
+        ("ab " * 200 + "end", False),
+        ("", False),
+    ],
+)
+def test_repetitions(chat: Page, text: str, is_repeating: bool) -> None:
+    script = 'async text => (await import("/page/repetition.js")).isRepeating(text)'
+    assert chat.evaluate(script, text) is is_repeating
+
+
+def test_waits_are_grouped_by_their_reason(chat: Page) -> None:
+    spans = [("seats", 0.0, 2.0, "of 2"), ("memory", 2.0, 3.5, "of 3"), ("seats", 3.5, 6.5, "of 8")]
+    wait = {"spans": [dict(zip(("reason", "start", "end", "text"), span, strict=True)) for span in spans]}
+    script = 'async waits => (await import("/page/format.js")).waitsByReason(waits)'
+    assert chat.evaluate(script, [wait]) == ["5.0 s: of 8", "1.5 s: of 3"]
 
 
 def test_regenerate_edit_and_the_history_after_a_reload(chat: Page, server: RunningServer) -> None:
@@ -136,10 +213,10 @@ def test_an_answer_without_an_end_is_an_error(chat: Page) -> None:
 
 def test_an_error_is_shown_at_the_answer_and_can_be_tried_again(chat: Page) -> None:
     chat.expected_problems.append("400")  # type: ignore[attr-defined]
-    set_parameters(chat, max_tokens="999999")
+    set_parameters(chat, top_p="9", max_tokens="4")
     send(chat, "Hello")
-    expect(chat.locator("#log .problem").last).to_contain_text("max_tokens")
-    set_parameters(chat, max_tokens="4")
+    expect(chat.locator("#log .problem").last).to_contain_text("top_p")
+    set_parameters(chat, top_p="1")
     chat.get_by_role("button", name="Try again").click()
     assert finish(chat)
     assert chat.locator(".message").count() == 2

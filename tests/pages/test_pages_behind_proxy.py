@@ -47,16 +47,16 @@ def url(server: RunningServer) -> Iterator[str]:
 
 def test_all_pages_work_below_a_path(page: Page, url: str) -> None:
     page.goto(f"{url}/chat")
-    page.fill("#settings [name=max_tokens]", "3")
+    page.fill("[name=max_tokens]", "3")
     page.get_by_role("textbox", name="Message").fill("Say hello.")
     page.get_by_role("button", name="Send").click()
-    page.get_by_role("link", name="its lane").click()
+    page.get_by_role("link", name="its seat on the live page").click()
     expect(page.locator("#facts")).to_contain_text("finished")
     expect(page.locator("#status")).to_have_text("Live")
     page.get_by_role("link", name="API").click()
-    expect(page.locator("#operations-default-create_chat_completion_v1_chat_completions_post")).to_be_visible(
-        timeout=30_000
-    )
+    expect(
+        page.locator("#operations-Generation_and_embeddings-create_chat_completion_v1_chat_completions_post")
+    ).to_be_visible(timeout=30_000)
     page.go_back()
     page.get_by_role("link", name="Chat").click()
     expect(page.get_by_role("textbox", name="Message")).to_be_visible()

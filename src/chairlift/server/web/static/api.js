@@ -2,11 +2,11 @@
 
 const KEY_NAME = "chairlift-api-key";
 
-/** An error response of the server, or a connection that failed (`status` 0). */
+/** An error response of the server with its code and the field that caused it, or a connection that failed (`status` 0). */
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, { message, code, param }) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code, param });
   }
 }
 
@@ -34,7 +34,7 @@ export async function request(path, options = {}) {
       await askForKey(apiKey() ? "The server does not know this API key." : "");
       continue;
     }
-    if (!response.ok) throw new ApiError(response.status, await errorMessage(response));
+    if (!response.ok) throw new ApiError(response.status, await errorOf(response));
     return response;
   }
 }
@@ -89,15 +89,16 @@ async function send(path, options) {
     return await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The server cannot be reached.");
+    throw new ApiError(0, { message: "The server cannot be reached." });
   }
 }
 
-async function errorMessage(response) {
+async function errorOf(response) {
   try {
-    return (await response.json()).error.message;
+    const { error } = await response.json();
+    return { ...error };
   } catch {
-    return `The server answered with status ${response.status}.`;
+    return { message: `The server answered with status ${response.status}.` };
   }
 }
 

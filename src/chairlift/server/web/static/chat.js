@@ -4,10 +4,13 @@ import { ApiError, request } from "./api.js";
 import { Conversations, title } from "./conversations.js";
 import { copyText } from "./copy.js";
 import { readMessages } from "./event_stream.js";
-import { formatCount, formatNumber, formatSeconds } from "./format.js";
+import { formatCount, formatNumber, formatSeconds, plural, waitsByReason } from "./format.js";
 import { StreamedMarkdown } from "./markdown.js";
+import { isRepeating } from "./repetition.js";
 
-const SETTINGS = ["temperature", "top_p", "max_tokens", "seed"];
+const PARAMETERS = ["temperature", "top_p", "max_tokens", "seed"];
+const SEAT = "The row of the batch that computed this answer, step by step, and why it waited";
+const CONTEXT_CODE = "context_length_exceeded";
 const NOTICEABLE_SECONDS = 0.05;
 
 const element = (id) => document.getElementById(id);
@@ -36,9 +39,10 @@ class MessageView {
     this.content = make("div", "content");
     this.markdown = message.role === "assistant" ? new StreamedMarkdown(this.content) : null;
     this.problem = make("p", "problem");
+    this.stopped = make("p", "stopped");
     this.timing = make("p", "timing");
     this.actions = make("div", "actions");
-    this.root.append(this.reasoning, this.content, this.problem, this.timing, this.actions);
+    this.root.append(this.reasoning, this.content, this.problem, this.stopped, this.timing, this.actions);
     this.update();
   }
 
@@ -49,19 +53,18 @@ class MessageView {
     if (this.markdown) this.markdown.update(message.content);
     else this.content.textContent = message.content;
     this.problem.textContent = message.error ?? "";
+    this.stopped.textContent = message.stopped ?? "";
     this.#updateTiming();
   }
 
   #updateTiming() {
     const { message } = this;
-    const parts = [message.timing ?? ""];
-    if (message.finishReason === "length") parts.push("ended at the maximum number of tokens");
-    this.timing.replaceChildren(parts.filter(Boolean).join(", "));
+    this.timing.replaceChildren(message.timing ?? "");
     if (message.timing && message.requestId) {
       const page = message.model ? `./?model=${encodeURIComponent(message.model)}` : "./";
       const href = `${page}#request=${encodeURIComponent(message.requestId)}`;
-      const link = Object.assign(make("a", "", "its lane"), { href });
-      this.timing.append(", ", link);
+      const link = Object.assign(make("a", "", "its seat on the live page"), { href, title: SEAT });
+      this.timing.append("; ", link);
     }
     if (message.wait) this.timing.append(make("br"), message.wait);
   }
@@ -85,7 +88,9 @@ function button(text, action) {
 function showConversation() {
   const { messages } = store.current;
   views = messages.map((message) => new MessageView(message));
-  if (views.length) log.replaceChildren(...views.map((view) => view.root));
+  const shown = views.map((view) => view.root);
+  if (firstSent()) shown.splice(firstSent(), 0, make("p", "empty cut", "The messages above are no longer sent to the model."));
+  if (shown.length) log.replaceChildren(...shown);
   else log.replaceChildren(make("p", "empty", "Send a message to begin."));
   addActions();
   log.scrollTop = log.scrollHeight;
@@ -97,11 +102,28 @@ function addActions() {
   if (running) return;
   const last = views.at(-1);
   if (last?.message.role === "assistant") {
+    if (last.message.isContextFull) addWaysOut(last);
     last.actions.append(button(last.message.error ? "Try again" : "Regenerate", regenerate));
     if (last.message.content) last.actions.append(button("Copy", () => copyText(last.message.content)));
   }
   const lastOfUser = views.findLast((view) => view.message.role === "user");
   lastOfUser?.actions.append(button("Edit", edit));
+}
+
+/** The ways out of a full context. The messages of a single turn cannot be reduced. */
+function addWaysOut({ message, actions }) {
+  const { messages } = store.current;
+  const turns = [...messages.keys()].slice(firstSent()).filter((index) => messages[index].role === "user");
+  const keepLastTurns = () => {
+    store.current.firstSent = turns[Math.ceil(turns.length / 2)];
+    delete message.isContextFull;
+    store.save();
+    if (message.error) regenerate();
+    else showConversation();
+    input.focus();
+  };
+  if (turns.length > 1) actions.append(button("Continue with the last turns", keepLastTurns));
+  actions.append(button("Begin a new conversation", () => element("new").click()));
 }
 
 function showList() {
@@ -122,12 +144,16 @@ function showList() {
 
 // -- answers --------------------------------------------------------------------------------------------------------
 
+function firstSent() {
+  return store.current.firstSent ?? 0;
+}
+
 function requestBody() {
-  const { messages, settings } = store.current;
+  const { elements } = element("settings");
   const body = { model: element("model").value || undefined, stream: true, stream_options: { include_usage: true } };
-  for (const name of SETTINGS) if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
-  const system = settings.system ? [{ role: "system", content: settings.system }] : [];
-  const sent = messages.filter((message) => message.role === "user" || message.content);
+  for (const name of PARAMETERS) if (elements[name].value !== "") body[name] = Number(elements[name].value);
+  const system = elements.system.value ? [{ role: "system", content: elements.system.value }] : [];
+  const sent = store.current.messages.slice(firstSent()).filter((message) => message.role === "user" || message.content);
   body.messages = [...system, ...sent.map(({ role, content }) => ({ role, content }))];
   return body;
 }
@@ -146,13 +172,14 @@ async function answer() {
   try {
     await stream(body, message, view, running.controller.signal);
   } catch (error) {
-    if (error.name === "AbortError") message.finishReason = "stopped";
+    if (error.name === "AbortError") message.stopped ??= "Stopped by you.";
     else message.error = error instanceof ApiError ? error.message : "The connection was lost before the end of the answer.";
+    if (error.code === CONTEXT_CODE) message.isContextFull = true;
   }
   running = null;
   setRunning(view, false);
   if (!store.save()) message.error = "The storage of this browser is full: delete a conversation.";
-  element("announcement").textContent = message.error ?? `Answer: ${message.content.slice(0, 300)}`;
+  element("announcement").textContent = message.error ?? `${message.stopped ?? ""} Answer: ${message.content.slice(0, 300)}`;
   showConversation();
   await addTiming(message);
   store.save();
@@ -161,15 +188,14 @@ async function answer() {
 }
 
 async function stream(body, message, view, signal) {
-  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
-  const response = await request("v1/chat/completions", options);
+  const response = await requestAnswer(body, signal);
   let isDrawn = true;
   const drawAgain = () => {
     isDrawn = true;
     draw(view);
   };
   await readMessages(response.body, (_kind, chunk) => {
-    if (chunk.error) throw new ApiError(500, chunk.error.message);
+    if (chunk.error) throw new ApiError(500, chunk.error);
     message.requestId ??= chunk.id;
     if (chunk.usage) message.numTokens = chunk.usage.completion_tokens;
     const choice = chunk.choices?.[0];
@@ -180,8 +206,35 @@ async function stream(body, message, view, signal) {
     if (choice.finish_reason) message.finishReason = choice.finish_reason;
     if (isDrawn) requestAnimationFrame(drawAgain);
     isDrawn = false;
+    if (isRepeating(message.content) || isRepeating(message.reasoning ?? "")) {
+      message.stopped = "Stopped: the answer repeats itself.";
+      running.controller.abort();
+      signal.throwIfAborted();
+    }
   });
   if (!message.finishReason) throw new Error("the stream ended early");
+  if (message.finishReason === "length") markLimit(message, body.max_tokens);
+}
+
+/** Send the request. Its limit may exceed the rest of the context, which then limits the answer. */
+async function requestAnswer(body, signal) {
+  const send = (sent) =>
+    request("v1/chat/completions", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(sent), signal });
+  try {
+    return await send(body);
+  } catch (error) {
+    if (error.code !== CONTEXT_CODE || error.param !== "max_tokens") throw error;
+    delete body.max_tokens;
+    return send(body);
+  }
+}
+
+/** Say which limit an answer reached: its own, or the context of the model. */
+function markLimit(message, limit) {
+  message.isContextFull = limit === undefined || message.numTokens < limit;
+  message.stopped = message.isContextFull
+    ? "Stopped: the conversation is as long as the model can read."
+    : `Stopped at the limit of ${plural(limit, "token")} per answer.`;
 }
 
 /** Draw a message again; the end stays in view. */
@@ -209,7 +262,7 @@ async function addTiming(message) {
     message.timing = parts.join(", ");
     if (timings.queue_time > NOTICEABLE_SECONDS) {
       const explained = await (await request(`${path}/explain`)).json();
-      message.wait = explained.sequences[0].waits[0]?.spans.map((span) => span.text).join("; ");
+      message.wait = waitsByReason(explained.sequences[0].waits).join("; ");
     }
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
@@ -291,14 +344,15 @@ element("export").addEventListener("click", () => {
   link.click();
   URL.revokeObjectURL(link.href);
 });
-element("settings").addEventListener("input", (event) => {
+addEventListener("input", (event) => {
+  if (event.target.form?.id !== "settings") return;
   store.current.settings[event.target.name] = event.target.value;
   store.save();
 });
 element("settings").addEventListener("submit", (event) => event.preventDefault());
 
 function showSettings() {
-  for (const field of element("settings").elements) if (field.name) field.value = store.current.settings[field.name] ?? "";
+  for (const field of element("settings").elements) if (field.name) field.value = store.current.settings[field.name] ?? field.defaultValue;
 }
 
 async function showModels() {

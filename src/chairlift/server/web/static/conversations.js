@@ -13,12 +13,15 @@ const MAX_CONVERSATIONS = 100;
  * @property {string} [wait] why the request waited
  * @property {string} [error]
  * @property {string} [finishReason]
+ * @property {string} [stopped] why the answer ended before its own end
+ * @property {boolean} [isContextFull] the conversation is longer than the model can read
  */
 
 /**
  * @typedef {object} Conversation
  * @property {string} id
  * @property {Message[]} messages
+ * @property {number} [firstSent] the index of the first message that is sent to the model
  * @property {object} settings system prompt and sampling parameters; empty strings are defaults
  */
 

@@ -19,6 +19,19 @@ export function formatSeconds(seconds) {
   return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
 }
 
+/** The waits of a request by their reason, the longest one first: its time, and the text of its longest part. */
+export function waitsByReason(waits) {
+  const byReason = new Map();
+  for (const { reason, start, end, text } of waits.flatMap((wait) => wait.spans)) {
+    const group = byReason.get(reason) ?? { seconds: 0, longest: -1 };
+    group.seconds += end - start;
+    if (end - start > group.longest) Object.assign(group, { longest: end - start, text });
+    byReason.set(reason, group);
+  }
+  const groups = [...byReason.values()].sort((one, other) => other.seconds - one.seconds);
+  return groups.map(({ seconds, text }) => `${formatSeconds(seconds)}: ${text}`);
+}
+
 export function formatNumber(value, digits = 1) {
   return value === null || value === undefined || Number.isNaN(value) ? "–" : value.toFixed(digits);
 }

@@ -1,7 +1,7 @@
 /** The queue, the batch and the selected request as tables and text. */
 
 import { ApiError, request } from "./api.js";
-import { formatCount, formatSeconds, isForeign, shortId } from "./format.js";
+import { formatCount, formatSeconds, isForeign, shortId, waitsByReason } from "./format.js";
 import { requestFacts, waitText } from "./request_facts.js";
 
 const MAX_ROWS = 100;
@@ -115,12 +115,11 @@ export async function explain(id) {
     const response = await request(`v1/requests/${encodeURIComponent(call)}/explain`);
     const { sequences } = await response.json();
     const sequence = sequences.find((entry) => entry.id === id) ?? sequences[0];
-    const waits = sequence.waits.flatMap((wait) => wait.spans.map((span) => span.text));
     const expected =
       sequence.expected_wait === null
         ? []
         : [`Position ${sequence.position + 1} in the queue, expected to start in ${formatSeconds(sequence.expected_wait)}.`];
-    return [...expected, ...waits, ...sequence.would_admit.map((change) => change.text)];
+    return [...expected, ...waitsByReason(sequence.waits), ...sequence.would_admit.map((change) => change.text)];
   } catch (error) {
     if (error instanceof ApiError) return [error.message];
     throw error;
