@@ -119,7 +119,14 @@ def command_of(call: list[str]) -> list[str]:
     return names
 
 
-GUIDES = sorted([ROOT / "README.md", ROOT / "docs" / "performance.md", *(ROOT / "docs" / "guide").glob("*.md")])
+GUIDES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "docs" / "performance.md",
+        *(ROOT / "docs").glob("guide/*.md"),
+        *(ROOT / "docs").glob("learn/*.md"),
+    ]
+)
 PLACEHOLDER = re.compile(r"\[|\.\.\.|<")
 """What a call contains that shows the form of a command, such as [MODEL ...]."""
 
