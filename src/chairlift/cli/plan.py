@@ -37,6 +37,7 @@ ENGINE_OPTIONS = (
     "kv",
     "kv_arena",
     "disable_hybrid_kv_cache_manager",
+    "speculative_config",
     "max_loras",
     "max_lora_rank",
     "block_size",

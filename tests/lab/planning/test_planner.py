@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -162,6 +164,26 @@ def test_a_plan_counts_lora_adapters(tiny_model_dir: Callable[..., Path]) -> Non
     assert item.num_bytes == 3 * 5 * inputs_and_outputs * 4
     assert "--max-loras 3 --max-lora-rank 5" in plan.serve
     assert "lora" not in make_plan(model, replace(options, max_loras=0), lengths).serve
+
+
+def test_a_plan_counts_the_states_and_the_logits_of_draft_tokens(tiny_model_dir: Callable[..., Path]) -> None:
+    config = load_config(ModelFiles("hf", tiny_model_dir("lfm2"), "tiny"))
+    model = PlannedModel("tiny", "tiny", config, matrix_formats(None, config))
+    lengths = PlannedWorkload(input_len=parse_lengths("fixed:10"), output_len=parse_lengths("fixed:6"))
+    options = EngineConfig(kernels="torch", kv_cache_memory_bytes=1 << 20, max_num_seqs=2)
+    plain, plan = (
+        make_plan(model, replace(options, speculative_config=speculative), lengths)
+        for speculative in (None, {"num_speculative_tokens": 5})
+    )
+    pool = plan.memory.pool
+    assert (pool.num_states, pool.num_draft_states, plan.to_dict()["num_draft_states"]) == (2, 5, 5)
+    assert pool.num_bytes == plain.memory.pool.num_bytes + 5 * pool.state_bytes
+    assert any("2 requests and 5 draft tokens x" in line for line in explain(plan))
+    words = shlex.split(plan.serve)
+    chosen = json.loads(words[words.index("--speculative-config") + 1])
+    assert replace(options, speculative_config=chosen).speculative == plan.config.speculative
+    with pytest.raises(ConfigError, match="plan without it"):
+        make_plan(model, replace(options, speculative_config={"model": "smaller"}), lengths)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ KV managers of the engine.
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -164,6 +165,11 @@ def make_plan(
     Raises:
         ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
     """
+    if config.speculative is not None and config.speculative.model is not None:
+        raise ConfigError(
+            f"speculative_config has model={config.speculative.model!r}, but a plan does not count the memory of a "
+            "draft model: plan without it, with a smaller memory"
+        )
     if hardware is None and load.request_rate is not None:
         raise ConfigError(
             f"request_rate={load.request_rate:g} needs a device to simulate: name one with device, or leave it out"
@@ -173,7 +179,7 @@ def make_plan(
     memory = plan_memory(config, model.config, model.formats, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
     pool = planned_pool(config, context, num_blocks, memory.pool.windows, checkpoint_plan(memory.pool))
-    limits = config.scheduler_config(pool.max_model_len)
+    limits = replace(config.scheduler_config(pool.max_model_len), speculative_config=None)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
     every_policy = [(kv, arena) for kv in KV_POLICIES for arena in (("buddy",) if kv == "paged" else KV_ARENAS)]
     configs = [replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None) for kv, arena in every_policy]
@@ -254,6 +260,9 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
         "max-lora-rank": config.max_lora_rank if num_loras else None,
     }
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    if config.speculative is not None:
+        chosen = {name: value for name, value in asdict(config.speculative).items() if value is not None}
+        words += ["--speculative-config", json.dumps(chosen)]
     if config.disable_hybrid_kv_cache_manager:
         words.append("--disable-hybrid-kv-cache-manager")
     return shlex.join(["chairlift", "serve", model.argument, *words])
