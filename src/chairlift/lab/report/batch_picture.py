@@ -153,9 +153,7 @@ def _write_numbers(axes: Axes, cells: Sequence[LaneCell], duration: float) -> No
     for cell in longest.values():
         if length(cell) / duration * WIDTH > 0.07 * len(str(cell.request + 1)) + 0.05:
             middle = (cell.start + cell.end) / 2
-            axes.text(
-                middle, cell.lane + 0.54, str(cell.request + 1), size=8, ha="center", va="center", color="#08304B"
-            )
+            axes.text(middle, cell.lane + 0.54, str(cell.request + 1), size=8, ha="center", va="center", color="white")
 
 
 def length(cell: LaneCell) -> float:

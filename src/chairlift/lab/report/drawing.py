@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 from matplotlib.axes import Axes
@@ -46,6 +48,16 @@ ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#1A1A1A"
 PALE, GREY = "#F1F1F1", "#9A9A9A"
 
+
+def _page_colours() -> dict[str, str]:
+    """The colours of the pages in light mode, by the name of their variable."""
+    text = (files("chairlift.server.web") / "static" / "palette.css").read_text(encoding="utf-8")
+    light, _, _ = text.partition("@media")
+    return dict(re.findall(r"--([\w-]+): (#\w+);", light))
+
+
+PAGE_COLOURS: Final = _page_colours()
+
 LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
@@ -62,18 +74,18 @@ class Fill(NamedTuple):
 
 
 ROW_FILLS: Final = {
-    RowKind.PREFILL: Fill("prefill", VERMILLION),
-    RowKind.DECODE: Fill("decode", SKY),
-    RowKind.PADDING: Fill("END / padding", BLACK),
+    RowKind.PREFILL: Fill("prefill", PAGE_COLOURS["prefill"]),
+    RowKind.DECODE: Fill("decode", PAGE_COLOURS["decode"]),
+    RowKind.PADDING: Fill("END / padding", PAGE_COLOURS["padding"]),
 }
-EMPTY_SEAT: Final = Fill("empty seat", PALE)
+EMPTY_SEAT: Final = Fill("empty seat", PAGE_COLOURS["cell-empty"])
 
 KIND_FILLS: Final = {
-    "token_states": Fill("token states", BLUE),
-    "reserved": Fill("reserved", ORANGE, "//"),
-    "internal": Fill("internal fragmentation", VERMILLION, "xx"),
-    "external": Fill("external fragmentation", GREY, "--"),
-    "free": Fill("free", PALE),
+    "token_states": Fill("token states", PAGE_COLOURS["decode"]),
+    "reserved": Fill("reserved", PAGE_COLOURS["reserved"], "//"),
+    "internal": Fill("internal fragmentation", PAGE_COLOURS["internal"], "xx"),
+    "external": Fill("external fragmentation", PAGE_COLOURS["external"], ".."),
+    "free": Fill("free", PAGE_COLOURS["cell-empty"]),
 }
 
 
