@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from cyclopts import MissingArgumentError
 from chairlift.cli.main import app
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.fetch import PACKAGED_MODELS
-from command_runner import all_commands, find_command, options_of
+from command_runner import all_commands, find_command, invoke, options_of
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests")
@@ -153,6 +153,40 @@ def parse(call: list[str]) -> None:
         app.parse_args(call, exit_on_error=False, print_error=False)
     except MissingArgumentError:  # a command or an option is named without its arguments
         assert len(call) == len(command_of(call)) or call[-1].startswith("--"), shlex.join(call)
+
+
+def quoted_commands(document: Path, *names: str) -> list[list[str]]:
+    """The calls of a command in lines of text."""
+    quoted = re.findall(r"`chairlift ([a-z][^`]*)`", prose(document))
+    return [call for call in map(shlex.split, quoted) if call[: len(names)] == list(names) and len(call) > len(names)]
+
+
+def test_comparisons_of_the_readme_run_as_printed(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run with a tiny model and four short requests, and draw the picture."""
+    monkeypatch.chdir(tmp_path)
+    readme = ROOT / "README.md"
+    model = str(tiny_model_dir("llama", max_position_embeddings=512))
+    size = ["--model", model, "--skip-tokenizer-init", "--num-threads", "1", "--repeats", "1", "--num-warmups", "0"]
+    compared = quoted_commands(readme, "bench", "compare")
+    for call in compared:
+        assert call[call.index("--kernels") + 1] == "torch"
+        for name, value in (("--num-prompts", "4"), ("--output-len", "anyscale:1536/32")):
+            call[call.index(name) + 1] = value
+        done = invoke([*call, *size])
+        assert done.exit_code == 0, done.output
+        assert "paged" in done.stdout
+    (report,) = quoted_commands(readme, "report")
+    assert invoke(report).exit_code == 0
+    assert (tmp_path / "pictures" / "batch.png").is_file()
+    assert len(compared) == 2
+
+
+def test_the_simulation_of_the_readme_runs() -> None:
+    (call,) = quoted_commands(ROOT / "README.md", "simulate")
+    done = invoke([*call, "--num-prompts", "4"])
+    assert "paged" in done.stdout, done.output
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
