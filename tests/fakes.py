@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from chairlift.clock import VirtualClock
@@ -196,7 +196,7 @@ def make_engine(
     propose: Propose | None = None,
     row_time: RowTime | None = None,
     enable_chunked_prefill: bool = True,
-    block_store: BlockStore | None = None,
+    block_stores: Sequence[BlockStore] = (),
     checkpoints: CheckpointPlan | None = None,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine with a CheckingExecutor, and its parts. It verifies what `propose` returns, without a prompt lookup."""
@@ -214,7 +214,7 @@ def make_engine(
         enable_chunked_prefill=enable_chunked_prefill,
     )
     pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_num_batched_tokens, checkpoints)
-    manager = make_kv_cache_manager(pool, enable_prefix_caching, block_store)
+    manager = make_kv_cache_manager(pool, enable_prefix_caching, block_stores)
     num_checkpoints = None if checkpoints is None else checkpoints.num_slots
     executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, windows, num_checkpoints)
     events = EventList()

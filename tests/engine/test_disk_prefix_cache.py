@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from chairlift import LLM, SamplingParams
+from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
 from chairlift.outputs import RequestOutput
 from chairlift.worker.disk_block_store import DiskBlockStore
@@ -46,6 +49,49 @@ def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: P
     assert tokens(first) == tokens(second) == tokens(expected)
     assert [output.num_cached_tokens for output in second] == [48, 32, 32]
     assert first[0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("arch", ["granite4_h", "lfm2", "qwen3_5"])
+def test_a_conversation_goes_on_after_a_restart_with_the_same_bits_of_state(
+    arch: str, tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DiskBlockStore, "_is_worth_reading", lambda *_: True)  # however busy the machine is
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+    def run_turns(prefix_cache_dir: Path | None, restarts: bool) -> list[tuple[list[int], int, list[torch.Tensor]]]:
+        options: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "block_size": 8, "max_num_seqs": 1}
+        history: list[int] = []
+        turns, engine = [], None
+        for turn in range(3):
+            if engine is None or restarts:
+                config = EngineConfig(
+                    str(tiny_model_dir(arch)), num_kv_blocks=60, prefix_cache_dir=prefix_cache_dir, **options
+                )
+                engine = build_engine(config)
+                llm = LLM(engine=engine)
+            (output,) = llm.generate([[*history, *range(20 + turn, 39)]], params, use_tqdm=False)
+            history = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+            assert isinstance(engine.loaded, LoadedDecoder)
+            slot = engine.core._executor._rows.state_slots[0]  # type: ignore[attr-defined]
+            parts = [
+                part[slot].clone() for state in engine.loaded.model.states(0) for part in state if part is not None
+            ]
+            turns.append((output.outputs[0].token_ids, output.num_cached_tokens, parts))
+            if restarts:
+                llm.close()
+        return turns
+
+    expected, restarted = run_turns(None, restarts=False), run_turns(tmp_path, restarts=True)
+    assert [num_cached for _, num_cached, _ in restarted] == [0, 48, 96] == [turn[1] for turn in expected]
+    for (tokens_, _, state), (same_tokens, _, same_state) in zip(expected, restarted, strict=True):
+        assert same_tokens == tokens_
+        assert all(map(torch.equal, same_state, state))
+    for file in tmp_path.glob("*/*.kv"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 4
+        file.write_bytes(data)
+    damaged = run_turns(tmp_path, restarts=True)
+    assert [turn[0] for turn in damaged] == [turn[0] for turn in expected]
 
 
 def test_two_engines_on_one_folder_give_the_same_tokens(folder: Path, tmp_path: Path) -> None:

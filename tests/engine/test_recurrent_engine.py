@@ -269,7 +269,7 @@ def test_options_without_a_meaning_are_errors(tiny_model_dir: Callable[..., Path
     loaded = load_model(make_config(folder))
     assert isinstance(loaded, LoadedDecoder)
     cases: dict[str, dict[str, Any]] = {
-        "kept in memory only": {"prefix_cache_dir": tmp_path},
+        "set it to at least": {"prefix_cache_dir": tmp_path, "prefix_cache_disk_bytes": 1000},
         "lower max_num_seqs": {"num_kv_blocks": None, "kv_cache_memory_bytes": 1 << 16, "max_num_seqs": 64},
     }
     for message, options in cases.items():

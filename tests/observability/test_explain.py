@@ -193,8 +193,7 @@ def test_a_hit_has_the_reason_why_it_ends() -> None:
     engine.steps(30)
     assert [explain(engine, name).prefix for name in names] == [
         "0 of 30 prompt tokens were cached",
-        "12 of 30 prompt tokens were cached: K and V of 20 were, but the last checkpoint of the recurrent state is at "
-        "12",
-        "0 of 18 prompt tokens were cached: K and V of 8 were, but no recurrent state is kept",
+        "12 of 30 prompt tokens were cached: K and V of 20 were, but their last checkpoint of recurrent state is at 12",
+        "0 of 18 prompt tokens were cached: K and V of 8 were, but none of their states is kept",
         "28 of 30 prompt tokens were cached",
     ]

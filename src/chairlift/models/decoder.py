@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from chairlift.kernels.activations import ACTIVATIONS
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, RotaryStep, StepContext
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_in_order
 from chairlift.kernels.lora import LoraAdapters
-from chairlift.kernels.recurrence import StateStep
+from chairlift.kernels.recurrence import RecurrentState, StateStep
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import ModelConfig
@@ -125,6 +126,14 @@ class DecoderModel:
         for layer in self.layers:
             if layer.recurrence is not None:
                 layer.recurrence.allocate_state(num_slots)
+
+    def states(self, first: int) -> Iterator[RecurrentState]:
+        """The recurrent states of each layer in the slots from `first` on."""
+        for layer in self.layers:
+            if layer.recurrence is not None:
+                assert layer.recurrence.state is not None, "call allocate_states first"
+                convolution, matrix = layer.recurrence.state
+                yield RecurrentState(convolution[first:], None if matrix is None else matrix[first:])
 
     def plan(self, *metadata: AttentionMetadata, states: StateStep | None = None) -> StepPlan:
         """Return the plan of the step, as the argument of `forward`.

@@ -293,7 +293,7 @@ def describe_prefix(request: TrackedRequest) -> str:
     text = f"{cached:,} of {request.arrived.num_prompt_tokens:,} prompt tokens were cached"
     if matched <= cached:
         return text
-    last = f"the last checkpoint of the recurrent state is at {cached:,}" if cached else "no recurrent state is kept"
+    last = f"their last checkpoint of recurrent state is at {cached:,}" if cached else "none of their states is kept"
     return f"{text}: K and V of {matched:,} were, but {last}"
 
 

@@ -1,4 +1,4 @@
-"""DiskBlockStore: keeps blocks of the prefix cache in files, of which nothing is read without a check."""
+"""DiskBlockStore: keeps blocks and checkpoints of the prefix cache in files, and checks whatever it reads."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import torch
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import KVCache
+from chairlift.kernels.recurrence import RecurrentState
 from chairlift.system.input_files import read_bytes
 from chairlift.worker.memory import format_memory
 
@@ -56,7 +57,7 @@ ComputeSeconds = Callable[[int, int], float]
 
 
 class DiskBlockStore:
-    """A `core.kv.stored_kv_cache.BlockStore` in a folder with a file for each block.
+    """A `core.kv.stored_kv_cache.BlockStore` in a folder with a file for each block or checkpoint.
 
     A file has a header with a digest of its contents, and gets its name when it is complete, so files that were cut
     off, changed or not finished are recognized, and removed. The folder belongs to one model in one format with one
@@ -68,9 +69,10 @@ class DiskBlockStore:
     Args:
         folder: the folder of all models; that of the fingerprint is created in it.
         fingerprint: what determines the contents of a block, besides its tokens.
-        caches: the KV memory of each layer.
+        caches: the KV memory of each layer, or the memory of the checkpoints of each layer.
         num_block_tokens: the number of tokens of a block.
         compute_seconds: None if the speed of the model is unknown; then blocks are always loaded.
+        what: what the files contain, for the log.
 
     Raises:
         ConfigError: the folder cannot be used, and waiting would not help.
@@ -80,10 +82,11 @@ class DiskBlockStore:
         self,
         folder: Path,
         fingerprint: dict[str, Any],
-        caches: Iterable[KVCache],
+        caches: Iterable[KVCache | RecurrentState],
         num_block_tokens: int,
         max_bytes: int,
         compute_seconds: ComputeSeconds | None = None,
+        what: str = "blocks",
     ) -> None:
         self._tensors = [tensor for cache in caches for tensor in _tensors(cache)]
         self._num_block_tokens = num_block_tokens
@@ -105,7 +108,7 @@ class DiskBlockStore:
         self._writer = threading.Thread(target=self._write_all, name="chairlift-prefix-cache", daemon=True)
         self._writer.start()
         logger.info(
-            f"prefix cache on disk: {len(self._files)} blocks of {format_memory(self._block_bytes)} in {self.folder}, "
+            f"prefix cache on disk: {len(self._files)} {what} of {format_memory(self._block_bytes)} in {self.folder}, "
             f"which may take {format_memory(max_bytes)}"
         )
 
@@ -119,7 +122,7 @@ class DiskBlockStore:
     def save(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
         if time.monotonic() < self._resume_writing:
             return
-        room = MAX_PENDING_BYTES // self._block_bytes - len(self._pending)
+        room = max(1, MAX_PENDING_BYTES // self._block_bytes) - len(self._pending)
         with self._guard:
             chosen = [
                 (block_hash, block_id)
@@ -134,16 +137,19 @@ class DiskBlockStore:
         for (block_hash, _), row in zip(chosen, torch.cat(rows, dim=1), strict=True):
             self._queue.put((block_hash, row))
 
-    def load(self, hashes: Sequence[bytes], block_ids: Sequence[int], start: int) -> int:
-        wanted = list(hashes[: max(1, MAX_READ_BYTES // self._block_bytes)])
-        known = 0
-        while known < len(wanted) and wanted[known] in self._files:
-            known += 1
-        if not known or not self._is_worth_reading(known, start):
+    def num_stored(self, hashes: Sequence[bytes]) -> int:
+        limit = min(len(hashes), max(1, MAX_READ_BYTES // self._block_bytes))
+        return next((index for index in range(limit) if hashes[index] not in self._files), limit)
+
+    def load(self, hashes: Sequence[bytes], block_ids: Sequence[int], start: int, num_tokens: int | None = None) -> int:
+        known = self.num_stored(hashes)
+        if num_tokens is None:
+            num_tokens = known * self._num_block_tokens
+        if not known or not self._is_worth_reading(known, start, num_tokens):
             return 0
         started = time.monotonic()
         rows = []
-        for block_hash in wanted[:known]:
+        for block_hash in hashes[:known]:
             if (row := self._read(block_hash)) is None:
                 break
             rows.append(row)
@@ -163,11 +169,11 @@ class DiskBlockStore:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def _is_worth_reading(self, num_blocks: int, start: int) -> bool:
+    def _is_worth_reading(self, num_blocks: int, start: int, num_tokens: int) -> bool:
         if self._compute_seconds is None:
             return True
         seconds = num_blocks * self._block_bytes / self._bytes_per_second
-        return seconds < self._compute_seconds(start, num_blocks * self._num_block_tokens)
+        return seconds < self._compute_seconds(start, num_tokens)
 
     def _read(self, block_hash: bytes) -> torch.Tensor | None:
         """The contents of a block, or None if its file is missing, unreadable or damaged."""
@@ -321,7 +327,9 @@ def _open_privately(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
-def _tensors(cache: KVCache) -> list[torch.Tensor]:
+def _tensors(cache: KVCache | RecurrentState) -> list[torch.Tensor]:
+    if isinstance(cache, RecurrentState):
+        return [tensor for tensor in cache if tensor is not None]
     given = (cache.key, cache.value, cache.key_scale, cache.value_scale)
     return [tensor for tensor in given if tensor is not None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift.config import SchedulerConfig
@@ -13,7 +14,7 @@ from chairlift.core.kv.index_changes import IndexChangeLog
 from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
-from chairlift.core.kv.stored_kv_cache import BlockStore, StoredKVCacheManager
+from chairlift.core.kv.stored_kv_cache import BlockStore, StoredHybridKVCacheManager, StoredKVCacheManager
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
 from chairlift.core.pooling import PoolingScheduler
@@ -73,22 +74,23 @@ class KVPool:
 def make_kv_cache_manager(
     pool: KVPool,
     enable_prefix_caching: bool = False,
-    block_store: BlockStore | None = None,
+    block_stores: Sequence[BlockStore] = (),
     *,
     record_index_changes: bool = False,
 ) -> KVCacheManager:
     """Create the manager of a pool, in which all blocks are free.
 
     Args:
-        block_store: keeps the blocks of finished requests, and is searched for prefixes that the pool does not have; or
-            None. It needs a prefix cache and one group of layers without a window.
+        block_stores: a store that keeps the blocks of finished requests, and is searched for prefixes that the pool
+            does not have, and one for checkpoints if the pool has them; or none. They need a prefix cache and one group
+            of layers without a window.
         record_index_changes: record the changes of the prefix cache; reservations have none.
 
     Raises:
         ConfigError: the arena cannot reserve `max_model_len` slots for even one request under kv=max.
     """
     if pool.kv == "paged":
-        manager = _make_paged_manager(pool, enable_prefix_caching, block_store)
+        manager = _make_paged_manager(pool, enable_prefix_caching, block_stores if enable_prefix_caching else ())
         if record_index_changes:
             manager.index_changes = IndexChangeLog()
             manager.pool.index_listeners.append(manager.index_changes.record)
@@ -105,13 +107,15 @@ def make_kv_cache_manager(
 
 
 def _make_paged_manager(
-    pool: KVPool, enable_prefix_caching: bool, block_store: BlockStore | None
+    pool: KVPool, enable_prefix_caching: bool, block_stores: Sequence[BlockStore]
 ) -> PagedKVCacheManager:
     num_blocks, block_size = pool.num_blocks, pool.block_size
     if pool.checkpoints is not None:
+        if block_stores:
+            return StoredHybridKVCacheManager(num_blocks, block_size, pool.checkpoints, *block_stores)
         return HybridKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.checkpoints)
     if pool.windows != FULL:
         return WindowedKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.windows, pool.max_chunk)
-    if block_store is not None and enable_prefix_caching:
-        return StoredKVCacheManager(num_blocks, block_size, block_store)
+    if block_stores:
+        return StoredKVCacheManager(num_blocks, block_size, *block_stores)
     return PagedKVCacheManager(num_blocks, block_size, enable_prefix_caching)

@@ -72,6 +72,11 @@ class StateCheckpoints:
     def __contains__(self, key: bytes) -> bool:
         return key in self._index
 
+    def find(self, key: bytes) -> int | None:
+        """The slot of a checkpoint; None if it is not in the index."""
+        checkpoint = self._index.get(key)
+        return None if checkpoint is None else checkpoint.slot
+
     @property
     def num_used(self) -> int:
         """Number of slots that are in the index or have been reserved."""

@@ -10,7 +10,7 @@ import torch
 
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager
-from chairlift.engine.startup.disk_prefix_cache import open_block_store
+from chairlift.engine.startup.disk_prefix_cache import open_block_stores
 from chairlift.engine.startup.draft_model import provide_draft_model
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.engine.startup.memory_plan import (
@@ -61,12 +61,12 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
     if draft is not None:
         draft.provide_kv_cache(replace(plan, num_checkpoints=0), KVLayout.one_group(draft.config))
     limits = _measured_limits(config, loaded, draft, plan, pool.max_model_len, turn)
-    block_store = open_block_store(config, loaded, plan, limits.step_time)
+    block_stores = open_block_stores(config, loaded, plan, limits.step_time)
     return PreparedEngine(
         limits=limits,
         kv_cache_plan=plan,
         manager=make_kv_cache_manager(
-            pool, config.has_prefix_cache, block_store, record_index_changes=config.enable_kv_cache_events
+            pool, config.has_prefix_cache, block_stores, record_index_changes=config.enable_kv_cache_events
         ),
         runner=_make_runner(loaded, limits.max_num_seqs, limits.max_model_len, plan, draft),
         max_request_slots=pool.max_request_slots,
@@ -74,7 +74,7 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
         has_prefix_cache=config.has_prefix_cache,
         token_bytes=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
         slot_bytes=slot_bytes,
-        block_store=block_store,
+        block_stores=block_stores,
     )
 
 

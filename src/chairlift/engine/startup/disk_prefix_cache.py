@@ -12,49 +12,62 @@ from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
+from chairlift.kernels.attention import KVCache
+from chairlift.kernels.recurrence import RecurrentState
 from chairlift.loading.gguf_file import part_paths
 from chairlift.loading.resolve import ModelFiles
 from chairlift.step_time import StepTime
 from chairlift.version import __version__
-from chairlift.worker.disk_block_store import DiskBlockStore
+from chairlift.worker.disk_block_store import HEADER_BYTES, DiskBlockStore
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 1 << 16
 
 
-def open_block_store(
+def open_block_stores(
     config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan, step_time: StepTime | None
-) -> DiskBlockStore | None:
-    """Open the store of `config.prefix_cache_dir`; None if there is none.
+) -> list[DiskBlockStore]:
+    """Open the stores of `config.prefix_cache_dir`: that of blocks and, if the model has recurrent layers, that of
+    checkpoints, with half of the disk space each. Without the option there are none.
 
     Args:
         step_time: the measured time of steps, by which blocks are computed where reading would take longer.
 
     Raises:
-        ConfigError: the folder cannot be created, or the model has layers with windows or recurrent state.
+        ConfigError: the folder cannot be created, the disk space does not hold a checkpoint, or the model has layers
+            with windows.
     """
     if config.prefix_cache_dir is None:
-        return None
+        return []
     if plan.windows != FULL:
         raise ConfigError(
             f"prefix_cache_dir does not support {loaded.name!r}, whose layers have sliding windows: remove it, or set "
             "disable_hybrid_kv_cache_manager"
         )
-    if plan.state_bytes:
-        raise ConfigError(
-            f"prefix_cache_dir does not support {loaded.name!r}, whose layers have recurrent state, because "
-            "checkpoints of it are kept in memory only: remove prefix_cache_dir"
-        )
     caches = [layer.kv_cache for layer in loaded.model.attention_layers.values() if layer.kv_source is None]
-    return DiskBlockStore(
-        config.prefix_cache_dir.expanduser(),
-        fingerprint(config, loaded, plan),
-        [cache for cache in caches if cache is not None],
-        plan.block_size,
-        config.prefix_cache_disk_bytes,
-        None if step_time is None else step_time.chunk_seconds,
-    )
+    kinds: dict[str, list[KVCache | RecurrentState]] = {"blocks": [cache for cache in caches if cache is not None]}
+    if plan.state_bytes:
+        kinds["checkpoints"] = list(loaded.model.states(plan.num_state_slots - plan.num_checkpoints))
+    max_bytes, required = config.prefix_cache_disk_bytes // len(kinds), plan.state_bytes + HEADER_BYTES
+    if plan.state_bytes and max_bytes < required:
+        raise ConfigError(
+            f"prefix_cache_disk_bytes={config.prefix_cache_disk_bytes} is too small, because half of it is for "
+            f"checkpoints of recurrent state, which take {required} bytes each: set it to at least {2 * required}"
+        )
+    dependencies = fingerprint(config, loaded, plan)
+    return [
+        DiskBlockStore(
+            config.prefix_cache_dir.expanduser(),
+            dependencies if what == "blocks" else {**dependencies, "content": what},
+            memory,
+            plan.block_size,
+            max_bytes,
+            None if step_time is None else step_time.chunk_seconds,
+            what,
+        )
+        for what, memory in kinds.items()
+    ]
 
 
 def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) -> dict[str, Any]:

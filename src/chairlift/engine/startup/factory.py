@@ -41,9 +41,9 @@ class Engine(ServedEngine):
         seed: int | None,
         logs: Sequence[EventFile | TraceRecorder],
         adapter_loader: AdapterLoader,
-        block_store: DiskBlockStore | None = None,
+        block_stores: Sequence[DiskBlockStore] = (),
     ) -> None:
-        self.block_store = block_store
+        self._block_stores = block_stores
         super().__init__(facts, lambda: loaded.tokenizer, seed, loaded.grammars)
         self.core = core
         self.loaded = loaded
@@ -52,8 +52,8 @@ class Engine(ServedEngine):
 
     def close(self) -> None:
         """Close the event log, the trace file and the prefix cache on disk."""
-        if self.block_store is not None:
-            self.block_store.close()
+        for store in self._block_stores:
+            store.close()
         for log in self._logs:
             log.close()
 
@@ -102,7 +102,7 @@ def build_engine(
     on_add = None if recorder is None else recorder.on_add
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
     facts = _engine_facts(config, loaded, prepared, started, modules)
-    return Engine(facts, core, loaded, config.seed, logs, adapters, prepared.block_store)
+    return Engine(facts, core, loaded, config.seed, logs, adapters, prepared.block_stores)
 
 
 def _prepare(config: EngineConfig, loaded: LoadedModel, turn: AbstractContextManager[None] | None) -> PreparedEngine:

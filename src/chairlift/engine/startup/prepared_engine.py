@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chairlift.config import SchedulerConfig
@@ -31,4 +31,4 @@ class PreparedEngine:
     has_prefix_cache: bool = False
     token_bytes: int = 0
     slot_bytes: int = 0
-    block_store: DiskBlockStore | None = None
+    block_stores: Sequence[DiskBlockStore] = ()
