@@ -37,9 +37,6 @@ class Served:
         front = psutil.Process(self.process.pid)
         return [front, *front.children(recursive=True)]
 
-    def num_descriptors(self) -> int:
-        return sum(process.num_fds() for process in self.processes())
-
     def resident_bytes(self) -> list[int]:
         return [process.memory_info().rss for process in self.processes()]
 

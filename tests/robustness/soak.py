@@ -48,8 +48,8 @@ MAX_SLOPE_BYTES = 3 << 20
 MAX_HELPERS = 8
 """Two processes for each model that prepare bodies, and two that compile grammars. Each starts on first use."""
 
-DESCRIPTORS_PER_HELPER = 5
-"""Three descriptors of the helper, and the server's ends of two pipes."""
+PIPES_PER_HELPER = 2
+"""The descriptors of the server for each helper."""
 
 
 @dataclass(slots=True)
@@ -118,14 +118,20 @@ async def soak(
     result.preemptions = served.metric("vllm:num_preemptions_total")
     result.calls = dict(calls.counts)
     assert result.preemptions > 0, "the pool was too large"
-    assert max(result.descriptors[1:], default=0) <= result.descriptors[0], f"descriptors: {result.descriptors}"
     return result
 
 
 def _num_descriptors(served: Served) -> int:
-    helpers = [each for each in served.processes()[1:] if "engine_process" not in " ".join(each.cmdline())]
-    assert len(helpers) <= MAX_HELPERS
-    return served.num_descriptors() - DESCRIPTORS_PER_HELPER * len(helpers)
+    front, *children = served.processes()
+    engines = [each for each in children if "engine_process" in " ".join(each.cmdline())]
+    num_helpers = len(children) - len(engines)
+    assert num_helpers <= MAX_HELPERS
+    return sum(each.num_fds() for each in (front, *engines)) - PIPES_PER_HELPER * num_helpers
+
+
+def check_descriptors(result: SoakResult) -> None:
+    """Check that no round has left a descriptor open."""
+    assert max(result.descriptors[1:], default=0) <= result.descriptors[0], f"descriptors: {result.descriptors}"
 
 
 def check_trends(trends: list[MemoryTrend]) -> None:
@@ -148,6 +154,7 @@ def main() -> None:
             result = asyncio.run(soak(served, calls, options.seed, lambda: time.monotonic() < end))
         result.trends = log.trends(since=started + 20 * options.minutes)
     _print(result, options.seed, time.monotonic() - started)
+    check_descriptors(result)
     check_trends(result.trends)
 
 
