@@ -306,8 +306,13 @@ def test_requests_wait_only_for_their_own_grammar(llm: LLM) -> None:
             return None
         return step
 
-    run_core(core, take, lambda outputs: None, GrammarGate(compiler))  # type: ignore[arg-type]
-    assert core.calls == ["free0", "abort slow1", "slow0", "late0", "slower0", "last0"]
+    delivered: list[EngineCoreOutput] = []
+    run_core(core, take, delivered.extend, GrammarGate(compiler))  # type: ignore[arg-type]
+    assert core.calls == ["free0", "abort slow1", "slow0", "late0"]
+    assert [(each.request_id, each.error, each.error_param) for each in delivered] == [
+        ("slower0", "no", "regex"),
+        ("last0", "no", "regex"),
+    ]
 
 
 def test_other_streams_continue_while_a_grammar_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,3 +350,21 @@ def test_other_streams_continue_while_a_grammar_is_compiled(folder: Path, monkey
     assert reasons == ["length"] * 3
     assert answer.outputs[0].text in ("yes", "no")
     assert answer.outputs[0].finish_reason == "stop"
+
+
+def test_a_grammar_whose_masks_are_too_complex_is_rejected_by_the_engine_process(folder: Path) -> None:
+    names = [f"r{index}" for index in range(2100)]
+    rules = [f'{name}: "{chr(97 + at % 26)}" {names[(7 * at + 1) % 2100]}?' for at, name in enumerate(names)]
+    grammar = "\n".join([f"start: {' | '.join(names)}", *rules])
+
+    async def run() -> RequestError:
+        llm = AsyncLLM(client=started(EngineConfig(model=str(folder), num_kv_blocks=200, **OPTIONS)))
+        llm.engine.input_processor.prepare(hot(grammar=grammar))
+        with pytest.raises(RequestError) as rejected:
+            await llm.start(None, [5], hot(grammar=grammar)).collect()
+        llm.close()
+        return rejected.value
+
+    error = asyncio.run(run())
+    assert "is too complex" in str(error)
+    assert error.param == "structured_outputs.grammar"

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Final
 
 from chairlift.engine.input_processor import EngineRequest
+from chairlift.errors import RequestError
 from chairlift.grammar.compiler import CompiledGrammar, GrammarCompiler
 
 POLL_SECONDS: Final = 0.002
@@ -16,8 +17,7 @@ POLL_SECONDS: Final = 0.002
 class GrammarGate:
     """Holds requests of an engine core whose front end runs in another process, and has another compiler.
 
-    A request whose grammar cannot be compiled, or whose masks are too slow, is released as well; the model runner ends
-    it with the error.
+    A request whose grammar cannot be compiled, or has masks that are too slow, is released as well. `check` rejects it.
 
     Args:
         grammars: the compiler of the model runner; None: no request is held.
@@ -49,6 +49,15 @@ class GrammarGate:
         done = [(requests, grammar) for requests, grammar in self._held if grammar.done()]
         self._held = [held for held in self._held if held not in done]
         return [request for requests, _grammar in done for request in requests]
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise the RequestError with which the compilation of the request's grammar has ended, if it has."""
+        constraint = request.sampling_params.structured_outputs
+        if constraint is None or self._grammars is None:
+            return
+        grammar = self._grammars.submit(constraint)
+        if grammar.done() and isinstance(error := grammar.exception(), RequestError):
+            raise RequestError(str(error), error.param)
 
     def abort(self, request_ids: Collection[str]) -> None:
         """Remove requests without releasing them; ids of requests that are not held are ignored."""

@@ -65,7 +65,7 @@ def run_core(
                 adapters.execute(command)
             elif rejections := _execute(core, gate, command, adapters):
                 deliver(rejections)
-        if rejections := _add_all(core, gate.release(), adapters):
+        if rejections := _add_all(core, gate, gate.release(), adapters):
             deliver(rejections)
         if gate.is_holding and not core.has_work:
             gate.wait()
@@ -111,7 +111,7 @@ def _execute(
 ) -> list[EngineCoreOutput]:
     if isinstance(command, Add):
         siblings = command.siblings()
-        return [] if gate.hold(siblings) else _add_all(core, siblings, adapters)
+        return [] if gate.hold(siblings) else _add_all(core, gate, siblings, adapters)
     if isinstance(command, ChargeTenants):
         core.scheduler.charge_remote_service(command.service)
         return []
@@ -122,14 +122,15 @@ def _execute(
 
 
 def _add_all(
-    core: EngineCore, requests: list[EngineRequest], adapters: AdapterCommands | None
+    core: EngineCore, gate: GrammarGate, requests: list[EngineRequest], adapters: AdapterCommands | None
 ) -> list[EngineCoreOutput]:
-    """Queue requests; returns an output with the error for each request that the scheduler rejects."""
+    """Queue requests; returns an output with the error for each request that is rejected."""
     rejections = []
     for request in requests:
         try:
             if adapters is not None:
                 adapters.check(request)
+            gate.check(request)
             core.add(request.to_request())
         except RequestError as error:
             reason = FinishReason.ERROR.value
