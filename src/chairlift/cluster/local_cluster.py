@@ -12,16 +12,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from chairlift.cluster.cluster_options import ClusterOptions
+from chairlift.cluster.gcs_watch import ANSWERS, GCS_LOSS_SECONDS, GCS_TIMEOUT_VARIABLE, gcs_status, wait_for_gcs_loss
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.models.served_model import ServedModel
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
-from chairlift.system.other_users import other_users
+from chairlift.system.other_users import is_readable_by_others, other_users
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -36,20 +38,10 @@ INSTALL_HINT: Final = "replicas need Ray Serve, which is not installed: pip inst
 MAX_NAMES: Final = 5
 """Maximum number of users that an error message names."""
 
-GCS_TIMEOUT_VARIABLE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""Seconds after which Ray ends a process without a message because the GCS, its head node's server, does not answer."""
-
 NO_HTTP: Final = {"location": "NoServer"}
 
 LEAVE_SECONDS: Final = 2.0
 """Maximum seconds to stop the replicas in a cluster of RAY_ADDRESS, whose head node may not answer."""
-
-CLUSTER_ID_METHOD: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""The first call of each driver of Ray."""
-PROBE_SECONDS: Final = 5.0
-ANSWERS: Final = ("OK", "UNAUTHENTICATED")
-GCS_LOSS_SECONDS: Final = 30.0
-"""Time without an answer of the GCS of a cluster after which the server drains. Ray ends replicas after 60 s."""
 
 SERVE_START_SECONDS: Final = 30.0
 """Maximum seconds until the controller of Ray Serve answers that another server has started at the same moment."""
@@ -61,14 +53,15 @@ class LocalCluster:
 
     Args:
         config: the configuration of each replica. Without `num_threads` the physical cores are divided among them.
-        allow_other_users: start a Ray although other users of this machine can connect to its ports.
+        allow_other_users: start a Ray although other users of this machine can connect to its ports, or use a token
+            that they can read.
 
     Attributes:
         failure: why no replica can be started any more; None while Ray runs.
 
     Raises:
-        ConfigError: Ray is not installed or cannot be reached, an option cannot be used by several replicas, or this
-            machine has other users.
+        ConfigError: Ray is not installed or cannot be reached, an option cannot be used by several replicas, this
+            machine has other users, or they can read the token of the cluster.
         ModelLoadError: the model cannot be found.
     """
 
@@ -81,8 +74,11 @@ class LocalCluster:
             import ray
         except ImportError:
             raise ConfigError(INSTALL_HINT) from None
-        if address is None and not allow_other_users:
-            check_other_users()
+        if not allow_other_users:
+            if address is None:
+                check_other_users()
+            else:
+                check_token_file()
         if config.num_threads is None and config.device == "cpu":
             cores = CpuTopology().num_physical_cores(allowed_cpus())
             config = replace(config, num_threads=max(1, cores // options.most))
@@ -224,6 +220,24 @@ def check_other_users() -> None:
         )
 
 
+def check_token_file() -> None:
+    """Check that other users of this machine cannot read the file with the token of the cluster.
+
+    Raises:
+        ConfigError: they can, with the file, its mode and the command that changes it.
+    """
+    if "RAY_AUTH_TOKEN" in os.environ:  # has precedence
+        return
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if is_readable_by_others(path):
+        mode = path.stat().st_mode & 0o777
+        raise ConfigError(
+            f"other users of this machine can read {path} (mode {mode:o}), whose token permits running code in the "
+            f"cluster of RAY_ADDRESS: run `chmod 600 {path}`, and use a new token if they have read it; or give "
+            "--allow-other-users to accept this"
+        )
+
+
 def end_process() -> None:
     """End this process, which is starting. Its main thread may wait for Ray without a limit."""
     os.kill(os.getpid(), signal.SIGTERM)
@@ -269,30 +283,6 @@ def set_ray_variables(address: str | None) -> None:
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray listens on the loopback.
         # HTTP does not pass through Ray Serve, also if this machine has the settings of a cluster with HAProxy.
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
-
-
-def gcs_status(address: str) -> str:
-    """How the GCS of a cluster answers a call without a token, as the name of a status code of gRPC: "OK",
-    "UNAUTHENTICATED" or an error. A driver that requires a token of a cluster without tokens gets no results."""
-    try:
-        import grpc
-    except ImportError:
-        return "UNAVAILABLE"
-    with grpc.insecure_channel(address) as channel:
-        try:
-            channel.unary_unary(CLUSTER_ID_METHOD)(b"", timeout=PROBE_SECONDS)
-        except grpc.RpcError as error:
-            return str(error.code().name)
-    return "OK"
-
-
-def wait_for_gcs_loss(address: str) -> None:
-    """Return when the GCS of a cluster has not answered for GCS_LOSS_SECONDS."""
-    answered = time.monotonic()
-    while time.monotonic() - answered < GCS_LOSS_SECONDS:
-        time.sleep(PROBE_SECONDS)
-        if gcs_status(address) in ANSWERS:
-            answered = time.monotonic()
 
 
 def start_serve() -> None:

@@ -1,9 +1,10 @@
-"""The other users of this machine, as far as they can be found."""
+"""The other users of this machine, as far as they can be found, and the files that they can read."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -33,3 +34,14 @@ def other_users() -> list[str]:
             users[uids.real] = process.info["username"]
     own = {os.getuid(), NOBODY}
     return sorted(name for uid, name in users.items() if uid >= FIRST_USER_ID and uid not in own)
+
+
+def is_readable_by_others(path: Path) -> bool:
+    """Whether another user or the group has permission to read a file and to enter all of its folders.
+
+    False for a file that does not exist, and on Windows.
+    """
+    path = path.resolve()
+    if sys.platform == "win32" or not path.is_file():
+        return False
+    return bool(path.stat().st_mode & 0o044) and all(folder.stat().st_mode & 0o011 for folder in path.parents)
