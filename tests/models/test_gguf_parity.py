@@ -221,8 +221,9 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_weights_scale": 1.5,
     },
     "qwen3_5": {
-        "block_count": 4,
-        "full_attention_interval": 2,
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention.recurrent_layers": [True, False, True, False, False],
         "attention.key_length": 24,
         "attention.value_length": 24,
         "rope.dimension_count": 12,
@@ -451,6 +452,8 @@ def write_gguf(
         writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())
     if arch.startswith("gemma4"):
         writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * 8, dtype=np.float32))
+    if "nextn_predict_layers" in fields:
+        writer.add_tensor("blk.4.nextn.eh_proj.weight", np.ones((64, 128), dtype=np.float32))
     if arch == "phi3":
         rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
         for kind in ("short", "long"):

@@ -152,6 +152,13 @@ def test_both_formats_declare_the_same_sizes() -> None:
     assert delta.gated_delta.has_tiled_keys
 
 
+def test_newer_files_list_the_recurrent_layers_and_end_with_layers_that_predict_further_tokens() -> None:
+    listed = [index % 3 > 0 for index in range(32)]
+    changes = {"block_count": 33, "nextn_predict_layers": 1, "attention.recurrent_layers": [*listed, False]}
+    config = read_gguf_config({**GGUF, **{f"qwen35.{key}": value for key, value in changes.items()}}, source="x.gguf")
+    assert [layer.recurrence is not None for layer in config.layers] == listed
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -177,7 +184,10 @@ def test_errors_name_the_field(changes: dict[str, Any], message: str) -> None:
         ({"ssm.time_step_rank": 24}, r"ssm.time_step_rank \(24\) must be a multiple of .*ssm.group_count \(16\)"),
         ({"ssm.inner_size": 4100}, r"ssm.inner_size \(4100\) must be a multiple of .*ssm.time_step_rank \(32\)"),
         ({"full_attention_interval": 40}, r"full_attention_interval \(40\) leaves no layer with attention"),
-        ({"nextn_predict_layers": 1}, "nextn_predict_layers is 1, .* convert the model without them"),
+        ({"attention.recurrent_layers": [True] * 31}, "recurrent_layers must hold the type of each of 32 layers"),
+        ({"attention.recurrent_layers": [True] * 32}, "recurrent_layers has no layer with attention"),
+        ({"attention.recurrent_layers": [1, False] * 16}, "recurrent_layers contains 1, .* supported: True, False"),
+        ({"nextn_predict_layers": 32}, "nextn_predict_layers must be an integer between 0 and 31"),
         ({"ssm.conv_kernel": None}, "ssm.conv_kernel is missing"),
     ],
 )  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,3 +133,11 @@ class FileWeights(ABC):
         unneeded = {name for module in self.config.unneeded_modules for name in self._modules_in_file(module)}
         remaining = set(self._file_names()) - self._tensors_read
         return sorted(name for name in remaining if name.rpartition(".")[0] not in unneeded)
+
+
+def skipped_notes(names: Iterable[str], unread: Sequence[str]) -> list[str]:
+    """Return lines to log about the tensors that are not read, by their prefixes `unread`."""
+    skipped = Counter(prefix for name in names for prefix in unread if name.startswith(prefix))
+    return [
+        f"skipped {count} tensors {prefix}*, which the text model does not use" for prefix, count in skipped.items()
+    ]

@@ -14,7 +14,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
-from chairlift.loading.file_weights import FileWeights
+from chairlift.loading.file_weights import FileWeights, skipped_notes
 from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.reading.architecture import StoredName
@@ -37,6 +37,12 @@ class GGUFWeights(FileWeights):
         self._file = file
         self._architecture = get_architecture(config)
         self._interleaved = interleaved_heads(config)
+        # Layers that predict further tokens are behind those of the model.
+        further = file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0)
+        self._unread = tuple(f"blk.{len(config.layers) + index}." for index in range(further))
+
+    def notes(self) -> list[str]:
+        return skipped_notes(self._file.tensors, self._unread)
 
     def _stored_name(self, name: str) -> StoredName | None:
         found = self._architecture.gguf_name(name)
@@ -78,7 +84,7 @@ class GGUFWeights(FileWeights):
         return None if num_heads is None else unpermuted_rows(num_rows, num_heads)
 
     def _file_names(self) -> Iterable[str]:
-        return (name for name in self._file.tensors if name not in ROPE_FACTORS)
+        return (name for name in self._file.tensors if name not in ROPE_FACTORS and not name.startswith(self._unread))
 
 
 def interleaved_heads(config: ModelConfig) -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.block_rows import MXFP4_INPUTS, NAN_SCALE, decode_mxfp4, mxfp4_rows
-from chairlift.loading.file_weights import FileWeights
+from chairlift.loading.file_weights import FileWeights, skipped_notes
 from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.quantization import MXFP4_ENDS, quantized_module
@@ -66,8 +65,7 @@ class SafetensorsWeights(FileWeights):
         return super().packed(name, shape) if packed is None else packed
 
     def notes(self) -> list[str]:
-        skipped = Counter(prefix for name in self._shard_of for prefix in self._unread if name.startswith(prefix))
-        notes = [f"skipped {count} tensors {prefix}*, which have no part in text" for prefix, count in skipped.items()]
+        notes = skipped_notes(self._shard_of, self._unread)
         matrices = {name: error for name, error in self._scale_errors.items() if error > 0}
         if matrices:
             worst = max(matrices, key=lambda name: matrices[name])

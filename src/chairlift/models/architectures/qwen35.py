@@ -219,10 +219,11 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
 def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file, whose norms are complete, and whose value heads have another order."""
     fields, is_moe = header.fields, header.name == "qwen35moe"
-    fields.allow_only("nextn_predict_layers", 0, "layers of multi-token prediction: convert the model without them")
     for key in ("rope.dimension_sections", "expert_weights_scale"):
         fields.get(key)
     sizes = read_gguf_sizes(header, expert_softmax="chosen" if is_moe else None, has_recurrence=True)
+    further = fields.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
+    sizes = replace(sizes, num_layers=sizes.num_layers - further)
     heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
     key_heads = fields.integer("ssm.group_count")
     exact_quotient(fields, "ssm.time_step_rank", heads, "ssm.group_count", key_heads)
@@ -234,12 +235,22 @@ def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
         width=fields.integer("ssm.conv_kernel", low=2, high=MAX_WIDTH),
         has_tiled_keys=True,
     )
-    interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
-    recurrent = [bool((index + 1) % interval) for index in range(sizes.num_layers)]
-    if all(recurrent):
-        raise fields.error("full_attention_interval", f"({interval}) leaves no layer with attention")
+    recurrent = _read_gguf_layers(fields, sizes.num_layers, further)
     shared = fields.integer("expert_shared_feed_forward_length") if is_moe else None
     return Qwen35Sizes(replace(sizes, architecture="qwen3.5", qk_norm="heads"), delta, recurrent, shared).declare()
+
+
+def _read_gguf_layers(fields: ConfigFields, layers: int, further: int) -> list[bool]:
+    """Read whether each layer has recurrent state. Only newer files have the list, which contains the `further` layers
+    behind those of the model."""
+    key = "attention.recurrent_layers"
+    interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
+    if (listed := fields.get(key)) is not None:
+        return check_recurrent_layers(fields, key, listed, layers + further, {True: True, False: False})[:layers]
+    recurrent = [bool((index + 1) % interval) for index in range(layers)]
+    if all(recurrent):
+        raise fields.error("full_attention_interval", f"({interval}) leaves no layer with attention")
+    return recurrent
 
 
 def _query_and_gate(tensor: str) -> dict[str, StoredName]:

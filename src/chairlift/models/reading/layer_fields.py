@@ -43,7 +43,7 @@ def read_layer_windows(fields: ConfigFields, types: Any, layers: int, window: in
 
 
 def check_recurrent_layers(
-    fields: ConfigFields, key: str, types: Any, layers: int, known: Mapping[str, bool]
+    fields: ConfigFields, key: str, types: Any, layers: int, known: Mapping[Any, bool]
 ) -> list[bool]:
     """Return whether each layer has recurrent state, and not attention.
 
@@ -54,8 +54,9 @@ def check_recurrent_layers(
     if not isinstance(types, list) or len(types) != layers:
         raise fields.error(key, f"must hold the type of each of {layers} layers, got {types!r:.80}")
     for kind in types:
-        if not isinstance(kind, str) or kind not in known:
-            raise fields.error(key, f"contains {kind!r:.80}, which is not supported; supported: {', '.join(known)}")
+        if not isinstance(kind, type(next(iter(known)))) or kind not in known:
+            supported = ", ".join(map(str, known))
+            raise fields.error(key, f"contains {kind!r:.80}, which is not supported; supported: {supported}")
     found = [known[kind] for kind in types]
     if all(found):
         raise fields.error(key, "has no layer with attention, which is not supported")
