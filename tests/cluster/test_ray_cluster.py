@@ -151,7 +151,7 @@ def test_a_stream_that_the_client_closes_leaves_no_request(server: RayServer) ->
 def test_generated_calls_get_the_answers_of_the_schema(server: RayServer) -> None:
     """Calls that schemathesis makes of the OpenAPI, and damaged bodies, through HAProxy."""
     script = Path(__file__).parent.parent / "robustness" / "fuzz_api.py"
-    command = [sys.executable, str(script), "--url", server.url, "--cases", "60"]
+    command = [sys.executable, str(script), "--url", server.url, "--cases", "20"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
 
