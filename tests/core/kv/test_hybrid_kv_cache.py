@@ -206,6 +206,9 @@ def test_draft_tokens_leave_the_checkpoints_of_plain_decoding(acceptance: float)
         assert (len(executor.outputs) < 100) == (propose is not None and acceptance > 0)
         assert manager.checkpoints.num_used == len(manager.checkpoints._index)
         kept.append(set(manager.checkpoints._index))
+        for length in (64, 128, 176):  # the executor checks the states that these requests continue
+            answer(core, str(length), [*tokens(1, 40), *expected_tokens(tokens(1, 40), 150)][: length + 1], 1)
+            assert executor.outputs[-1].new_requests[0].num_computed_tokens == length
     assert kept[0] == kept[1]
 
 
