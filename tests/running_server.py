@@ -44,7 +44,7 @@ def completion_body(tokens: int, **fields: Any) -> dict[str, Any]:
     return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
