@@ -66,8 +66,8 @@ lesson: $(INSTALLED) $(COMPILED) ## Learn batching: serve the same requests in s
 test: venv ## Run the tests (a choice of them: ARGS="tests/core -k preempt").
 	$(BIN)/python -m $(PYTEST) $(ARGS)
 
-# Other tests of the API are of bodies that the front end rejects or translates, which it does without its replicas.
-ON_CLUSTER := server_api api_matrix api_failures explain_api lora_api pooling_api request_ids
+# Most other tests of the API are of bodies that the front end rejects or translates, which it does without its replicas.
+ON_CLUSTER := server_api api_chat api_completions api_messages api_matrix api_failures explain_api lora_api pooling_api request_ids
 
 test-on-cluster: venv ## Run tests of the API on a cluster with one replica in this process.
 	TEST_ON_CLUSTER=1 $(BIN)/python -m $(PYTEST) $(ON_CLUSTER:%=tests/server/api/test_%.py) $(ARGS)
