@@ -62,7 +62,7 @@ def fuzz_api(url: str, num_cases: int, run_seed: int, outcome: Outcome | None = 
     Raises:
         Exception: A call failed a check.
     """
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json", timeout=ANSWER_TIMEOUT_SECONDS)
     operations = [found.ok() for found in schema.get_all_operations()]
     shares = {op.label: _share(op) for op in operations if op.path not in ENDLESS}
     total = sum(shares.values())
