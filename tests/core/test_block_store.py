@@ -75,7 +75,7 @@ def test_tokens_do_not_depend_on_the_store(
         expected = run(plain, prompts, salts)
         store = MemoryStore(kept, limits)
         core, _manager, store.executor, _events = make_engine(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4, block_store=store
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4, block_stores=[store]
         )
         assert run(core, prompts, salts) == expected
         assert core.scheduler.is_idle
@@ -87,7 +87,7 @@ def test_a_finished_request_is_found_after_a_restart() -> None:
     cached = []
     for _ in range(2):
         store = MemoryStore(kept, [100])
-        core, _, store.executor, _events = make_engine(block_size=BLOCK_SIZE, block_store=store)
+        core, _, store.executor, _events = make_engine(block_size=BLOCK_SIZE, block_stores=[store])
         run(core, [prompt], [None])
         cached.append(store.num_loaded)
     assert cached == [0, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -22,9 +23,10 @@ def test_the_slope_of_a_line_is_exact_and_that_of_noise_small() -> None:
 
 def test_private_memory_contains_what_a_process_has_written() -> None:
     before = read_memory(os.getpid())
-    written = bytearray(os.urandom(1 << 16) * 512)
-    after = read_memory(os.getpid())
-    assert after.private - before.private == pytest.approx(len(written), rel=0.1)
+    with mmap.mmap(-1, 1 << 25) as written:  # the heap could have as much free memory
+        written.write(bytes(len(written)))
+        after = read_memory(os.getpid())
+        assert after.private - before.private >= 0.9 * len(written)
     assert after.pss >= after.private > before.private
 
 

@@ -27,7 +27,7 @@ from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware,
 from chairlift.server.telemetry.engine_observer import EngineObserver
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import CallTracer
-from running_server import RunningServer
+from running_server import RunningServer, wait_for
 from tracked_engine import TrackedEngine
 
 SECRET = "my dear diary"
@@ -148,16 +148,20 @@ def test_a_path_cannot_forge_a_line_or_a_field(observer: EngineObserver, tmp_pat
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_is_logged_as_finish_reason_stop(api_server: RunningServer, stream: bool) -> None:
     body = {"prompt": "once", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    text = api_server.post("/v1/completions", body).json()["choices"][0]["text"]
+    whole = api_server.post("/v1/completions", body)
+    text = whole.json()["choices"][0]["text"]
     stopped = api_server.post("/v1/completions", {**body, "stop": [text[2]], "stream": stream})
     assert '"finish_reason":"stop"' in stopped.text
-    assert api_server.access_log is not None
-    for _ in range(100):  # the line is written after the answer is sent
-        lines = [json.loads(line) for line in api_server.access_log.read_text().splitlines()]
-        if lines[-1]["request_id"] in stopped.text:
-            break
-        time.sleep(0.01)
-    assert [line["finish_reason"] for line in lines[-2:]] == ["length", "stop"]
+    access_log = api_server.access_log
+    assert access_log is not None
+
+    def reasons() -> list[str]:
+        lines = [json.loads(line) for line in access_log.read_text().splitlines()]
+        named = [(line.get("request_id") or "no id", line) for line in lines]
+        return [line["finish_reason"] for answer in (whole, stopped) for name, line in named if name in answer.text]
+
+    wait_for(lambda: len(reasons()) == 2)  # a line is written after its answer is sent
+    assert reasons() == ["length", "stop"]
 
 
 def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> None:
