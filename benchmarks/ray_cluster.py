@@ -29,7 +29,7 @@ def read_settings() -> dict[str, str]:
     text = os.path.expandvars(SETTINGS_FILE.read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     settings = dict(line.split("=", 1) for line in lines)
-    del settings["RAY_AUTH_MODE"]
+    settings["RAY_AUTH_MODE"] = "disabled"  # A process keeps the first token that it finds.
     ports = {name: str(free_port()) for name in ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")}
     return settings | ports
 
