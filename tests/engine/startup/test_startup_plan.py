@@ -101,6 +101,14 @@ def test_states_blocks_and_checkpoints_share_one_budget(caching: bool, num_draft
     assert plan.num_checkpoints == (plan.num_blocks * BLOCK_BYTES // state_bytes if caching else 0)
 
 
+def test_checkpoints_use_their_half_of_a_budget_that_blocks_do_not_need() -> None:
+    config = EngineConfig(max_num_seqs=1, max_model_len=CONTEXT, kv_cache_memory_bytes=1000 * BLOCK_BYTES)
+    plan = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 0, FULL, 100 * BLOCK_BYTES)
+    assert plan.limited_by == "demand"
+    assert plan.num_checkpoints == min(4, plan.num_blocks), "450 blocks, while the blocks of one request are fewer"
+    assert plan.num_bytes <= 1000 * BLOCK_BYTES
+
+
 def test_a_draft_model_has_states_of_its_own() -> None:
     config = EngineConfig(max_num_seqs=4, max_model_len=CONTEXT, speculative_config={"model": "smaller"})
     pair = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 100 * BLOCK_BYTES, FULL, 2 * BLOCK_BYTES, BLOCK_BYTES)

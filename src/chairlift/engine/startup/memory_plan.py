@@ -496,7 +496,9 @@ def plan_pool_with_states(
         ) from None
     num_checkpoints = 0
     if config.has_prefix_cache and state_bytes:
-        num_checkpoints = max(1, min(pool.num_blocks, pool.num_blocks * pool.block_bytes // state_bytes))
+        # The blocks may need less than their half; a budget that the user has set is for checkpoints then.
+        room = pool.num_blocks * pool.block_bytes if config.kv_cache_memory_bytes is None else kept
+        num_checkpoints = max(1, min(pool.num_blocks, room // state_bytes))
     return replace(
         pool,
         state_bytes=state_bytes,
