@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import sys
-from typing import Final
+from typing import Final, NoReturn
 
 from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_memory
 
@@ -12,6 +15,20 @@ RESERVE_BYTES: Final = 2 << 20
 
 
 def main() -> None:
+    """Run the command line, and end this process."""
+    status = 0
+    try:
+        run_command_line()
+    except SystemExit as ended:
+        if not isinstance(ended.code, int):
+            raise
+        status = ended.code
+    if sys.modules.get("ray") is not None:
+        end_without_finalization(status)
+    raise SystemExit(status)
+
+
+def run_command_line() -> None:
     """Run the command line. If memory runs out, even during the imports, print one line and exit with status 2."""
     reserve = bytearray(RESERVE_BYTES)
     try:
@@ -24,6 +41,19 @@ def main() -> None:
             raise
         print(f"error: {describe_out_of_memory(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def end_without_finalization(status: int) -> NoReturn:
+    """End this process after the functions of `atexit`, without the finalization of the interpreter.
+
+    Threads of Ray that wait for a GCS which has ended cannot be stopped. They would use what the finalization destroys,
+    and the process would end with a segmentation fault instead of its exit status.
+    """
+    atexit._run_exitfuncs()  # Child processes of multiprocessing end in the same way.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

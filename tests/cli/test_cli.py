@@ -164,6 +164,33 @@ def test_errors_end_with_a_message_and_status_2(
     assert re.search(match, capsys.readouterr().err, re.DOTALL)
 
 
+CRASH_AT_EXIT = """
+import atexit, ctypes, sys, types
+from chairlift.__main__ import main
+c = ctypes.CDLL(None)
+c.__cxa_atexit(ctypes.cast(c.abort, ctypes.c_void_p), None, None)
+atexit.register(print, "the functions of atexit have run")
+if {has_ray}:
+    sys.modules["ray"] = types.ModuleType("ray")
+sys.argv = ["chairlift", *{arguments}]
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="uses a function of glibc")
+@pytest.mark.parametrize(
+    ("has_ray", "arguments", "status"),
+    [(True, ["serve", "--port", "-1"], 2), (True, ["version"], 0), (False, ["version"], -signal.SIGABRT)],
+)
+def test_a_process_that_has_used_ray_is_not_finalized(has_ray: bool, arguments: list[str], status: int) -> None:
+    """The finalization, in which threads of Ray may crash, is here one that always crashes."""
+    code = CRASH_AT_EXIT.format(has_ray=has_ray, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stderr
+    assert "the functions of atexit have run" in done.stdout
+    assert ("error: port must be from 1" in done.stderr) == (status == 2)
+
+
 def test_a_port_in_use_is_reported_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = run("serve", "no-such-model", "--port", str(taken.getsockname()[1]))
