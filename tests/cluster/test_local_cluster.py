@@ -246,6 +246,36 @@ def test_a_server_that_is_starting_ends_when_ray_has_failed(monkeypatch: pytest.
     assert signals == [signal.SIGTERM]
 
 
+HANGING_RAY = """
+import ctypes, os, sys, ray
+from chairlift.cluster import local_cluster
+from chairlift.__main__ import main
+ray.init = lambda **_options: ctypes.CDLL(None).sleep(600)  # as in Ray, signals are not handled
+local_cluster.gcs_status = lambda _address: "UNAVAILABLE"
+local_cluster.CONNECT_SECONDS = float(sys.argv.pop(1))
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(None, 2), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_cluster_that_does_not_answer_ends_the_start(tmp_path: Path, number: int | None, status: int) -> None:
+    """After CONNECT_SECONDS with an error, and at a signal at once."""
+    model = str(tiny_options(tmp_path)["model"])
+    limit = "0.1" if number is None else "600"
+    arguments = ["serve", model, "--replicas", "1", "--port", "0", "--num-threads", "1", "--allow-other-users"]
+    command = [sys.executable, "-c", HANGING_RAY, limit, *arguments]
+    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:6399"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    assert any("connecting to the cluster of RAY_ADDRESS=127.0.0.1:6399" in line for line in process.stderr)
+    if number is not None:
+        process.send_signal(number)
+    text = process.stderr.read()
+    assert process.wait() == status, text
+    error = "error: RAY_ADDRESS=127.0.0.1:6399 cannot be reached: it has not answered for 0.1 s: start this cluster, "
+    assert (error in text) == (number is None)
+
+
 def test_an_error_of_ray_is_one_line_that_names_the_token() -> None:
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     assert describe_ray_error(error) == str(error)

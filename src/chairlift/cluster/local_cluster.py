@@ -11,15 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.gcs_watch import ANSWERS, GCS_LOSS_SECONDS, GCS_TIMEOUT_VARIABLE, gcs_status, wait_for_gcs_loss
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.config import EngineConfig
-from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError
+from chairlift.errors import ChairliftError, ConfigError, EngineDeadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.models.served_model import ServedModel
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
@@ -39,6 +41,9 @@ MAX_NAMES: Final = 5
 """Maximum number of users that an error message names."""
 
 NO_HTTP: Final = {"location": "NoServer"}
+
+CONNECT_SECONDS: Final = 30.0
+"""Maximum seconds to connect to the cluster of RAY_ADDRESS. Ray itself waits for its GCS without a limit."""
 
 LEAVE_SECONDS: Final = 2.0
 """Maximum seconds to stop the replicas in a cluster of RAY_ADDRESS, whose head node may not answer."""
@@ -71,7 +76,7 @@ class LocalCluster:
         address = os.environ.get("RAY_ADDRESS")
         set_ray_variables(address)
         try:
-            import ray
+            from chairlift.cluster.ray_processes import RayProcesses
         except ImportError:
             raise ConfigError(INSTALL_HINT) from None
         if not allow_other_users:
@@ -92,15 +97,12 @@ class LocalCluster:
         self._app_name = f"chairlift-{secrets.token_hex(4)}"  # several servers may use one cluster
         try:
             if address is None:
-                from chairlift.cluster.ray_processes import RayProcesses
-
                 num_cpus = (config.num_threads or 1) * options.most
                 self._processes = RayProcesses(self._fail, num_cpus=num_cpus, include_dashboard=False)
             else:
-                ray.init(address=address, logging_level=logging.WARNING)
+                connect(address)
             if threading.current_thread() is threading.main_thread():
-                # Ray handles it with a dump of its stack.
-                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+                signal.signal(signal.SIGTERM, end_start)  # Ray handles it with a dump of its stack.
         except Exception as error:  # also of this class, if a process of Ray does not start in time
             where = "Ray cannot be started" if address is None else f"RAY_ADDRESS={address} cannot be reached"
             raise ConfigError(f"{where}: {describe_ray_error(error)}") from None
@@ -125,11 +127,11 @@ class LocalCluster:
             handle = self._deploy()
             facts = read_facts(handle, self._config)
             self._client = make_client(RayTransport(handle, self._stop), facts, self._config)
-        except (ModelLoadError, ConfigError):
+        except BaseException as error:  # also a signal
             self._stop()
-            raise
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError, RayServeException) as error:
-            self._stop()
+            of_ray = (OSError, RuntimeError, ValueError, ray.exceptions.RayError, RayServeException)
+            if isinstance(error, ChairliftError) or not isinstance(error, of_ray):
+                raise
             raise EngineDeadError(f"the replicas could not be started: {describe_ray_error(error)}") from None
         return self._client
 
@@ -174,12 +176,12 @@ class LocalCluster:
 
     def _stop(self) -> None:
         """Stop the replicas. A Ray that this process has started ends with all of its processes."""
-        from chairlift.cluster.ray_processes import ShutdownThread
+        from chairlift.cluster.ray_processes import RayThread
 
         if self._processes is not None:
             self._processes.stop()
         else:
-            ShutdownThread(self._leave).wait(LEAVE_SECONDS)
+            RayThread(self._leave).wait(LEAVE_SECONDS)
 
     def _leave(self) -> None:
         """Stop the replicas in a cluster that continues, and disconnect from it."""
@@ -238,9 +240,43 @@ def check_token_file() -> None:
         )
 
 
+def connect(address: str) -> None:
+    """Connect to a cluster, on another thread: a thread that waits for a GCS in Ray handles no signals.
+
+    Raises:
+        TimeoutError: Ray has not connected within CONNECT_SECONDS. Then as for `ray.init`.
+    """
+    import ray
+
+    from chairlift.cluster.ray_processes import RayThread
+
+    outcome: Future[None] = Future()
+
+    def call_ray() -> None:
+        try:
+            ray.init(address=address, logging_level=logging.ERROR)  # It warns that this is not the main thread.
+            outcome.set_result(None)
+        except Exception as error:
+            outcome.set_exception(error)
+
+    logger.info("connecting to the cluster of RAY_ADDRESS=%s", address)
+    if not RayThread(call_ray).wait(CONNECT_SECONDS):
+        raise TimeoutError(
+            f"it has not answered for {CONNECT_SECONDS:g} s: start this cluster, correct RAY_ADDRESS, or unset it for "
+            "replicas in a Ray of this machine"
+        )
+    outcome.result()
+    logging.getLogger("ray").setLevel(logging.WARNING)
+
+
 def end_process() -> None:
     """End this process, which is starting. Its main thread may wait for Ray without a limit."""
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_start(number: int, _frame: FrameType | None) -> NoReturn:
+    """End this process, which is starting, after a signal."""
+    raise SystemExit(128 + number)
 
 
 def set_ray_variables(address: str | None) -> None:

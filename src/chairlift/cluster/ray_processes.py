@@ -109,7 +109,7 @@ class RayProcesses:
         if self._is_stopped:
             return
         self._is_stopped = True
-        shutdown = ShutdownThread(ray.shutdown)
+        shutdown = RayThread(ray.shutdown)
         shutdown.join(SHUTDOWN_SECONDS)
         self._watchdog.close()
         shutdown.wait(KILL_SECONDS)
@@ -117,22 +117,29 @@ class RayProcesses:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class ShutdownThread(threading.Thread):
-    """A thread that calls a function which calls `ray.shutdown`. It starts at once.
+class RayThread(threading.Thread):
+    """A thread that calls a function of Ray which may never return, and which must not delay the end of this process.
+    It starts at once.
 
-    Without the processes of Ray `ray.shutdown` does not return, which must not delay the end of the server.
+    Args:
+        function: calls `ray.init`, which waits for a GCS that does not answer, or `ray.shutdown`, which waits for
+            processes of Ray that have ended.
     """
 
-    def __init__(self, shut_down: Callable[[], None]) -> None:
-        super().__init__(target=shut_down, name="ray-shutdown", daemon=True)
+    def __init__(self, function: Callable[[], None]) -> None:
+        super().__init__(target=function, name="ray-call", daemon=True)
         self.start()
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the function has returned. After `seconds` the process can end although it has not returned."""
-        self.join(seconds)
-        if self.is_alive():
-            # The interpreter would call it at its exit too, and wait for the lock of the first call.
-            atexit.unregister(ray.shutdown)
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most `seconds`; returns whether the function has returned. If not, this process can end although
+        the function still runs."""
+        try:
+            self.join(seconds)
+        finally:  # also after a signal
+            if self.is_alive():
+                # The interpreter would call it at its exit too, and wait for the lock of the first call.
+                atexit.unregister(ray.shutdown)
+        return not self.is_alive()
 
 
 def write_token(path: Path) -> None:
