@@ -12,7 +12,7 @@ from pathlib import Path
 
 CI = Path(__file__).parent
 SOURCE = CI.parent / "src" / "chairlift"
-PARTS = ("core/baselines", "core/measuring", "core/speculation")
+PARTS = ("core/baselines", "core/measuring", "core/queues", "core/speculation")
 
 
 def count_lines(source: Path) -> Counter[str]:

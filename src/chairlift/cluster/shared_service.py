@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageExchange, exchange_periodically
-from chairlift.core.scheduling_policies import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 
 PERIOD_SECONDS: Final = 0.25
 """The counters of an engine lack what the other replicas have computed in this time."""

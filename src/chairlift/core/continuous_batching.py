@@ -20,7 +20,7 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
-from chairlift.core.scheduling_policies import make_queue
+from chairlift.core.queues.queue_selection import make_queue
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request, RequestStatus, WaitReason
 

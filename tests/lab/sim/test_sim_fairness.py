@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.scheduling_policies import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest

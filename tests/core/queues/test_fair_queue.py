@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.core.scheduling_policies import FairQueue
+from chairlift.core.queues.fair_queue import FairQueue
 from chairlift.events import RequestFinished, RequestWaiting
 from chairlift.request import Request, RequestStatus
 from fakes import make_engine, make_request, run_to_end

@@ -1,6 +1,4 @@
-"""The order of the queue and of the running batch: first come, first served; priorities; fair sharing between tenants.
-
-Fair sharing between tenants by the virtual token counter, VTC (Sheng et al., "Fairness in Serving Large Language
+"""Fair sharing between tenants by the virtual token counter, VTC (Sheng et al., "Fairness in Serving Large Language
 Models", OSDI'24, section 4, algorithm 2).
 
     counter of a tenant = service received / weight       service = w_p * prompt tokens + w_q * output tokens
@@ -19,73 +17,14 @@ the smallest counter of the tenants that wait here or were served elsewhere.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Mapping, Sequence
 
-from chairlift.config import SchedulerConfig
+from chairlift.core.queues.request_queue import Key, PriorityQueue, RequestQueue
 from chairlift.request import Request
 
 PROMPT_TOKEN_COST = 1.0
 OUTPUT_TOKEN_COST = 2.0
 """w_p and w_q as in the evaluation of VTC (section 5.1), after the prices of commercial APIs."""
-
-Key = tuple[float, int, int]
-"""Position of a request in an order: smaller keys go first, and keys are unique."""
-
-
-class RequestQueue:
-    """The waiting requests, first come, first served; a subclass has another order.
-
-    Requests with smaller keys go first. The running request with the largest key is preempted first.
-
-    Attributes:
-        has_constant_keys: the key of a request never changes. Otherwise it changes between two steps, or when a request
-            of the same tenant is admitted.
-    """
-
-    has_constant_keys = True
-
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
-
-    def key(self, request: Request) -> Key:
-        return (0.0, 0, request.arrival_index)
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def push(self, request: Request) -> None:
-        """Add a request; it may have run before."""
-        insort(self._requests, request, key=self.key)
-
-    def peek(self) -> Request | None:
-        """The head of the queue; None if the queue is empty."""
-        return self._requests[0] if self._requests else None
-
-    def pop(self) -> Request:
-        """Remove and return the head."""
-        return self._requests.popleft()
-
-    def discard(self, request: Request) -> None:
-        """Remove a request, which is in the queue."""
-        del self._requests[bisect_left(self._requests, self.key(request), key=self.key)]
-
-    def record_admission(self, request: Request) -> None:
-        """Called when a request has been admitted to the batch."""
-
-    def record_sampling(self, requests: Sequence[Request]) -> None:
-        """Called when a step is planned that samples a token for each of these requests."""
-
-    def record_remote_service(self, service: Mapping[str, float]) -> None:
-        """Called between steps with the service that other engines gave to tenants since the last call."""
-
-
-class PriorityQueue(RequestQueue):
-    """The smaller `priority` first; first come, first served among equals."""
-
-    def key(self, request: Request) -> Key:
-        return (0.0, request.priority, request.arrival_index)
 
 
 class FairQueue(RequestQueue):
@@ -165,10 +104,3 @@ class FairQueue(RequestQueue):
 
     def _charge(self, tenant: str, cost: float) -> None:
         self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
-
-
-def make_queue(config: SchedulerConfig) -> RequestQueue:
-    """Create an empty queue with the policy that `config.scheduling_policy` names."""
-    if config.scheduling_policy == "fair":
-        return FairQueue(config.tenant_weights)
-    return PriorityQueue() if config.scheduling_policy == "priority" else RequestQueue()
