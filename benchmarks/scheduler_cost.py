@@ -1,9 +1,11 @@
 """Measures the cost of the scheduler: microseconds of `schedule` and `update` per running request and step.
 
-    python benchmarks/scheduler_cost.py [--running 10,100,1000,10000] [--waiting 0,100000] [--steps 300] [--repeats 5]
+    python benchmarks/scheduler_cost.py [--running 10,100,1000,10000] [--waiting 0,100000] [--policies fcfs]
+                                        [--steps 300] [--repeats 5]
 
-Every step has its result at once, so only the scheduler runs, without event sinks. The script prints a table and one
-JSON line.
+Every step has its result at once, so only the scheduler runs, without event sinks. Requests belong to ten tenants in
+turn. Under mlfq the waiting requests take seats, so its cost includes a preemption and an admission in most steps. The
+script prints a table and one JSON line; ratios are to the first policy.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import json
 import platform
 import statistics
 import time
+from itertools import product
 
-from chairlift.config import SchedulerConfig
+from chairlift.config import DEFAULT_LENGTH_PREDICTOR, SchedulerConfig
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.scheduler import Scheduler
 from chairlift.outputs import ModelRunnerOutput
@@ -23,18 +26,26 @@ from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 
 PROMPT = 20
+NUM_TENANTS = 10
 
 
-def make_scheduler(running: int, waiting: int, steps: int) -> Scheduler:
+def make_scheduler(policy: str, running: int, waiting: int, steps: int) -> Scheduler:
     """Create a scheduler with `running` decoding requests in all seats, and `waiting` more in the queue."""
     max_model_len = PROMPT + steps + 64
-    config = SchedulerConfig(max_model_len, max_num_seqs=running, max_num_batched_tokens=running * PROMPT)
+    predictor = "max_tokens" if policy in DEFAULT_LENGTH_PREDICTOR else "none"
+    config = SchedulerConfig(
+        max_model_len,
+        max_num_seqs=running,
+        max_num_batched_tokens=running * PROMPT,
+        scheduling_policy=policy,
+        length_predictor=predictor,
+    )
     blocks = running * (max_model_len // 16 + 1)
     scheduler = Scheduler(config, PagedKVCacheManager(blocks, 16))
     params = SamplingParams(max_tokens=steps + 32)
     for index in range(running + waiting):
         prompt = [index % 50_000, *range(1, PROMPT)]
-        scheduler.add(Request(f"r{index}", prompt, params, steps + 32))
+        scheduler.add(Request(f"r{index}", prompt, params, steps + 32, tenant=f"tenant-{index % NUM_TENANTS}"))
     return scheduler
 
 
@@ -50,8 +61,8 @@ def time_step(scheduler: Scheduler) -> float:
     return time.perf_counter() - ready + scheduled - start
 
 
-def microseconds(running: int, waiting: int, steps: int) -> float:
-    scheduler = make_scheduler(running, waiting, steps)
+def microseconds(policy: str, running: int, waiting: int, steps: int) -> float:
+    scheduler = make_scheduler(policy, running, waiting, steps)
     time_step(scheduler)
     assert scheduler.num_running == running
     gc.collect()
@@ -63,18 +74,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", default="10,100,1000,10000")
     parser.add_argument("--waiting", default="0,100000")
+    parser.add_argument("--policies", default="fcfs")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     rows = []
     print(f"python {platform.python_version()}, {platform.machine()}; {args.steps} steps, {args.repeats} repeats")
-    print(f"{'running':>8} {'waiting':>8} {'us/request/step':>16} {'min':>6} {'max':>6}")
-    for running in map(int, args.running.split(",")):
-        for waiting in map(int, args.waiting.split(",")):
-            samples = [microseconds(running, waiting, args.steps) for _ in range(args.repeats)]
-            median = statistics.median(samples)
-            rows.append({"running": running, "waiting": waiting, "median_us": round(median, 3)})
-            print(f"{running:8d} {waiting:8d} {median:16.2f} {min(samples):6.2f} {max(samples):6.2f}")
+    print(f"{'running':>8} {'waiting':>8} {'policy':>8} {'us/request/step':>16} {'min':>6} {'max':>6} {'ratio':>6}")
+    sizes = product(map(int, args.running.split(",")), map(int, args.waiting.split(",")))
+    for running, waiting in sizes:
+        policies = args.policies.split(",")
+        rounds = [[microseconds(each, running, waiting, args.steps) for each in policies] for _ in range(args.repeats)]
+        medians = [statistics.median(samples) for samples in zip(*rounds, strict=True)]
+        for policy, median, samples in zip(policies, medians, zip(*rounds, strict=True), strict=True):
+            row = {"running": running, "waiting": waiting, "policy": policy, "median_us": round(median, 3)}
+            rows.append({**row, "ratio": round(median / medians[0], 3)})
+            print(
+                f"{running:8d} {waiting:8d} {policy:>8} {median:16.2f} {min(samples):6.2f} {max(samples):6.2f} "
+                f"{median / medians[0]:6.2f}"
+            )
     print(json.dumps({"benchmark": "scheduler_cost", "rows": rows}))
 
 

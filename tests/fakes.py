@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from chairlift.clock import VirtualClock
-from chairlift.config import SchedulerConfig
+from chairlift.config import DEFAULT_LENGTH_PREDICTOR, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
@@ -184,6 +184,7 @@ def make_engine(
     max_num_batched_tokens: int = 32,
     max_model_len: int = 256,
     scheduling_policy: str = "fcfs",
+    length_predictor: str | None = None,
     enable_prefix_caching: bool = True,
     steps_ahead: int = 0,
     kv: str = "paged",
@@ -205,6 +206,7 @@ def make_engine(
         max_num_seqs,
         max_num_batched_tokens,
         scheduling_policy,
+        length_predictor=length_predictor or DEFAULT_LENGTH_PREDICTOR.get(scheduling_policy, "none"),
         batching=batching,
         static_batch_size=min(static_batch_size, max_num_seqs),
         static_run_to=static_run_to,

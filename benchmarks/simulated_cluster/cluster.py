@@ -22,6 +22,7 @@ from chairlift.cluster.replica_choice import MAX_RUNS, choose_less_loaded, choos
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 from chairlift.cluster.shared_service import ServiceMeter
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator
+from chairlift.config import FAIR_POLICIES
 from chairlift.errors import RequestError
 from chairlift.events import PrefixCacheChanged
 from chairlift.lab.sim.cost_model import CostModel
@@ -89,7 +90,7 @@ class ClusterSimulation:
         self._waiting: list[RoutedRequest] = []
         self._num_started = self._num_starting = 0
         self._needed_at: dict[int, float] = {}
-        self._is_fair = config.engine.scheduler.scheduling_policy == "fair"
+        self._is_fair = config.engine.scheduler.scheduling_policy in FAIR_POLICIES
         self._aggregator: UsageAggregator[str] = UsageAggregator()
         self._service = ServiceMeter()
         self.result = ClusterResult()
@@ -272,7 +273,7 @@ class ClusterSimulation:
         replica.num_reports += 1
         report = SharedUsage(replica.service.take())
         remote = self._aggregator.exchange(str(replica.name), replica.num_reports, report, self._now)
-        replica.core.scheduler.charge_remote_service(remote.amounts)
+        replica.core.scheduler.queue.record_remote_service(remote.amounts)
 
     def _sample_service(self) -> None:
         if not self._is_over:

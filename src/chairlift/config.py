@@ -14,7 +14,13 @@ from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.system.output_files import check_writable
 
-SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt")
+FAIR_POLICIES = ("fair",)
+PRIORITY_POLICIES = ("priority", *FAIR_POLICIES)
+"""The scheduling policies that share the engine between tenants, and those on which priorities have an influence."""
+LENGTH_PREDICTORS = ("none", "max_tokens", "history", "oracle")
+DEFAULT_LENGTH_PREDICTOR = {"srpt": "history"}
+"""The length predictor of a scheduling policy that needs one."""
 KERNEL_SETS = ("auto", "native", "torch", "reference")
 QUANTIZATIONS = ("int8", "q8_0", "q4_0", "q4_1")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
@@ -33,11 +39,24 @@ DEFAULT_DISK_BYTES = 10 << 30
 DEFAULT_MAX_LORA_RANK = 16
 
 
+def parse_length_predictor(text: str, name: str) -> str:
+    """Check the name of a length predictor, which for `history` can have a quantile, and return it."""
+    kind, has_quantile, quantile = text.partition(":")
+    is_quantile = quantile.replace(".", "", 1).isdecimal() and 0 < float(quantile) < 1
+    if kind not in LENGTH_PREDICTORS or (has_quantile and not (kind == "history" and is_quantile)):
+        raise ConfigError(
+            f"{name} must be one of {', '.join(LENGTH_PREDICTORS)}, or history:Q with a quantile between 0 and 1 such "
+            f"as history:0.9, got {text!r:.100}"
+        )
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The limits and policies of a scheduler: the fields of `EngineConfig` with these names, without open choices.
 
     Attributes:
+        length_predictor: predicts output lengths, with the quantile of `history:Q`.
         step_time: limits chunks of prompts by the estimated time of a step; None limits them by the token budget only.
         speculative_config: how draft tokens are proposed; None disables speculative decoding.
         row_time: the estimated time of steps, by which draft tokens are limited to those that pay; None does not limit
@@ -56,6 +75,7 @@ class SchedulerConfig:
     static_batch_size: int = DEFAULT_STATIC_BATCH_SIZE
     static_run_to: str = "batch"
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    length_predictor: str = "none"
     step_time: StepTime | None = None
     speculative_config: SpeculativeConfig | None = None
     row_time: RowTime | None = None
@@ -76,6 +96,7 @@ class SchedulerConfig:
         names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "scheduling_policy", "batching")
         return {
             **{name: getattr(self, name) for name in names},
+            "length_predictor": self.length_predictor,
             "static_batch_size": self.static_batch_size if is_static else None,
             "static_run_to": self.static_run_to if is_static else None,
             "step_time": None if self.step_time is None else asdict(self.step_time),
@@ -85,10 +106,15 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_options(self, EngineConfig)
-        if self.tenant_weights and self.scheduling_policy != "fair":
+        if self.tenant_weights and self.scheduling_policy not in FAIR_POLICIES:
             raise ConfigError(
                 f"tenant_weights need scheduling_policy=fair, got scheduling_policy={self.scheduling_policy}: "
                 f"set --scheduling-policy fair, or remove them"
+            )
+        if self.scheduling_policy in DEFAULT_LENGTH_PREDICTOR and self.length_predictor == "none":
+            raise ConfigError(
+                f"scheduling_policy={self.scheduling_policy} orders requests by predicted output lengths, got "
+                f"length_predictor=none: set --length-predictor history, max_tokens or oracle"
             )
         if self.batching == "static" and self.static_batch_size > self.max_num_seqs:
             raise ConfigError(
@@ -173,13 +199,20 @@ class EngineConfig:
     scheduling_policy: str = option(
         "fcfs",
         "Order of the queue. priority: the smallest number first. fair: the tenant (API key) with the least service "
-        "first.",
+        "first. srpt: the request with the least work left, by --length-predictor.",
         choices=SCHEDULING_POLICIES,
     )
     tenant_weights: Mapping[str, float] | None = option(
         None,
         "Shares of tenants (API keys) under --scheduling-policy fair, as a=1,b=2. Other tenants have 1.",
         parse=parse_weights,
+    )
+    length_predictor: str | None = option(
+        None,
+        "Prediction of output lengths. max_tokens: that of the request. history: the median of earlier outputs of the "
+        "tenant after the same start of the prompt; history:0.9 is their 90th percentile. oracle: the true length, "
+        "which must be forced. none: no prediction. Default: history with --scheduling-policy srpt, else none.",
+        parse=parse_length_predictor,
     )
     batching: str = option(
         "continuous",
@@ -430,6 +463,7 @@ class EngineConfig:
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
             tenant_weights=self.tenant_weights or {},
+            length_predictor=self.length_predictor or DEFAULT_LENGTH_PREDICTOR.get(self.scheduling_policy, "none"),
             step_time=step_time,
             speculative_config=self.speculative,
             row_time=row_time,

@@ -57,6 +57,7 @@ class EngineStarted:
     scheduling_policy: str
     kv: str
     enable_prefix_caching: bool
+    length_predictor: str = "none"
     batching: str = "continuous"
     static_batch_size: int | None = None
     static_run_to: str | None = None
@@ -89,6 +90,7 @@ class RequestArrived:
 
     Attributes:
         output_len: the number of output tokens, if it is forced.
+        predicted_len: the number that the length predictor expects; None without a prediction.
         tenant: the unit of fair scheduling that the request belongs to.
         step: the first step that can contain the request.
     """
@@ -101,6 +103,7 @@ class RequestArrived:
     priority: int = 0
     leader_id: str | None = None
     output_len: int | None = None
+    predicted_len: int | None = None
     tenant: str = ""
     step: int = 0
 
@@ -166,6 +169,7 @@ class Step:
             there are none.
         num_recomputed: scheduled tokens that had K and V before a preemption.
         admitted, preempted: requests that the schedule of this step admitted or preempted.
+        displaced: those of `preempted` whose seat the scheduling policy gave to another request, and that request.
         finished: requests that ended with the result of this step.
         new_blocks: ids of the blocks that each request received; all of its blocks when it is admitted.
         released_blocks: ids of the blocks that each request released because they left the windows of their layers.
@@ -196,6 +200,7 @@ class Step:
     num_waiting: int
     free_blocks: int
     evictable_blocks: int
+    displaced: dict[str, str] = field(default_factory=dict)
     num_padding: list[int] = field(default_factory=list)
     num_draft: list[int] = field(default_factory=list)
     num_recomputed: int = 0

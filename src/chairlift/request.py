@@ -93,6 +93,7 @@ class Request:
             output is forced.
         num_slots: the number of tokens for which there is KV memory.
         arrival_index: the position among all requests in the order of arrival.
+        predicted_len: the number of output tokens that was predicted at its arrival; None without a prediction.
         meter: what `core.measuring` keeps about the request, which has no influence on scheduling.
     """
 
@@ -122,6 +123,7 @@ class Request:
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     arrival_index: int = field(default=-1, init=False)
+    predicted_len: int | None = field(default=None, init=False)
     num_preemptions: int = field(default=0, init=False)
     meter: Any = field(default=None, init=False)
 
@@ -151,12 +153,6 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
-
-    @property
-    def stop_token_id(self) -> int | None:
-        """The stop token that ended the output; None if there is none."""
-        last = self.token_ids[-1]
-        return last if self.num_output_tokens and last in self.stop_token_ids else None
 
     def append_sampled(self, tokens: list[int]) -> list[int]:
         """Append the sampled tokens of one step, the first of which replaces the oldest pending token.

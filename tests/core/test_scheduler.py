@@ -4,8 +4,8 @@ import pytest
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.scheduler import Scheduler
 from chairlift.core.queues.request_queue import RequestQueue
+from chairlift.core.scheduler import Scheduler
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestRejected, RequestWaiting, Step
 from chairlift.outputs import ModelRunnerOutput

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from chairlift.config import KV_ARENAS
+from chairlift.config import FAIR_POLICIES, KV_ARENAS, SCHEDULING_POLICIES
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
@@ -36,7 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 4),
         extra_budget=st.integers(0, 8),
-        policy=st.sampled_from(["fcfs", "priority", "fair"]),
+        policy=st.sampled_from(SCHEDULING_POLICIES),
         caching=st.booleans(),
         steps_ahead=st.integers(0, 2),
         kv=st.sampled_from(["paged", "paged", "paged", "exact", "max", "pow2", "oracle"]),
@@ -68,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if checkpoints is not None:
             acceptance = None
         self.groups = KVGroups(windows, block_size, max_num_seqs + extra_budget)
-        self.is_fair = policy == "fair"
+        self.is_fair = policy in FAIR_POLICIES
         self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
         self.max_model_len = 64 if kv != "max" else max(2, block_size * self.largest_piece)
         self.must_be_forced = kv in ("pow2", "oracle") or batching[1] == "global"

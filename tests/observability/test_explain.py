@@ -162,6 +162,44 @@ def test_preemptions_are_costed() -> None:
     assert explained.contention.preempted_time == explained.waits[1].seconds > 0
 
 
+def displaced_engine() -> TrackedEngine:
+    """r1 has most work left, so r2 waits behind r3, and r3 takes the seat of r1."""
+    engine = TrackedEngine(max_num_seqs=1, scheduling_policy="srpt", length_predictor="max_tokens")
+    engine.add([1, 2], 30, tenant="rich")
+    engine.steps(3)
+    engine.add([3] * 5, 28, tenant="poor")
+    engine.add([4], 3, tenant="rich")
+    engine.steps(1)
+    return engine
+
+
+def test_the_order_of_the_policy_is_explained() -> None:
+    engine = displaced_engine()
+    waiting = [request.request_id for request in engine.tracker.waiting()]
+    assert waiting == ["r1", "r2"]
+    assert [explain(engine, name).position for name in waiting] == [0, 1], "r1 has 27 tokens left"
+    first, second = explain(engine, "r1").waits
+    assert (first.text, second.cause) == (None, "preemption")
+    assert second.text == "preempted: its seat was given to r3, which has less work left than it had"
+    text = explain(engine, "r2").waits[0].spans[-1].text
+    assert text.startswith("behind r1 at the head of the queue, which has the least work left: the only seat is taken")
+
+
+def test_the_request_that_took_a_seat_is_hidden_from_other_tenants() -> None:
+    engine = displaced_engine()
+    text = explain(engine, "r1", Viewer("poor", is_admin=False)).waits[1].text
+    assert text is not None
+    assert "given to other-" in text
+
+
+def test_a_preemption_for_lack_of_memory_is_explained() -> None:
+    engine = first_step([(2, 7)] * 3, num_blocks=5, block_size=2, enable_prefix_caching=False)
+    engine.to_end()
+    (victim,) = (r for r in engine.tracker.requests() if r.num_preemptions == 1)
+    text = explain(engine, victim.request_id).waits[1].text
+    assert text == "preempted for lack of memory, because it was the last running request in the order of the queue"
+
+
 def test_other_tenants_are_shown_as_opaque_id_and_size() -> None:
     engine = TrackedEngine(max_num_seqs=1)
     engine.add([1, 2, 3], 9, tenant="rich")

@@ -64,6 +64,18 @@ def test_draft_tokens_are_counted() -> None:
     assert 0 < accepted < drafts
 
 
+def test_errors_of_predicted_lengths_are_counted() -> None:
+    engine = TrackedEngine(length_predictor="max_tokens")
+    for max_tokens, output_len in ((9, 4), (6, 6), (30, None)):
+        engine.add([1, 2], max_tokens, output_len=output_len)
+    engine.steps(2)
+    engine.core.abort("r3")
+    engine.to_end()
+    found = exposed(engine.log, engine)
+    names = ("length_predictions", "length_error_tokens", "length_predictions_covered")
+    assert [found[f"chairlift:{name}_total", ""] for name in names] == [2, 5, 2]
+
+
 def test_counters_are_sums_over_the_events() -> None:
     engine = busy_engine()
     found = exposed(engine.log, engine)

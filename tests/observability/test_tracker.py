@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.config import KV_ARENAS
+from chairlift.config import KV_ARENAS, SCHEDULING_POLICIES
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, Step
 from chairlift.observability import tracker as tracker_module
@@ -188,7 +188,7 @@ ENGINES = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 4),
         "max_num_batched_tokens": st.integers(4, 12),
         "max_model_len": st.just(24),
-        "scheduling_policy": st.sampled_from(["fcfs", "priority", "fair"]),
+        "scheduling_policy": st.sampled_from(SCHEDULING_POLICIES),
         "enable_prefix_caching": st.booleans(),
         "steps_ahead": st.integers(0, 2),
         "kv": st.sampled_from(["paged", "paged", "exact", "pow2", "oracle"]),

@@ -74,6 +74,7 @@ NOT_FOR_PERPLEXITY = (
     "static_run_to",
     "scheduling_policy",
     "tenant_weights",
+    "length_predictor",
     "max_num_seqs",
     "kv",
     "kv_arena",

@@ -21,6 +21,7 @@ ENGINE_OPTIONS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "scheduling_policy",
+    "length_predictor",
     "batching",
     "static_batch_size",
     "static_run_to",

@@ -13,6 +13,7 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.cluster.shared_usage import share_usage
 from chairlift.cluster.usage_aggregator import UsageExchange
+from chairlift.config import FAIR_POLICIES
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.loading.resolve import resolve_model
@@ -63,7 +64,7 @@ def build_cluster_app(
     Args:
         exchange: exchanges the use of keys with other ingresses; None if there are none.
     """
-    is_fair = any(spec.config.scheduling_policy == "fair" for spec in setup.models)
+    is_fair = any(spec.config.scheduling_policy in FAIR_POLICIES for spec in setup.models)
     admission = AdmissionController(setup.limits, setup.access.keys, is_fair=is_fair)
     models = []
     for spec in setup.models:

@@ -33,7 +33,7 @@ from chairlift.cluster.gcs_watch import drain_without_gcs
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
 from chairlift.cluster.shared_service import share_service
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator, UsageExchange
-from chairlift.config import EngineConfig
+from chairlift.config import FAIR_POLICIES, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
@@ -98,7 +98,7 @@ class EngineDeployment:
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
         replica = self._replica = EngineReplica(await asyncio.to_thread(client.wait_until_ready))
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        if config.scheduling_policy == "fair":
+        if config.scheduling_policy in FAIR_POLICIES:
             context = serve.get_replica_context()
             exchange: UsageExchange[str] = aggregator_exchange(context.app_name, context.deployment)
             self._sharing = asyncio.create_task(share_service(replica.service.take, replica.charge, exchange))

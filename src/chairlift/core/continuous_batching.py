@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chairlift.config import SchedulerConfig
@@ -21,6 +20,7 @@ from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.queues.queue_selection import make_queue
+from chairlift.core.queues.seat_preemption import find_displacing_head
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request, RequestStatus, WaitReason
 
@@ -71,10 +71,6 @@ class RunningBatch(ABC):
     @property
     def num_running(self) -> int:
         return sum(not r.is_finished for r in self.running) if self._has_finished else len(self.running)
-
-    def charge_remote_service(self, service: Mapping[str, float]) -> None:
-        """See `Scheduler.charge_remote_service`."""
-        self.waiting.record_remote_service(service)
 
     # -- the frame of a step -------------------------------------------------------------------------------------
 
@@ -165,14 +161,14 @@ class RunningBatch(ABC):
         self._meter.record_accepted_drafts(request, count, plan.time)
         self.waiting.record_sampling([request] * count)
 
-    def preempt_last(self, plan: StepPlan) -> Request:
-        """Preempt the running request with the largest key.
+    def preempt_last(self, plan: StepPlan, displaced_by: Request | None = None) -> Request:
+        """Preempt the running request with the largest key, because memory is short or another request takes its seat.
 
         It keeps its tokens and returns to the queue. When it is admitted again, it recomputes all of them except those
         in blocks that are still cached. A token of an earlier step still arrives, and is appended.
         """
         victim = self.running.pop()
-        self._meter.record_preemption(victim)
+        self._meter.record_preemption(victim, displaced_by)
         self._free_memory(victim, plan.time)  # before the next line, because it commits the computed blocks
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -198,6 +194,8 @@ class ContinuousBatching(RunningBatch):
     """
 
     def fill(self, plan: StepPlan) -> None:
+        if (head := find_displacing_head(self.waiting, self.running, self._kv, self._config.max_num_seqs)) is not None:
+            self.preempt_last(plan, head)
         chunks = ChunkAllowance(self._config.step_time, self.running)
         budget, has_preempted = self._schedule_running(plan, chunks)
         self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from chairlift.config import SchedulerConfig
+from chairlift.config import FAIR_POLICIES, SchedulerConfig
 from chairlift.core.continuous_batching import ContinuousBatching, RunningBatch, StepPlan
 from chairlift.core.deadlines import Deadlines, timeout_output
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.length_predictors import make_length_predictor
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.parked_siblings import ParkedSiblings
+from chairlift.core.queues.request_queue import RequestQueue
 from chairlift.core.speculation.draft_selection import DraftSelection
 from chairlift.errors import RequestError
 from chairlift.events import EventSink
@@ -48,8 +50,9 @@ class Scheduler:
         assert self.batching == config.batching, "the class implements the policy that the configuration names"
         self._config = config
         self._kv = kv_cache_manager
-        self._meter = SchedulerMeter(kv_cache_manager, events, is_fair=config.scheduling_policy == "fair")
+        self._meter = SchedulerMeter(kv_cache_manager, events, is_fair=config.scheduling_policy in FAIR_POLICIES)
         self._batch = type(self).make_batch(config, kv_cache_manager, self._meter)
+        self._lengths = make_length_predictor(config.length_predictor)
         self._requests: dict[str, Request] = {}
         self._siblings = ParkedSiblings()
         self._deadlines = Deadlines()
@@ -89,10 +92,12 @@ class Scheduler:
         """Queue a request, or park it while its leader's prompt is being computed.
 
         Raises:
-            RequestError: the id is in use, or the request could not run even alone (with the arithmetic).
+            RequestError: the id is in use, the request could not run even alone (with the arithmetic), or the length
+                predictor needs a forced length.
         """
         try:
             self._check(request)
+            request.predicted_len = self._lengths.predict(request)
         except RequestError as error:
             self._meter.record_rejection(request, error)
             raise
@@ -125,9 +130,10 @@ class Scheduler:
         """The largest number of tokens of the request that the model may see."""
         return request.max_total_tokens
 
-    def charge_remote_service(self, service: Mapping[str, float]) -> None:
-        """Charge tenants for what other engines gave them since the last call. Only fair sharing depends on it."""
-        self._batch.charge_remote_service(service)
+    @property
+    def queue(self) -> RequestQueue:
+        """The waiting requests in the order of the scheduling policy."""
+        return self._batch.waiting
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -249,6 +255,7 @@ class Scheduler:
         else:
             self._siblings.discard(request)
         self._kv.forget(request)
+        self._lengths.record(request)
         if self._drafts is not None:
             self._drafts.forget(request.request_id)
         del self._requests[request.request_id]

@@ -373,7 +373,7 @@ class InputProcessor:
     def _check_effects(self, params: SamplingParams, priority: int) -> None:
         if priority and not self.limits.supports_priority:
             raise RequestError(
-                f"priority={priority} has no effect: the engine runs with --scheduling-policy fcfs. Leave it out.",
+                f"priority={priority} has no effect under this --scheduling-policy. Leave it out, or choose priority.",
                 "priority",
             )
         if abs(priority) > MAX_INTEGER:

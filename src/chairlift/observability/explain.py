@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
+from chairlift.config import FAIR_POLICIES, PRIORITY_POLICIES
 from chairlift.core.kv.windowed_groups import KVGroups
-from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_span
+from chairlift.core.queues.shortest_remaining import remaining_work
+from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_preemption, describe_span
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
 from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
 from chairlift.observability.tracker import RequestTracker
@@ -42,11 +44,16 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedWait:
-    """A wait after the arrival or after a preemption. Its spans cover the time from 0 to `seconds` without gaps."""
+    """A wait after the arrival or after a preemption. Its spans cover the time from 0 to `seconds` without gaps.
+
+    Attributes:
+        text: why the request was preempted; None after its arrival.
+    """
 
     cause: Literal["arrival", "preemption"]
     seconds: float
     spans: tuple[ExplainedSpan, ...]
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,23 @@ class Explainer:
         origin = request.waits[index].start
         explained = tuple(self._span(request, viewer, span, origin) for span in spans)
         seconds = explained[-1].end if explained else 0.0
-        return ExplainedWait("preemption" if index else "arrival", seconds, explained)
+        if not index:
+            return ExplainedWait("arrival", seconds, explained)
+        other = request.waits[index].displaced_by
+        shown = None if other is None else self._shown_id(other, viewer)
+        return ExplainedWait("preemption", seconds, explained, describe_preemption(shown, self._policy))
+
+    def _shown_id(self, request_id: str, viewer: Viewer) -> str:
+        """The id of a request that may not be tracked any more."""
+        request = self._tracker.get(request_id)
+        if request is None:
+            return request_id if viewer.is_admin else viewer.hidden_id(request_id)
+        return viewer.display_id(request_id, request.tenant)
+
+    @property
+    def _policy(self) -> str:
+        started = self._tracker.started
+        return "fcfs" if started is None else started.scheduling_policy
 
     def _span(self, request: TrackedRequest, viewer: Viewer, span: WaitSpan, origin: float) -> ExplainedSpan:
         explained = ExplainedSpan(span.reason, "", span.start - origin, span.end - origin, span.num_steps)
@@ -168,7 +191,7 @@ class Explainer:
                 ),
                 estimate=self._estimate(interval) if is_head else None,
             )
-        return replace(explained, text=describe_span(explained))
+        return replace(explained, text=describe_span(explained, self._policy))
 
     def _estimate(self, interval: QueueInterval) -> float | None:
         needed, free, _, _ = _block_counts(interval)
@@ -196,11 +219,13 @@ class Explainer:
     def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
         """Whether one request is ahead of another one in the queue; under the fair policy, for requests of one tenant
         and for the head of the queue."""
-        started = self._tracker.started
-        if started is None or started.scheduling_policy == "fcfs":
-            return one.index < other.index
-        if started.scheduling_policy == "fair" and one.tenant != other.tenant:
+        policy = self._policy
+        if policy in FAIR_POLICIES and one.tenant != other.tenant:
             return self._tracker.last_step is not None and one.request_id == self._tracker.last_step.head_id
+        if policy == "srpt":
+            return (_remaining_work(one), one.index) < (_remaining_work(other), other.index)
+        if policy not in PRIORITY_POLICIES:
+            return one.index < other.index
         return (one.arrived.priority, one.index) < (other.arrived.priority, other.index)
 
     def _needed_blocks(self, request: TrackedRequest) -> int:
@@ -285,6 +310,12 @@ class Explainer:
             padding_tokens=request.padding_tokens,
             shared_steps_time=None if alone is None else max(0.0, request.step_seconds - alone),
         )
+
+
+def _remaining_work(request: TrackedRequest) -> float:
+    """The order of a waiting request under srpt."""
+    arrived = request.arrived
+    return remaining_work(arrived.predicted_len or 0, request.num_output_tokens, arrived.num_prompt_tokens)
 
 
 def describe_prefix(request: TrackedRequest) -> str:

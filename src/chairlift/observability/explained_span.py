@@ -15,6 +15,13 @@ OUTSIDE_QUEUE = {
 }
 
 
+HEAD_REASONS = {"srpt": "which has the least work left"}
+"""Why the request at the head of the queue is ahead, for policies whose order is not visible in the requests."""
+
+DISPLACING_REASONS = {"srpt": "which has less work left than it had"}
+"""Why a request took the seat of another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchMember:
     """A running request, with the number of blocks that it holds."""
@@ -59,15 +66,25 @@ class ExplainedSpan:
     estimate: float | None = None
 
 
-def describe_span(span: ExplainedSpan) -> str:
-    """One sentence with the reason of a span and its numbers."""
+def describe_preemption(displaced_by: str | None, policy: str) -> str:
+    """Why a request was preempted under a scheduling policy; `displaced_by` is the request that took its seat."""
+    if displaced_by is None:
+        return "preempted for lack of memory, because it was the last running request in the order of the queue"
+    return f"preempted: its seat was given to {displaced_by}, {DISPLACING_REASONS.get(policy, 'which is ahead of it')}"
+
+
+def describe_span(span: ExplainedSpan, policy: str) -> str:
+    """One sentence with the reason of a span under a scheduling policy, and its numbers."""
     if (text := OUTSIDE_QUEUE.get(span.reason)) is not None:
         return text
     if span.reason == "fairness":
         text = f"another tenant, which received less service, has its turn: {span.head} is at the head of the queue"
         return text + _running(span)
     text = _reason(span) + _running(span) + _estimate(span)
-    return text if span.is_head else f"behind {span.head} at the head of the queue: {text}"
+    if span.is_head:
+        return text
+    reason = f", {HEAD_REASONS[policy]}" if policy in HEAD_REASONS else ""
+    return f"behind {span.head} at the head of the queue{reason}: {text}"
 
 
 def _reason(span: ExplainedSpan) -> str:

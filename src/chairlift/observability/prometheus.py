@@ -92,6 +92,9 @@ COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
     "chairlift:requests_rejected": ("Requests rejected because they exceed a limit of the engine.", {}),
     "chairlift:state_checkpoint_evictions": ("Checkpoints of recurrent states that were evicted.", {}),
     "chairlift:steps": ("Computed steps.", {}),
+    "chairlift:length_predictions": ("Requests with a predicted output length that were answered.", {}),
+    "chairlift:length_error_tokens": ("Differences of predicted and true output lengths of these requests.", {}),
+    "chairlift:length_predictions_covered": ("These requests whose output was not longer than predicted.", {}),
     "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", {}),
     "chairlift:padding_tokens": ("Padding tokens computed for static batches.", {}),
     "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", {}),
@@ -245,6 +248,10 @@ class PrometheusMetrics(ReplayReader, Collector):
         for reason, steps in event.steps_waited.items():
             self._count("chairlift:wait_steps", steps, reason)
         self._count_waits(request)
+        if (predicted := request.arrived.predicted_len) is not None and event.finish_reason in ("stop", "length"):
+            self._count("chairlift:length_predictions")
+            self._count("chairlift:length_error_tokens", abs(predicted - event.num_output_tokens))
+            self._count("chairlift:length_predictions_covered", event.num_output_tokens <= predicted)
         add = self._histograms
         add["vllm:request_prompt_tokens"].add(event.num_prompt_tokens)
         add["vllm:request_generation_tokens"].add(event.num_output_tokens)

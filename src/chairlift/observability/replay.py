@@ -233,7 +233,7 @@ class Replay:
     def _preempt(self, step: Step) -> None:
         for request_id in step.preempted:
             if (request := self._find(request_id, step)) is not None:
-                request.preempt(step.step, step.scheduled_time)
+                request.preempt(step.step, step.scheduled_time, step.displaced.get(request_id))
                 self.batch.pop(request_id, None)
 
     def _admit(self, step: Step) -> None:

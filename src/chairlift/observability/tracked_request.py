@@ -76,6 +76,7 @@ class Wait:
     Attributes:
         first_step: the first step that could have contained the request.
         end_step: the step that contains it, or the first step that was scheduled after its end.
+        displaced_by: the request that took its seat; None after an arrival, or a preemption for lack of memory.
         queued_step: the first step for which it was in the queue; None while it is parked.
         spans: set when the wait has ended and all of its steps are known.
         summed: one span for each reason of the steps before `summed_step`, which a long wait does not keep one by one.
@@ -87,6 +88,7 @@ class Wait:
     end: float | None = None
     end_step: int | None = None
     is_restart: bool = False
+    displaced_by: str | None = None
     spans: list[WaitSpan] | None = None
     summed: list[WaitSpan] = field(default_factory=list)
     summed_step: int | None = None
@@ -203,13 +205,13 @@ class TrackedRequest:
             self.token_gap = time - self.last_token
         self.last_token = time
 
-    def preempt(self, step: int, time: float) -> None:
+    def preempt(self, step: int, time: float, displaced_by: str | None = None) -> None:
         """Begin a new wait with the preemption in `step`."""
         self.recompute_until = max(self.recompute_until, self.num_computed)
         self.num_computed = 0
         self.block_ids = []
         self.num_preemptions += 1
-        self.waits.append(Wait(time, step, step))
+        self.waits.append(Wait(time, step, step, displaced_by=displaced_by))
         self.state = "waiting"
         if self.finished is not None:
             self.finish(self.finished)

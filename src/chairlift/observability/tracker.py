@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
+from chairlift.config import FAIR_POLICIES
 from chairlift.events import EngineStarted, Event, RequestArrived, Step
 from chairlift.observability.queue_timeline import UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
 from chairlift.observability.replay import SIBLING_PREFILL, Replay, ReplayReader, Rows
@@ -274,7 +275,7 @@ class RequestTracker(ReplayReader):
         head wait for their turn."""
         if interval.reason is None:
             return UNKNOWN
-        is_fair = self.started is not None and self.started.scheduling_policy == "fair"
+        is_fair = self.started is not None and self.started.scheduling_policy in FAIR_POLICIES
         if is_fair and interval.reason != UNKNOWN and interval.head_tenant != request.tenant:
             return FAIRNESS
         return interval.reason

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from chairlift.config import FAIR_POLICIES
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ChairliftError
@@ -70,7 +71,7 @@ def create_app(
         workers: processes that prepare large bodies. Without them all bodies are prepared on threads.
         on_ready, keys, limits, observability, cors, allowed_hosts, pages: see `create_models_app`.
     """
-    is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
+    is_fair = llm.engine.facts.scheduler_config.scheduling_policy in FAIR_POLICIES
     admission = AdmissionController(limits, keys, is_fair=is_fair)
     return create_models_app(
         make_single_manager(llm, served_model_name, api, workers),

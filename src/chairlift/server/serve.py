@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from chairlift.config import EngineConfig
+from chairlift.config import FAIR_POLICIES, EngineConfig
 from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.process_client import ProcessClient
@@ -123,7 +123,7 @@ def run(
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
 
-    admission = AdmissionController(limits, access.keys, is_fair=config.scheduling_policy == "fair")
+    admission = AdmissionController(limits, access.keys, is_fair=config.scheduling_policy in FAIR_POLICIES)
     if engine is not None:
         manager = _manage_one_model(engine, config, served_model_name, api, admission)
         if cluster is not None:
@@ -235,6 +235,11 @@ def server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
         raise ConfigError(
             "static_run_to=global needs the output lengths of all requests in advance, which a server does not have: "
             "omit the option, or use it offline (bench, simulate)"
+        )
+    if config.length_predictor == "oracle":
+        raise ConfigError(
+            "length_predictor=oracle needs the output lengths of all requests in advance, which a server does not "
+            "have: set --length-predictor history or max_tokens, or use it offline (bench, simulate)"
         )
     config.check_files()
     weights = access.keys.tenant_weights()

@@ -125,6 +125,24 @@ def test_policies_are_parsed(text: str, batching: str, kv: str, run_to: str | No
     assert parse_policy(text) == ComparedPolicy(text.strip(), batching, kv, run_to)
 
 
+@pytest.mark.parametrize(
+    ("text", "batching", "kv", "order", "predictor"),
+    [
+        ("fair", "continuous", "paged", "fair", None),
+        ("srpt:oracle", "continuous", "paged", "srpt", "oracle"),
+        ("srpt:history:0.9", "continuous", "paged", "srpt", "history:0.9"),
+        ("exact/srpt", "continuous", "exact", "srpt", None),
+        ("static/paged/srpt:max_tokens", "static", "paged", "srpt", "max_tokens"),
+    ],
+)
+def test_orders_of_the_queue_are_parsed(text: str, batching: str, kv: str, order: str, predictor: str | None) -> None:
+    policy = parse_policy(text)
+    assert (policy.batching, policy.kv) == (batching, kv)
+    config = policy.config(EngineConfig(length_predictor="none"), None, None) if predictor else None
+    assert (policy.scheduling_policy, policy.length_predictor) == (order, predictor)
+    assert config is None or (config.scheduling_policy, config.length_predictor) == (order, predictor)
+
+
 def test_every_kv_policy_has_a_short_name() -> None:
     assert [policy.kv for policy in parse_policies(",".join(KV_POLICIES))] == list(KV_POLICIES)
 
@@ -140,6 +158,7 @@ def test_every_kv_policy_has_a_short_name() -> None:
         ("", r"must have at least two names"),
         ("static,paged,static/max", r"'static' and 'static/max' are the same policy"),
         ("paged,continuous", r"'paged' and 'continuous' are the same policy"),
+        ("srpt,continuous/paged/srpt", r"'srpt' and 'continuous/paged/srpt' are the same policy"),
     ],
 )
 def test_errors_name_the_policy(text: str, problem: str) -> None:

@@ -46,6 +46,21 @@ def step(
     )  # fmt: skip
 
 
+def test_errors_of_predicted_lengths_are_summarized() -> None:
+    events: list[Event] = [STARTED]
+    for name, predicted, tokens in (("a", 5, 2), ("b", 1, 2), ("c", 2, 2)):
+        events += [
+            replace(arrived(name, 0.0, 3), predicted_len=predicted),
+            step((len(events) - 1) // 3, 0.0, 1.0, [(name, 3, 0, tokens)], admitted=[name], finished=[name]),
+            finished(name, 1.0, tokens),
+        ]
+    run = summarize(events)
+    assert run.length_error is not None
+    assert (run.length_error.mean, run.length_error.max, run.length_coverage) == (4 / 3, 3, 2 / 3)
+    without = summarize([STARTED, arrived("a", 0.0, 3)])
+    assert (without.length_error, without.length_coverage) == (None, None)
+
+
 def test_draft_tokens_are_summed() -> None:
     drafted = replace(step(0, 1.0, 2.0, [("a", 5, 9, 3), ("b", 1, 4, 1)]), num_draft=[4, 0])
     assert (drafted.num_kept, drafted.num_rejected, drafted.num_accepted) == ([3, 1], [2, 0], 2)

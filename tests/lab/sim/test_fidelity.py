@@ -1,5 +1,5 @@
-"""Engine and simulator schedule identically: for every batching and KV policy, both executors receive the same sequence
-of `SchedulerOutput`s.
+"""Engine and simulator schedule identically: for every batching and KV policy and every order of the queue, both
+executors receive the same sequence of `SchedulerOutput`s.
 
 Arrivals are indexed by step, so time has no influence. Lengths are forced, and the simulator replays the tokens of the
 engine, because they enter the block hashes.
@@ -19,7 +19,7 @@ import pytest
 from sim_workloads import ConstantCost
 
 from chairlift.clock import VirtualClock
-from chairlift.config import BATCHINGS, KV_POLICIES, EngineConfig
+from chairlift.config import BATCHINGS, KV_POLICIES, SCHEDULING_POLICIES, EngineConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
@@ -56,10 +56,19 @@ class Arrival:
     prompt: list[int]
     output_len: int
     max_tokens: int
+    tenant: str
 
     def request(self) -> Request:
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=self.max_tokens)
-        return Request(self.request_id, self.prompt, params, self.max_tokens, output_len=self.output_len)
+        return Request(
+            self.request_id,
+            self.prompt,
+            params,
+            self.max_tokens,
+            output_len=self.output_len,
+            tenant=self.tenant,
+            priority=len(self.prompt) % 3,
+        )
 
 
 def workload() -> list[Arrival]:
@@ -71,7 +80,8 @@ def workload() -> list[Arrival]:
         own = [rng.randrange(3, 256) for _ in range(rng.choice([1, 3, 9, 20, 60]))]
         output_len = rng.randint(1, 30)
         prompt = [*common, *own][:80] if index % 3 == 0 else own
-        arrivals.append(Arrival(step, f"r{index}", prompt, output_len, output_len + rng.choice([0, 0, 8])))
+        max_tokens = output_len + rng.choice([0, 0, 8])
+        arrivals.append(Arrival(step, f"r{index}", prompt, output_len, max_tokens, f"tenant-{index % 4}"))
         step += rng.choice([0, 0, 0, 1, 9])
     return arrivals
 
@@ -141,7 +151,15 @@ RUNS = [
     ("continuous", "paged", "gemma3", True),
     ("static", "exact", "llama", True),
 ]
-IDS = ["-".join((*names, "speculative") if speculates else names) for *names, speculates in RUNS]
+RUNS_IN_ORDER = [
+    *((*run, "fcfs") for run in RUNS),
+    *(("continuous", "paged", "llama", False, policy) for policy in SCHEDULING_POLICIES[1:]),
+    ("static", "paged", "llama", False, "srpt"),
+]
+IDS = [
+    "-".join([*names, *(["speculative"] if speculates else []), *([] if policy == "fcfs" else [policy])])
+    for *names, speculates, policy in RUNS_IN_ORDER
+]
 
 
 def plan_with_many_checkpoints(*args: Any) -> KVCachePlan:
@@ -150,12 +168,13 @@ def plan_with_many_checkpoints(*args: Any) -> KVCachePlan:
     return replace(plan, num_checkpoints=30, checkpoint_interval=2 * BLOCK_SIZE) if plan.state_bytes else plan
 
 
-@pytest.mark.parametrize(("batching", "kv", "arch", "speculates"), RUNS, ids=IDS)
+@pytest.mark.parametrize(("batching", "kv", "arch", "speculates", "policy"), RUNS_IN_ORDER, ids=IDS)
 def test_simulator_schedules_like_the_engine(
     batching: str,
     kv: str,
     arch: str,
     speculates: bool,
+    policy: str,
     tiny_model_dir: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -170,6 +189,7 @@ def test_simulator_schedules_like_the_engine(
         num_threads=1,
         batching=batching,
         kv=kv,
+        scheduling_policy=policy,
         num_kv_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,

@@ -89,6 +89,8 @@ def test_a_new_key_is_shown_once_and_accepted_by_a_server_over_tls(
         ),
         (["serve", "--access-log", "/dev"], "access_log=/dev: Is a directory; use a file in this folder"),
         (["serve", "--tenant-weights", "a=2"], "tenant_weights need scheduling_policy=fair"),
+        (["serve", "--length-predictor", "oracle"], "length_predictor=oracle needs the output lengths of all requests"),
+        (["serve", "--scheduling-policy", "srpt", "--length-predictor", "none"], "set --length-predictor history"),
         (["serve", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free port, got 99999: choose another"),
         (["serve", "--kv-cache-memory-bytes", "lots"], "kv_cache_memory_bytes must be a positive amount such as 4GiB"),
         (["key", "a b"], "name must match"),

@@ -73,6 +73,7 @@ class ReservationKVCacheManager(KVCacheManager):
 
     num_rounding_blocks = 0
     version = 0
+    can_preempt = False
 
     def __init__(self, arena: Arena, block_size: int, max_model_len: int, reservation: Reservation) -> None:
         self.num_blocks = arena.num_blocks

@@ -52,12 +52,14 @@ class KVCacheManager(Protocol):
         windows: the sliding window of each group of layers (see `KVGroups`); a slot is the memory of one token in the
             layers of one group.
         index_changes: the changes of the prefix cache; None if they are not recorded.
+        can_preempt: a running request can be preempted; otherwise it keeps its memory until it finishes.
     """
 
     num_blocks: int
     block_size: int
     windows: tuple[int | None, ...] = FULL
     index_changes: IndexChangeLog | None = None
+    can_preempt: bool = True
 
     @property
     def num_free_blocks(self) -> int: ...

@@ -34,6 +34,7 @@ class _PlannedStep:
     num_computed: list[int]
     num_recomputed: int
     preempted: list[str]
+    displaced: dict[str, str]
     released_blocks: dict[str, list[int]]
     num_matched: dict[str, int]
     wait_reason: str | None
@@ -55,6 +56,7 @@ class _PlannedStep:
             num_new=[len(result.token_ids.get(request_id, ())) for request_id in scheduled],
             admitted=[new.request_id for new in output.new_requests],
             preempted=self.preempted,
+            displaced=self.displaced,
             finished=finished,
             num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
             num_draft=[output.num_drafts(request_id) for request_id in scheduled] if has_drafts else [],
@@ -94,6 +96,7 @@ class SchedulerMeter:
         self._num_groups = len(kv_cache_manager.windows)
         self._released: dict[str, list[int]] = {}
         self._matched: dict[str, int] = {}
+        self._displaced: dict[str, str] = {}
         self._num_evicted = 0
         self._recomputing: dict[str, Request] = {}
         self._steps: deque[_PlannedStep] = deque()
@@ -159,10 +162,13 @@ class SchedulerMeter:
         request.meter.stop_holding(self._kv.num_held_slots(request), num_written, now)
         self._released.pop(request.request_id, None)
 
-    def record_preemption(self, request: Request) -> None:
-        """Record that the request, whose progress is not reset yet, is being preempted."""
+    def record_preemption(self, request: Request, displaced_by: Request | None) -> None:
+        """Record that the request, whose progress is not reset yet, is being preempted, by the request that takes its
+        seat if it is not for lack of memory."""
         request.meter.recompute_until = max(request.meter.recompute_until, request.num_computed_tokens)
         self.preempted.append(request.request_id)
+        if displaced_by is not None:
+            self._displaced[request.request_id] = displaced_by.request_id
         self._recomputing[request.request_id] = request
 
     def record_accepted_drafts(self, request: Request, count: int, scheduled_time: float) -> None:
@@ -206,6 +212,7 @@ class SchedulerMeter:
                     num_computed=_num_computed(output, requests),
                     num_recomputed=num_recomputed,
                     preempted=self.preempted,
+                    displaced=self._displaced,
                     released_blocks=self._released,
                     num_matched=self._matched,
                     wait_reason=None if reason is None else reason.value,
@@ -213,7 +220,7 @@ class SchedulerMeter:
                     state=self._state(running, num_unfinished, reason),
                 )
             )
-        self.preempted, self._released, self._matched = [], {}, {}
+        self.preempted, self._displaced, self._released, self._matched = [], {}, {}, {}
 
     def _count_recomputed(self, output: SchedulerOutput) -> int:
         """Count the tokens of the step that are recomputed; returns their number."""
@@ -266,7 +273,7 @@ class SchedulerMeter:
         meter: RequestMeter = request.meter
         return output._replace(
             finish_reason=request.finish_reason.value,
-            stop_token_id=request.stop_token_id,
+            stop_token_id=_stop_token_id(request),
             times=meter.times(request, finished=now),
             stats=meter.stats(),
         )
@@ -299,6 +306,12 @@ def _num_computed(output: SchedulerOutput, requests: Sequence[Request]) -> list[
     return [request.num_computed_tokens - count for request, count in zip(requests, counts)]  # noqa: B905
 
 
+def _stop_token_id(request: Request) -> int | None:
+    """The stop token that ended the output; None if there is none."""
+    last = request.token_ids[-1]
+    return last if request.num_output_tokens and last in request.stop_token_ids else None
+
+
 def _arrived_event(request: Request, step: int) -> RequestArrived:
     """The event of a request that arrives before `step` is scheduled."""
     return RequestArrived(
@@ -309,6 +322,7 @@ def _arrived_event(request: Request, step: int) -> RequestArrived:
         priority=request.priority,
         leader_id=request.leader_id,
         output_len=request.output_len,
+        predicted_len=request.predicted_len,
         tenant=request.tenant,
         step=step,
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from chairlift.config import SchedulerConfig
 from chairlift.core.queues.fair_queue import FairQueue
 from chairlift.core.queues.request_queue import PriorityQueue, RequestQueue
+from chairlift.core.queues.shortest_remaining import ShortestRemainingQueue
 
 
 def make_queue(config: SchedulerConfig) -> RequestQueue:
     """Create an empty queue with the policy that `config.scheduling_policy` names."""
     if config.scheduling_policy == "fair":
         return FairQueue(config.tenant_weights)
-    return PriorityQueue() if config.scheduling_policy == "priority" else RequestQueue()
+    queues = {"fcfs": RequestQueue, "priority": PriorityQueue, "srpt": ShortestRemainingQueue}
+    return queues[config.scheduling_policy]()

@@ -49,6 +49,10 @@ class RequestQueue:
         """Remove a request, which is in the queue."""
         del self._requests[bisect_left(self._requests, self.key(request), key=self.key)]
 
+    def displaces(self, head: Request, running: Request) -> bool:
+        """Whether the head of the queue takes the seat of a running request, which is then preempted."""
+        return False
+
     def record_admission(self, request: Request) -> None:
         """Called when a request has been admitted to the batch."""
 

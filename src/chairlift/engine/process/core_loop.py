@@ -113,7 +113,7 @@ def _execute(
         siblings = command.siblings()
         return [] if gate.hold(siblings) else _add_all(core, gate, siblings, adapters)
     if isinstance(command, ChargeTenants):
-        core.scheduler.charge_remote_service(command.service)
+        core.scheduler.queue.record_remote_service(command.service)
         return []
     gate.abort(command.request_ids)
     for request_id in command.request_ids:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from chairlift.clock import Clock, MonotonicClock
-from chairlift.config import EngineConfig
+from chairlift.config import PRIORITY_POLICIES, EngineConfig
 from chairlift.core.baselines.selection import make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.engine.input_processor import RequestLimits
@@ -157,7 +157,7 @@ def _engine_facts(
         limits=RequestLimits(
             limits.max_model_len,
             prepared.max_request_slots,
-            config.scheduling_policy != "fcfs",
+            config.scheduling_policy in PRIORITY_POLICIES,
             loaded.sampling_defaults.max_new_tokens,
             pooling is not None,
         ),

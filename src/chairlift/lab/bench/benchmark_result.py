@@ -154,4 +154,7 @@ def engine_policies(engine: EngineStarted) -> str:
     static = ""
     if engine.static_batch_size is not None:
         static = f"({engine.static_batch_size}), run to {engine.static_run_to}"
-    return f"{engine.batching}{static}, kv {kv}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}"
+    text = f"{engine.batching}{static}, kv {kv}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}"
+    if engine.scheduling_policy != "fcfs":
+        text += f", scheduling policy {engine.scheduling_policy}"
+    return text if engine.length_predictor == "none" else f"{text}, length predictor {engine.length_predictor}"

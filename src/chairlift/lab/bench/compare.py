@@ -39,6 +39,7 @@ Tokens = dict[str, list[int]]
 RATIOS: Final = (
     "output_tokens_per_s",
     "total_tokens_per_s",
+    "e2e_latency_mean",
     "e2e_latency_p50",
     "e2e_latency_p99",
     "ttft_p50",
@@ -47,7 +48,7 @@ RATIOS: Final = (
 """The metrics whose ratio to the baseline is also shown."""
 
 _KEYS: Final = (*RATIOS, "mean_batch_size", "mean_batch_tokens", *KINDS, "padding_tokens", "recomputed_tokens",
-                "preemptions")  # fmt: skip
+                "preemptions", "length_error_mean", "length_coverage")  # fmt: skip
 COMPARED: Final = tuple(metric for key in _KEYS for metric in REPORTED_METRICS if metric.key == key)
 """The metrics of a comparison, in the order of the table."""
 
@@ -235,7 +236,7 @@ class _Rounds:
         number, repeats, speed = len(self._order), self._options.repeats, run.metrics.output_tokens_per_s
         logger.info("round %d of %d, %s: %.1f output tokens/s", number, repeats, name, speed)
         if number == 1 and self._options.save_events is not None:
-            _save_events(log, self._options.save_events / f"{name.replace('/', '-')}.jsonl")
+            _save_events(log, self._options.save_events / f"{name.replace('/', '-').replace(':', '-')}.jsonl")
         return tokens
 
     def result(self, max_tokens: Sequence[int]) -> tuple[BenchmarkResult, TokenCheck]:
@@ -254,7 +255,7 @@ class _Rounds:
             options=self._options,
             engines=engines,
             runs=self._runs,
-            metrics=COMPARED,
+            metrics=[each for each in COMPARED if any(each.key in run for runs in self._runs.values() for run in runs)],
             peak_rss_bytes=peak_rss_bytes(),
             ratios=RATIOS,
             notes=[

@@ -47,7 +47,7 @@ def _forced_request(engine: Engine, item: WorkloadRequest, prompt: list[int]) ->
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len)
     _, token_ids = engine.input_processor.encode(prompt)
     (request,) = engine.input_processor.make(
-        item.request_id, token_ids, params, arrival_time=item.arrival, priority=item.priority
+        item.request_id, token_ids, params, arrival_time=item.arrival, priority=item.priority, tenant=item.tenant
     )
     return replace(request, request_id=item.request_id, output_len=item.output_len)
 

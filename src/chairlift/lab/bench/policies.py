@@ -1,12 +1,15 @@
-"""The policies that `chairlift bench compare` compares: a batching policy and a KV memory policy each.
+"""The policies that `chairlift bench compare` compares: batching, KV memory and the order of the queue.
 
-A policy is written as BATCHING/KV, such as static/max or continuous/paged:
+A policy is written as BATCHING/KV/ORDER, such as static/max or continuous/paged/srpt:oracle. Without ORDER it has that
+of the options of the engine:
     BATCHING   continuous, static, or static-global (static batches decoded to the longest output of all requests)
     KV         paged, exact, max, pow2, oracle
+    ORDER      a scheduling policy, and after a colon a length predictor, if it is not that of the options of the engine
 Short names:
     paged, exact, max, pow2, oracle    continuous batching over that memory
     continuous                         continuous/paged, the default of the engine
     static, static-global              static/max and static-global/max, as before Orca and before paging
+    fcfs, fair, srpt:oracle, ...       continuous/paged in this order
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from chairlift.config import KV_POLICIES, EngineConfig
+from chairlift.config import KV_POLICIES, SCHEDULING_POLICIES, EngineConfig
 from chairlift.errors import ConfigError
 
 DEFAULT_KV: Final = {"continuous": "paged", "static": "max", "static-global": "max"}
@@ -32,12 +35,15 @@ class ComparedPolicy:
         batching: as in `EngineConfig`.
         kv: as in `EngineConfig`.
         static_run_to: as in `EngineConfig`; None for continuous batching.
+        scheduling_policy, length_predictor: as in `EngineConfig`; None for those of the compared engines.
     """
 
     name: str
     batching: str
     kv: str
     static_run_to: str | None = None
+    scheduling_policy: str | None = None
+    length_predictor: str | None = None
 
     @property
     def is_static(self) -> bool:
@@ -62,6 +68,8 @@ class ComparedPolicy:
             batching=self.batching,
             static_batch_size=static_batch_size if self.is_static else None,
             static_run_to=self.static_run_to,
+            scheduling_policy=self.scheduling_policy or base.scheduling_policy,
+            length_predictor=self.length_predictor or base.length_predictor,
             kv=self.kv,
             kv_arena=kv_arena if self.reserves and kv_arena is not None else base.kv_arena,
         )
@@ -74,17 +82,24 @@ def parse_policy(text: str) -> ComparedPolicy:
         ConfigError: the name is unknown. The message lists the known names.
     """
     name = text.strip()
-    batching, has_kv, kv = name.partition("/")
+    memory, has_memory, last = name.rpartition("/")
+    order, _, predictor = last.partition(":")
+    if order not in SCHEDULING_POLICIES:
+        memory, order, predictor = name, "", ""
+    elif not has_memory:
+        memory = "continuous"
+    batching, has_kv, kv = memory.partition("/")
     if not has_kv:
-        batching, kv = ("continuous", name) if name in KV_POLICIES else (name, DEFAULT_KV.get(name, ""))
+        batching, kv = ("continuous", memory) if memory in KV_POLICIES else (memory, DEFAULT_KV.get(memory, ""))
     if batching not in DEFAULT_KV or kv not in KV_POLICIES:
         raise ConfigError(
             f"policy {name!r} is unknown: write {', '.join(KV_POLICIES)} (continuous batching), {', '.join(RUN_TO)} "
-            f"(over kv=max), or BATCHING/KV, where BATCHING is one of {', '.join(DEFAULT_KV)}"
+            f"(over kv=max), {', '.join(SCHEDULING_POLICIES)} (orders of the queue), or BATCHING/KV/ORDER, where "
+            f"BATCHING is one of {', '.join(DEFAULT_KV)}"
         )
-    if batching in RUN_TO:
-        return ComparedPolicy(name, "static", kv, RUN_TO[batching])
-    return ComparedPolicy(name, batching, kv)
+    is_static = batching in RUN_TO
+    batching, run_to = ("static", RUN_TO[batching]) if is_static else (batching, None)
+    return ComparedPolicy(name, batching, kv, run_to, order or None, predictor or None)
 
 
 def parse_policies(text: str) -> tuple[ComparedPolicy, ...]:
@@ -96,9 +111,9 @@ def parse_policies(text: str) -> tuple[ComparedPolicy, ...]:
     policies = tuple(parse_policy(part) for part in text.split(",") if part.strip())
     if len(policies) < 2:
         raise ConfigError(f"policies must have at least two names, separated by commas, got {text!r}")
-    seen: dict[tuple[str, str, str | None], str] = {}
+    seen: dict[ComparedPolicy, str] = {}
     for policy in policies:
-        key = (policy.batching, policy.kv, policy.static_run_to)
+        key = replace(policy, name="")
         if key in seen:
             raise ConfigError(f"policies {seen[key]!r} and {policy.name!r} are the same policy: leave one of them out")
         seen[key] = policy.name

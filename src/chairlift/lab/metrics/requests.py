@@ -38,6 +38,7 @@ class RequestMetrics:
     first_scheduled: float | None
     token_times: list[float]
     is_streamed: bool = True
+    predicted_len: int | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -51,6 +52,13 @@ class RequestMetrics:
     def queue_time(self) -> float | None:
         """The time from arrival to the schedule of the first step."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrival
+
+    @property
+    def length_error(self) -> float | None:
+        """The difference of predicted and true output length; None without a prediction or a complete answer."""
+        if self.predicted_len is None or not self.is_answered:
+            return None
+        return abs(self.predicted_len - self.num_output_tokens)
 
     @property
     def ttft(self) -> float | None:
@@ -128,6 +136,7 @@ class RequestTally(ReplayReader):
             first_scheduled=request.first_scheduled,
             token_times=self._streamed_times(request) if is_streamed else _static_times(finished),
             is_streamed=is_streamed,
+            predicted_len=request.arrived.predicted_len,
         )
 
     def _streamed_times(self, request: TrackedRequest) -> list[float]:

@@ -28,6 +28,8 @@ class RunMetrics:
         total_tokens_per_s: prompt and output tokens per second; requests_per_s: answered requests per second.
         ttft, queue_time, tpot, itl: over all requests that have a value.
         e2e_latency, normalized_latency: over the answered requests; the latter is divided by the output tokens.
+        length_error: the difference of predicted and true output lengths of answered requests, in tokens.
+        length_coverage: the share of them whose output is not longer than predicted; None without predictions.
         mean_batch_size, mean_batch_tokens: mean number of requests, and of computed tokens without padding, per step.
         kv_use_mean, kv_use_peak: share of the blocks that requests hold after each schedule; None without an
             EngineStarted event.
@@ -58,6 +60,8 @@ class RunMetrics:
     e2e_latency: Summary | None
     normalized_latency: Summary | None
     queue_time: Summary | None
+    length_error: Summary | None
+    length_coverage: float | None
     mean_batch_size: float
     peak_batch_size: int
     mean_batch_tokens: float
@@ -149,10 +153,11 @@ class RunTally:
             kv_use_mean=steps.per_step(steps.kv_use_sum) if steps.has_kv_use else None,
             kv_use_peak=steps.kv_use_peak if steps.has_kv_use else None,
             memory=steps.memory(),
+            length_coverage=requests.length_coverage,
         )
 
 
-SUMMARIZED: Final = ("ttft", "tpot", "e2e_latency", "normalized_latency", "queue_time")
+SUMMARIZED: Final = ("ttft", "tpot", "e2e_latency", "normalized_latency", "queue_time", "length_error")
 """The properties of RequestMetrics whose values are summarized."""
 
 
@@ -169,6 +174,7 @@ class _RequestTotals:
         )
         self.values: dict[str, list[float]] = {name: [] for name in SUMMARIZED}
         self.itls = array("d")
+        self.num_covered = 0
 
     def add(self, request: RequestMetrics) -> None:
         counts = self.counts
@@ -182,6 +188,13 @@ class _RequestTotals:
         for name, values in self.values.items():
             if (value := getattr(request, name)) is not None:
                 values.append(value)
+        if request.length_error is not None:
+            self.num_covered += request.num_output_tokens <= (request.predicted_len or 0)
+
+    @property
+    def length_coverage(self) -> float | None:
+        num_predicted = len(self.values["length_error"])
+        return self.num_covered / num_predicted if num_predicted else None
 
 
 class _StepTotals:
@@ -256,6 +269,7 @@ REPORTED_METRICS: Final = (
     ReportedMetric("output_tokens_per_s", "output tokens", "/s"),
     ReportedMetric("total_tokens_per_s", "prompt and output tokens", "/s"),
     ReportedMetric("requests_per_s", "requests", "/s"),
+    ReportedMetric("e2e_latency_mean", "E2E latency, mean", "s"),
     ReportedMetric("e2e_latency_p50", "E2E latency p50", "s"),
     ReportedMetric("e2e_latency_p99", "E2E latency p99", "s"),
     ReportedMetric("normalized_latency_mean", "E2E latency by output token, mean", "s"),
@@ -263,6 +277,8 @@ REPORTED_METRICS: Final = (
     ReportedMetric("ttft_p99", "TTFT p99", "s"),
     ReportedMetric("itl_p50", "ITL p50", "ms", 1e3),
     ReportedMetric("itl_p99", "ITL p99", "ms", 1e3),
+    ReportedMetric("length_error_mean", "predicted output length, mean error", "tokens"),
+    ReportedMetric("length_coverage", "outputs within the predicted length", "%", 100),
     ReportedMetric("mean_batch_size", "batch, mean", "requests"),
     ReportedMetric("mean_batch_tokens", "step, mean", "tokens"),
     ReportedMetric("kv_use_mean", "KV blocks held, mean over steps", "%", 100),

@@ -50,6 +50,7 @@ class Redactor:
             request_ids=self._shown(step.request_ids),
             admitted=self._shown(step.admitted),
             preempted=self._shown(step.preempted),
+            displaced={self._shown_id(name): self._shown_id(by) for name, by in step.displaced.items()},
             finished=self._shown(step.finished),
             new_blocks={self._shown_id(name): ids for name, ids in step.new_blocks.items()},
             released_blocks={self._shown_id(name): ids for name, ids in step.released_blocks.items()},
