@@ -25,7 +25,7 @@ from rich.text import Text
 
 from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import memory_use, rate_sweep
+from chairlift.lab.presets import memory_use, rate_sweep, service_gap
 from chairlift.lab.presets.study import Study, StudyResult
 from chairlift.lab.tables import constants_table, make_text_table, print_parts, print_report
 from chairlift.options import check_options, option
@@ -34,6 +34,7 @@ RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] 
     "rate sweep": rate_sweep.run,
     "memory use": memory_use.run,
     "fixed batch": rate_sweep.run,
+    "service gap": service_gap.run,
 }
 """The function that runs a study of each kind. It calls its second argument after each system."""
 
@@ -101,6 +102,7 @@ NAMES: Final = (
     "vllm-fig15",
     "vllm-fig16",
     "vllm-fig18b",
+    "vtc-figure-3",
 )
 PRESETS: Final = {name: Preset(name) for name in NAMES}
 

@@ -30,6 +30,9 @@ from chairlift.lab.workload.synthetic import make_workload, shared_prefix
 MEMORY_SHARE: Final = 0.9
 """The share of device memory for weights, K and V: the default of vLLM's `gpu_memory_utilization`."""
 
+POLICY_SETTINGS: Final = ("scheduling_policy", "batching", "static_batch_size", "static_run_to")
+"""The settings of an engine that are fields of `SchedulerConfig` and may be missing."""
+
 LABELS: Final = {
     "token_states": "token states, %",
     "reserved": "reserved, %",
@@ -39,6 +42,8 @@ LABELS: Final = {
     "batch": "running requests",
     "batch_by_time": "running requests by time",
     "saved": "memory saved, %",
+    "service_gap": "difference of service at the last arrival",
+    "largest_service_gap": "largest difference",
     "finished_per_s": "requests/s",
     "held": "slots reserved",
     "written": "slots written",
@@ -108,12 +113,12 @@ class StudySystem:
     def config(self) -> SimConfig:
         """The simulated engine. A token budget of null is max_model_len, so that no prompt is divided."""
         engine = self.engine
-        static = {name: engine[name] for name in ("batching", "static_batch_size", "static_run_to") if name in engine}
+        policies = {name: engine[name] for name in POLICY_SETTINGS if name in engine}
         limits = SchedulerConfig(
             engine["max_model_len"],
             engine["max_num_seqs"],
             engine["max_num_batched_tokens"] or engine["max_model_len"],
-            **static,
+            **policies,
         )
         block_size, kv = engine.get("block_size", 16), engine.get("kv", "paged")
         return SimConfig(
@@ -149,6 +154,8 @@ class StudySystem:
             return draw_histogram(workload["histogram"], self.engine["max_model_len"], seed, count)
         if "anyscale" in workload:
             return anyscale_workload(workload["anyscale"], count, request_rate=workload.get("request_rate"))
+        if "clients" in workload:
+            return client_requests(workload["clients"], count, workload["input_len"], workload["output_len"])
         prompt, output = parse_lengths(workload["input_len"]), parse_lengths(workload["output_len"])
         if "prefix" in workload:
             return shared_prefix(seed, count, workload["prefix"], prompt, output, ArrivalProcess(), vocab_size)
@@ -341,6 +348,17 @@ def draw_histogram(dataset: str, max_model_len: int, seed: int, count: int) -> l
     return [
         WorkloadRequest(f"r{index}", time, bytes(prompt_len), output_len)
         for index, (time, (prompt_len, output_len)) in enumerate(zip(times, pairs, strict=True))
+    ]
+
+
+def client_requests(
+    clients: Mapping[str, float], count: int, prompt_len: int, output_len: int
+) -> list[WorkloadRequest]:
+    """Return the first `count` requests of clients that each send at a constant rate, in requests per minute."""
+    arrivals = sorted((60 * index / rate, client) for client, rate in clients.items() for index in range(count))
+    return [
+        WorkloadRequest(f"r{index}", time, bytes(prompt_len), output_len, tenant=client)
+        for index, (time, client) in enumerate(arrivals[:count])
     ]
 
 
