@@ -59,6 +59,17 @@ def test_every_request_must_fit() -> None:
         measure_run(system, [WorkloadRequest("long", 0.0, [0] * 2048, 4)], 1.0)
 
 
+# -- DistServe -----------------------------------------------------------------------------------------------------
+
+
+def test_disaggregation_sustains_more_per_instance_than_one_engine() -> None:
+    result = run("distserve-figure-1", 0, 100, tolerance=0.1)
+    both, prefill, decode, divided = (mean(result, label, "the SLOs") for label in result.rows)
+    assert both < divided < prefill < decode
+    assert 3 * divided < decode, "the decode instance receives the requests of all three"
+    assert list(result.study.settings["published"]) == list(result.rows)
+
+
 # -- Anyscale ------------------------------------------------------------------------------------------------------
 
 

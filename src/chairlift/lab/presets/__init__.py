@@ -93,6 +93,7 @@ class Preset:
 
 NAMES: Final = (
     "anyscale",
+    "distserve-figure-1",
     "orca",
     "sarathi",
     "vllm-fig2",

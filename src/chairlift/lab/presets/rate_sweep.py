@@ -8,7 +8,9 @@ which all conditions of a limit hold:
     "at_least"   measures with their minimum
     "value"      the measure to report at that rate instead of the rate
 
-With `minutes` in the workload, the number of requests at a rate is that of so many minutes, and at least 200.
+With `instances` of the engine, prefill and decode are disaggregated (`sim.disaggregation`), and a highest rate is that
+of one instance. With `minutes` in the workload, the number of requests at a rate is that of so many minutes, and at
+least 200.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any, Final
 from chairlift.events import EventBroadcaster
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.run import RunTally
+from chairlift.lab.metrics.summary import Summary
 from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
@@ -60,7 +63,7 @@ def _highest_rates(study: Study, system: StudySystem, requests: Sequence[Workloa
         bounds = {key: _bound(study, key, value) for key, value in limit["at_most"].items()}
         is_met = _condition(measured, bounds, limit.get("at_least", {}))
         rate = highest_rate(is_met, 1.0, study.settings.get("tolerance", TOLERANCE))
-        value = measured(rate)[limit["value"]] if rate and "value" in limit else rate
+        value = measured(rate)[limit["value"]] if rate and "value" in limit else rate / system.num_instances
         row[name] = MeasuredValue(value) if math.isfinite(value) else None
     return row
 
@@ -90,6 +93,9 @@ def measure_run(system: StudySystem, requests: Sequence[WorkloadRequest], rate: 
     """Simulate requests of a system at a rate to their end, and return all measures. Every request must fit."""
     if (minutes := system.workload.get("minutes")) is not None and system.num_prompts is None:
         requests = requests[: max(MIN_REQUESTS, round(rate * 60 * minutes))]
+    if system.instances is not None:
+        latencies = system.instances.simulate(at_rate(requests, rate), system.config, system.cost_model)
+        return latency_percentiles(latencies)
     tally, finished = RunTally(), list[RequestMetrics]()
     requests_tally = RequestTally(lambda _, metrics: finished.append(metrics))
     sinks = EventBroadcaster(tally, requests_tally)
@@ -100,6 +106,16 @@ def measure_run(system: StudySystem, requests: Sequence[WorkloadRequest], rate: 
         "completion_ratio": completion_ratio(finished),
         "normalized_latency": values["normalized_latency_mean"],
     }
+
+
+def latency_percentiles(requests: Sequence[RequestMetrics]) -> dict[str, float]:
+    """The 90th percentiles of TTFT and TPOT; without the one of which no request has a value."""
+    percentiles = {}
+    for name in ("ttft", "tpot"):
+        values = [value for request in requests if (value := getattr(request, name)) is not None]
+        if (summary := Summary.from_values(values)) is not None:
+            percentiles[f"{name}_p90"] = summary.p90
+    return percentiles
 
 
 def completion_ratio(finished: Sequence[RequestMetrics]) -> float:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from chairlift.config import SchedulerConfig
 from chairlift.lab.sim.devices import DEVICES, Device
+from chairlift.lab.sim.disaggregation import Instances
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
@@ -99,6 +100,19 @@ class StudySystem:
     @cached_property
     def cost_model(self) -> Roofline:
         return Roofline(self.model, self.device, self.engine.get("tensor_parallel_size", 1))
+
+    @property
+    def instances(self) -> Instances | None:
+        """The instances of disaggregated prefill and decode; None if one engine computes both."""
+        if "instances" not in self.engine:
+            return None
+        assert self.device.link_bandwidth > 0, f"{self.device.name} has no link"
+        transfer_seconds = self.model.kv_bytes_per_slot / self.device.link_bandwidth
+        return Instances(**self.engine["instances"], transfer_seconds=transfer_seconds)
+
+    @property
+    def num_instances(self) -> int:
+        return sum(self.engine["instances"].values()) if "instances" in self.engine else 1
 
     @property
     def num_slots(self) -> int:
