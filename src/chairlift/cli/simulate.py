@@ -38,7 +38,7 @@ ENGINE_OPTIONS = (
 
 MODES = {
     "list_presets": frozenset({"list_presets"}),
-    "preset": frozenset({"preset", "workload_seed", "num_prompts", "as_json"}),
+    "preset": frozenset({"preset", "workload_seed", "num_prompts", "trace", "as_json"}),
     "calibrate": frozenset({"calibrate", "num_threads"}),
 }
 """The options that can be combined with each of these modes. The default mode takes all other options."""
@@ -84,7 +84,8 @@ def simulate(
         _list_presets()
     elif preset is not None:
         seed = load.seed if "workload_seed" in given else None
-        _run_preset(preset, seed, load.num_prompts if "num_prompts" in given else None, as_json)
+        num_prompts = load.num_prompts if "num_prompts" in given else None
+        _run_preset(preset, seed, num_prompts, load.trace, as_json)
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:
@@ -98,13 +99,15 @@ def _list_presets() -> None:
     print_presets(PRESETS.values())
 
 
-def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None, as_json: bool) -> None:
+def _run_preset(
+    name: str, workload_seed: int | None, num_prompts: int | None, trace: Path | None, as_json: bool
+) -> None:
     from chairlift.lab.presets import PresetOptions, find_preset, print_preset, print_title
 
     preset = find_preset(name)
     if not as_json:
         print_title(preset)
-    print_preset(preset, preset.run(PresetOptions(workload_seed, num_prompts)), as_json=as_json)
+    print_preset(preset, preset.run(PresetOptions(workload_seed, num_prompts, trace)), as_json=as_json)
 
 
 def _calibrate(path: Path, num_threads: int | None) -> None:

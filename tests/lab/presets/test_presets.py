@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def test_every_preset_is_listed_with_its_source() -> None:
 def test_data_name_systems_measures_and_rows_that_exist(name: str) -> None:
     data = PRESETS[name].data
     assert data["notes"]
-    for part in PRESETS[name].studies(PresetOptions()):
+    for part in PRESETS[name].studies(PresetOptions(trace=Path("trace") if "trace" in data else None)):
         assert part.settings["runner"] in RUNNERS
         labels = {system.label for system in part.systems()}
         labels |= {f"{rate:g}/s, {system.label}" for system in part.systems() for rate in system.rates}

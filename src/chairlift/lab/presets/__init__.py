@@ -3,7 +3,8 @@
 A file has these fields:
 
     title, source   what was published, and where
-    options         the fields of `PresetOptions` that apply; all if it is missing
+    trace           the trace that the user has to give, in words; missing if the preset needs none
+    options         the other fields of `PresetOptions` that apply; all if it is missing
     engine          settings of the engine (see `StudySystem.config`) and workload (see `StudySystem.requests`), which
     workload        a study, a case or a system may replace
     systems         the compared systems: their settings by name
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 from rich.console import RenderableType
@@ -25,7 +27,7 @@ from rich.text import Text
 
 from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import memory_use, rate_sweep, service_gap
+from chairlift.lab.presets import cache_hits, memory_use, rate_sweep, service_gap
 from chairlift.lab.presets.study import Study, StudyResult
 from chairlift.lab.tables import constants_table, make_text_table, print_parts, print_report
 from chairlift.options import check_options, option
@@ -35,6 +37,7 @@ RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] 
     "memory use": memory_use.run,
     "fixed batch": rate_sweep.run,
     "service gap": service_gap.run,
+    "cache hits": cache_hits.run,
 }
 """The function that runs a study of each kind. It calls its second argument after each system."""
 
@@ -45,6 +48,7 @@ class PresetOptions:
 
     workload_seed: int | None = option(None, "Seed of lengths, tokens and arrivals.", minimum=0)
     num_prompts: int | None = option(None, "Number of requests in each run.", minimum=1)
+    trace: Path | None = option(None, "Recorded workload, for the presets that need one.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -67,9 +71,13 @@ class Preset:
         """The studies with these options.
 
         Raises:
-            ConfigError: an option does not apply to the preset.
+            ConfigError: an option does not apply to the preset, or it needs a trace.
         """
-        supported = self.data.get("options", [field.name for field in fields(options)])
+        supported = [*self.data.get("options", ("workload_seed", "num_prompts"))]
+        if "trace" in self.data:
+            supported.append("trace")
+            if options.trace is None:
+                raise ConfigError(f"preset {self.name} needs a trace: give --trace FILE, {self.data['trace']}")
         for field in fields(options):
             value = getattr(options, field.name)
             if value is not None and field.name not in supported:
@@ -78,13 +86,14 @@ class Preset:
                     f"{', '.join(supported) or 'none'}"
                 )
         seed = options.workload_seed or 0
-        return [Study(self.data, study, seed, options.num_prompts) for study in self.data["studies"]]
+        return [Study(self.data, study, seed, options.num_prompts, options.trace) for study in self.data["studies"]]
 
     def run(self, options: PresetOptions) -> list[StudyResult]:
         """Simulate all studies of the preset, with a progress bar.
 
         Raises:
-            ConfigError: an option does not apply, or there are too few requests.
+            ConfigError: an option does not apply, the trace is missing or cannot be read, or there are too few
+                requests.
         """
         studies = self.studies(options)
         with progress_bar("simulated systems", sum(len(list(study.systems())) for study in studies)) as advance:
@@ -94,6 +103,7 @@ class Preset:
 NAMES: Final = (
     "anyscale",
     "distserve-figure-1",
+    "mooncake-table-1",
     "orca",
     "sarathi",
     "vllm-fig2",

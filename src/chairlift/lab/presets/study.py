@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ LABELS: Final = {
     "batch": "running requests",
     "batch_by_time": "running requests by time",
     "saved": "memory saved, %",
+    "hit_rate": "hit rate",
     "service_gap": "difference of service at the last arrival",
     "largest_service_gap": "largest difference",
     "finished_per_s": "requests/s",
@@ -83,6 +85,7 @@ class StudySystem:
     rates: Sequence[float]
     limits: Mapping[str, Mapping[str, Any]]
     num_prompts: int | None
+    trace: Path | None
 
     @property
     def label(self) -> str:
@@ -186,12 +189,14 @@ class Study:
         preset: the fields of the preset's file.
         settings: the fields of the study.
         num_prompts: number of requests of each run; None: as in the workload.
+        trace: the user's trace, if the preset needs one.
     """
 
     preset: Mapping[str, Any]
     settings: Mapping[str, Any]
     seed: int
     num_prompts: int | None
+    trace: Path | None = None
 
     @property
     def seeds(self) -> range:
@@ -209,20 +214,31 @@ class Study:
                 levels = (self.preset, self.settings, own, self.preset["systems"][name])
                 merged = {part: _merge(part, levels) for part in ("engine", "workload")}
                 rates, limits = (own.get(key, self.settings.get(key, ())) for key in ("rates", "limits"))
-                yield StudySystem(case, name, **merged, rates=rates, limits=dict(limits), num_prompts=self.num_prompts)
+                yield StudySystem(
+                    case,
+                    name,
+                    **merged,
+                    rates=rates,
+                    limits=dict(limits),
+                    num_prompts=self.num_prompts,
+                    trace=self.trace,
+                )
 
     def constants(self) -> list[tuple[str, str]]:
         """The settings that were chosen and the constants of the cost models, as (name, value)."""
         first, *_ = systems = list(self.systems())
         requests = " or ".join(dict.fromkeys(f"{system.count:,}" for system in systems))
         seeds = f"seed {self.seed}" if len(self.seeds) == 1 else f"seeds {self.seeds[0]} to {self.seeds[-1]}"
-        found = [(self.settings["title"], f"{requests} requests per run, {seeds}")]
+        runs = f"{requests} requests per run, {seeds}"
+        if self.trace is not None:
+            runs = f"at most {requests} requests of {self.trace}"
+        found = [(self.settings["title"], runs)]
         for part in ("engine", "workload"):
             common = set.intersection(*({str(pair) for pair in getattr(each, part).items()} for each in systems))
             chosen = [pair for pair in getattr(first, part).items() if str(pair) in common]
             found += [(name, str(value)) for name, value in chosen if name not in ("model", "device", "num_prompts")]
         for system in systems:
-            found += system.cost_model.constants()
+            found += system.cost_model.constants() if "model" in system.engine else []
         return list(dict.fromkeys(found))
 
 
