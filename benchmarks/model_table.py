@@ -112,7 +112,7 @@ INTRODUCTION: Final = """\
 `python -m benchmarks.model_table` runs the tests below and writes this page. A row is an entry of `architectures` in
 `config.json`, without "ForCausalLM". A cell is the number of its tests that passed, or a dash if there is no such test.
 The models of the tests are random and tiny, and use every feature of their architecture. Of models with images only the
-text model is loaded, and of Qwen3.5 no layers for multi-token prediction.
+text model is loaded.
 """
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from safetensors.torch import load_file, save_file
 
 if TYPE_CHECKING:
     import transformers
@@ -422,6 +423,28 @@ def _write_tiny_model(arch: str, folder: Path, overrides: dict[str, Any], max_sh
     model = model_class(model_class.config_class(**{**TINY_COMMON, **extra, **overrides})).to(torch.float32).eval()
     _randomize(model)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if overrides.get("mtp_num_hidden_layers"):
+        _add_predictor(folder / "model.safetensors")
+
+
+def _add_predictor(path: Path) -> None:
+    """Add a predictor to the weights of Qwen3.5. Model and predictor follow the embedding of their last token, so its
+    tokens are often those of the model."""
+    tensors, generator = load_file(path), torch.Generator().manual_seed(1)
+
+    def noise(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+        return torch.randn(tensor.shape, generator=generator) * scale
+
+    tensors["model.embed_tokens.weight"] *= 200
+    for name in [name for name in tensors if name.startswith("model.layers.3.")]:
+        scale = 0.02 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.2
+        tensors[name.replace("model.layers.3.", "mtp.layers.0.")] = noise(tensors[name], scale)
+    norm = tensors["model.norm.weight"]
+    first = noise(norm, 0.2)
+    both = torch.cat((torch.diag(1 / (1 + first)), noise(torch.empty(64, 64), 0.02)), dim=1)
+    tensors |= {"mtp.norm.weight": norm + noise(norm, 0.1), "mtp.pre_fc_norm_hidden.weight": noise(norm, 0.2)}
+    tensors |= {"mtp.pre_fc_norm_embedding.weight": first, "mtp.fc.weight": both}
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="session")
@@ -430,7 +453,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
 
     `arch` is a key of TINY_MODELS: fp32, hidden 64, 2 layers or more, 4 heads (2 of K and V but for OPT), vocabulary
     256, random with a fixed seed. The same arguments give the same folder: treat it as read-only. OPT, Gemma 2, Gemma 3
-    and "gemma4" tie their embeddings.
+    and "gemma4" tie their embeddings. With mtp_num_hidden_layers=1 the folder has a predictor as well.
     """
     made: dict[str, Path] = {}
 

@@ -16,6 +16,14 @@ def test_the_method_follows_from_the_model() -> None:
     assert (draft.method, draft.num_speculative_tokens) == ("draft_model", 4)
 
 
+@pytest.mark.parametrize("name", ["mtp", "qwen3_5_mtp", "qwen3_next_mtp"])
+def test_the_names_of_vllm_for_the_predictor_are_one_method(name: str) -> None:
+    config = EngineConfig(speculative_config={"method": name})
+    assert config.speculative == SpeculativeConfig(method="mtp", num_speculative_tokens=3)
+    assert config.needs_predictor
+    assert not EngineConfig(speculative_config={}).needs_predictor
+
+
 def test_an_engine_takes_the_fields_as_a_mapping() -> None:
     config = EngineConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
     assert config.speculative == SpeculativeConfig(num_speculative_tokens=3)
@@ -29,7 +37,9 @@ def test_an_engine_takes_the_fields_as_a_mapping() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"method": "eagle"}, "method must be one of ngram, draft_model; got 'eagle'"),
+        ({"method": "eagle"}, "method must be one of ngram, draft_model, mtp; got 'eagle'"),
+        ({"method": "mtp", "model": "small"}, "model needs method=draft_model: remove one of them"),
+        ({"method": "mtp", "prompt_lookup_max": 9}, "prompt_lookup_max need method=ngram: remove them, or method=mtp"),
         ({"method": "draft_model"}, "method=draft_model needs model, a draft model; got None"),
         ({"method": "ngram", "model": "small"}, "model needs method=draft_model: remove one of them"),
         ({"quantization": "int8"}, "quantization needs method=draft_model: remove one of them"),

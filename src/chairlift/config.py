@@ -285,7 +285,8 @@ class EngineConfig:
     )
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = option(
         None,
-        'Speculative decoding, as a JSON object such as {"method": "ngram"}. Default: off.',
+        'Speculative decoding, as a JSON object such as {"method": "ngram"}; methods: ngram, draft_model, mtp. '
+        "Default: off.",
         parse=object_parser('{"method": "ngram"}'),
     )
     lora_modules: Mapping[str, str] | None = option(
@@ -411,6 +412,11 @@ class EngineConfig:
         if self.device != "cpu":
             return f"device={self.device}"
         return None if self.dtype in ("auto", "float32") else f"dtype={self.dtype}"
+
+    @property
+    def needs_predictor(self) -> bool:
+        """Whether the predictor of the model proposes draft tokens."""
+        return self.speculative is not None and self.speculative.method == "mtp"
 
     @property
     def speculative(self) -> SpeculativeConfig | None:

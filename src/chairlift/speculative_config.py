@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from chairlift.errors import ConfigError
 
-METHODS: Final = ("ngram", "draft_model")
-DEFAULT_TOKENS: Final = {"ngram": 12, "draft_model": 4}
+METHODS: Final = ("ngram", "draft_model", "mtp")
+DEFAULT_TOKENS: Final = {"ngram": 12, "draft_model": 4, "mtp": 3}
+MTP_NAMES: Final = ("qwen3_5_mtp", "qwen3_next_mtp")
+"""Names that vLLM accepts for "mtp"."""
 DEFAULT_LOOKUP_MIN: Final = 2
 DEFAULT_LOOKUP_MAX: Final = 16
 MAX_SPECULATIVE_TOKENS: Final = 64
@@ -22,7 +24,8 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram" (prompt lookup) proposes the tokens that followed an earlier occurrence of the last tokens;
-            "draft_model" proposes the tokens of a smaller model. "" selects it if `model` is set, otherwise "ngram".
+            "draft_model" proposes the tokens of a smaller model; "mtp" those of the model's own predictor. "" selects
+            "draft_model" if `model` is set, otherwise "ngram". Also one of MTP_NAMES.
         num_speculative_tokens: maximum number of draft tokens of a request in a step; fewer are verified if they would
             not pay. 0 selects the default of the method.
         prompt_lookup_min: the number of last tokens that an earlier occurrence must have in common.
@@ -44,18 +47,21 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if not self.method:
             object.__setattr__(self, "method", "ngram" if self.model is None else "draft_model")
+        if self.method in MTP_NAMES:
+            object.__setattr__(self, "method", "mtp")
         if self.method not in METHODS:
             raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}; got {self.method!r}")
         if self.method == "draft_model" and (not isinstance(self.model, str) or not self.model):
             raise ConfigError(f"speculative_config: method=draft_model needs model, a draft model; got {self.model!r}")
-        if self.method == "ngram":
+        if self.method != "draft_model":
             for name in ("model", "quantization"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"speculative_config: {name} needs method=draft_model: remove one of them")
         lookup = self.prompt_lookup_min, self.prompt_lookup_max
-        if self.method == "draft_model" and lookup != (DEFAULT_LOOKUP_MIN, DEFAULT_LOOKUP_MAX):
+        if self.method != "ngram" and lookup != (DEFAULT_LOOKUP_MIN, DEFAULT_LOOKUP_MAX):
             raise ConfigError(
-                "speculative_config: prompt_lookup_min and prompt_lookup_max need method=ngram: remove them, or model"
+                "speculative_config: prompt_lookup_min and prompt_lookup_max need method=ngram: remove them, or "
+                f"{'model' if self.method == 'draft_model' else 'method=mtp'}"
             )
         if self.num_speculative_tokens == 0:
             object.__setattr__(self, "num_speculative_tokens", DEFAULT_TOKENS[self.method])

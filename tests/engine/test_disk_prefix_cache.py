@@ -51,21 +51,33 @@ def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: P
     assert first[0].num_cached_tokens == 0
 
 
-@pytest.mark.parametrize("arch", ["granite4_h", "lfm2", "qwen3_5"])
+@pytest.mark.parametrize(
+    ("arch", "has_predictor"), [("granite4_h", False), ("lfm2", False), ("qwen3_5", False), ("qwen3_5", True)]
+)
 def test_a_conversation_goes_on_after_a_restart_with_the_same_bits_of_state(
-    arch: str, tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arch: str,
+    has_predictor: bool,
+    tiny_model_dir: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    overrides = {"mtp_num_hidden_layers": 1} if has_predictor else {}
     monkeypatch.setattr(DiskBlockStore, "_is_worth_reading", lambda *_: True)  # however busy the machine is
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
     def run_turns(prefix_cache_dir: Path | None, restarts: bool) -> list[tuple[list[int], int, list[torch.Tensor]]]:
         options: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "block_size": 8, "max_num_seqs": 1}
+        if has_predictor:
+            options["speculative_config"] = {"method": "mtp"}
         history: list[int] = []
         turns, engine = [], None
         for turn in range(3):
             if engine is None or restarts:
                 config = EngineConfig(
-                    str(tiny_model_dir(arch)), num_kv_blocks=60, prefix_cache_dir=prefix_cache_dir, **options
+                    str(tiny_model_dir(arch, **overrides)),
+                    num_kv_blocks=60,
+                    prefix_cache_dir=prefix_cache_dir,
+                    **options,
                 )
                 engine = build_engine(config)
                 llm = LLM(engine=engine)

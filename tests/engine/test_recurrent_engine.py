@@ -165,6 +165,24 @@ def test_tokens_do_not_depend_on_draft_tokens(
             assert not crowd.keys() <= options.keys() or any(step.preempted for step in steps)
 
 
+@pytest.mark.usefixtures("all_drafts")
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_tokens_do_not_depend_on_the_predictor(kernels: str, tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("qwen3_5", mtp_num_hidden_layers=1)
+    crowd = {"num_kv_blocks": 60, "max_num_batched_tokens": 32}
+    runs: list[dict[str, Any]] = [crowd, {}, {"max_num_batched_tokens": 24}, {"enable_prefix_caching": False}]
+    runs += [{"batching": "static"}, {"n": 2}]
+    for temperature, chosen in ((0.0, runs), (0.9, runs[:2])) if kernels == "native" else ((0.0, runs[:1]),):
+        plain, _ = generate(folder, temperature=temperature, kernels=kernels)
+        for options in chosen:
+            mtp = {"max_num_seqs": 24, "speculative_config": {"method": "mtp"}, **options}
+            drafting, events = generate(folder, temperature=temperature, kernels=kernels, **mtp)
+            assert drafting == [tokens for tokens in plain for _ in range(options.get("n", 1))]
+            steps = [event for event in events if isinstance(event, Step)]
+            assert 0 < sum(step.num_accepted for step in steps) < sum(sum(step.num_draft) for step in steps)
+            assert options != crowd or any(step.preempted for step in steps)
+
+
 def worse_model(arch: str, tiny_model_dir: Callable[..., Path]) -> Path:
     """A model whose tokens are often those of the other one, for a draft model."""
     return tiny_model_dir(arch, **{"norm_eps" if arch == "lfm2" else "rms_norm_eps": 0.01})

@@ -279,9 +279,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granite4": {"intermediate_size": 96},
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
     "qwen3_moe": {"mlp_only_layers": []},
+    "qwen3_5": {"mtp_num_hidden_layers": 1},
 }
 """The options of a checkpoint that GGUF files do not contain, because they follow from others or from the name."""
 
+PREDICTOR = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head_norm",
+}
 INTERLEAVED = ("llama", "mistral", "granite", "granite4", "smollm3", "ministral3", "mixtral", "granitemoe")
 ARCHITECTURE_NAMES = {
     "mistral": "llama",
@@ -314,6 +321,9 @@ def convert_name(name: str, arch: str) -> str:
         **(QWEN35 if arch.startswith("qwen3_5") else {}),
         **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3", "gpt")) else {}),
     }
+    if name.startswith("mtp.") and not name.startswith("mtp.layers."):
+        return f"blk.4.nextn.{PREDICTOR[name.removeprefix('mtp.').removesuffix('.weight')]}.weight"
+    name = name.replace("mtp.layers.0.", "model.layers.4.")
     if not name.startswith("model.layers."):
         module, _, kind = name.rpartition(".")
         return f"{names[module]}.{kind}"
@@ -452,8 +462,6 @@ def write_gguf(
         writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())
     if arch.startswith("gemma4"):
         writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * 8, dtype=np.float32))
-    if "nextn_predict_layers" in fields:
-        writer.add_tensor("blk.4.nextn.eh_proj.weight", np.ones((64, 128), dtype=np.float32))
     if arch == "phi3":
         rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
         for kind in ("short", "long"):

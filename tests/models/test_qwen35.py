@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ModelLoadError
 from chairlift.loading.lora_adapter import PREFIX, read_lora_adapter
-from chairlift.models.registry import read_gguf_config, read_hf_config
+from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
 from packed_steps import Tables
 
 TinyModelDir = Callable[..., Path]
@@ -111,7 +112,9 @@ GGUF: dict[str, Any] = {
 
 
 def read_text(**changes: Any) -> Any:
-    return read_hf_config({**QWEN35_4B, "text_config": {**TEXT, **changes}}, source="config.json")
+    """The declaration of the text model, without its predictor."""
+    text = {"mtp_num_hidden_layers": 0, **changes}
+    return read_hf_config({**QWEN35_4B, "text_config": {**TEXT, **text}}, source="config.json")
 
 
 def test_a_state_has_a_matrix_of_each_head_and_the_inputs_of_the_convolution() -> None:
@@ -155,8 +158,37 @@ def test_both_formats_declare_the_same_sizes() -> None:
 def test_newer_files_list_the_recurrent_layers_and_end_with_layers_that_predict_further_tokens() -> None:
     listed = [index % 3 > 0 for index in range(32)]
     changes = {"block_count": 33, "nextn_predict_layers": 1, "attention.recurrent_layers": [*listed, False]}
-    config = read_gguf_config({**GGUF, **{f"qwen35.{key}": value for key, value in changes.items()}}, source="x.gguf")
+    changed = {**GGUF, **{f"qwen35.{key}": value for key, value in changes.items()}}
+    config = read_gguf_config(changed, source="x.gguf")
     assert [layer.recurrence is not None for layer in config.layers] == listed
+    assert config.predictor is not None
+    names = {name for matrix in config.predictor.layer.matrices for name in matrix.weight_names}
+    places = {get_architecture(config).gguf_name(name) for name in names}
+    assert {place.name.split(".")[1] for place in places if place is not None} == {"32"}
+    own = read_gguf_config(changed, source="x.gguf", tensor_names=["blk.32.nextn.embed_tokens.weight"])
+    assert own.predictor is None, "a table of its own is not supported"
+
+
+def test_the_predictor_is_a_layer_with_attention_whose_k_and_v_are_counted() -> None:
+    plain, config = read_text(), read_text(mtp_num_hidden_layers=1)
+    predictor = config.predictor
+    assert predictor is not None
+    assert predictor.projection.parts == (("mtp.fc", 2560),)
+    assert predictor.projection.in_features == 2 * 2560
+    assert predictor.layer.products == tuple(
+        replace(product, matrix=replace(product.matrix, parts=renamed(product.matrix.parts)))
+        for product in plain.layers[3].products
+    )
+    assert config.kv_values_per_token == plain.kv_values_per_token * 9 // 8
+    assert sum(m.num_weights for m in config.matrices) == sum(m.num_weights for m in plain.matrices) + sum(
+        matrix.num_weights for matrix in (predictor.projection, *plain.layers[3].matrices)
+    )
+    assert read_text(mtp_num_hidden_layers=2).predictor is None
+    assert read_text(mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=True).predictor is None
+
+
+def renamed(parts: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    return tuple((name.replace("model.layers.3.", "mtp.layers.0."), size) for name, size in parts)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +238,7 @@ def as_published(source: Path, folder: Path) -> Path:
     config = {
         **QWEN35_4B,
         "architectures": [f"Qwen3_5{'Moe' if moe else ''}ForConditionalGeneration"],
-        "text_config": {**text, "dtype": dtype, "mtp_num_hidden_layers": 1},
+        "text_config": {**text, "dtype": dtype},
     }
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")

@@ -157,17 +157,18 @@ def _model(config: EngineConfig) -> PlannedModel:
     """
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.published_models import MODEL_SHAPES
-    from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+    from chairlift.loading.resolve import choose_predictor, load_config, matrix_formats, resolve_model
 
     name = config.model
     if name in MODEL_SHAPES:
-        argument, model_config = f"FOLDER-OF-{name}", MODEL_SHAPES[name].config
+        argument = f"FOLDER-OF-{name}"
+        model_config = choose_predictor(MODEL_SHAPES[name].config, name, config.needs_predictor)
         note = (
             f"{name} is a shape without weights: replace {argument} by the folder of the model or its name on the hub."
         )
         return PlannedModel(name, argument, model_config, matrix_formats(None, model_config), note)
     files = resolve_model(name)
-    model_config = load_config(files)
+    model_config = load_config(files, needs_predictor=config.needs_predictor)
     formats = matrix_formats(files, model_config)
     return PlannedModel(files.name, name or files.name, model_config, formats, _file_note(files, model_config, config))
 

@@ -39,7 +39,8 @@ class GGUFWeights(FileWeights):
         self._interleaved = interleaved_heads(config)
         # Layers that predict further tokens are behind those of the model.
         further = file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0)
-        self._unread = tuple(f"blk.{len(config.layers) + index}." for index in range(further))
+        numbers = range(len(config.all_layers), len(config.layers) + further)
+        self._unread = tuple(f"blk.{number}." for number in numbers)
 
     def notes(self) -> list[str]:
         return skipped_notes(self._file.tensors, self._unread)

@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from chairlift.errors import ModelLoadError
+from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.loading.gguf_file import ROPE_FACTORS, SPLIT_NAME, GGUFFile, existing_parts, part_paths
 from chairlift.models.declaration import ModelConfig
@@ -193,12 +193,31 @@ def close_gguf() -> None:
     _open_gguf.cache_clear()
 
 
-def load_config(files: ModelFiles) -> ModelConfig:
-    """Read the configuration of a model.
+def load_config(files: ModelFiles, *, needs_predictor: bool = False) -> ModelConfig:
+    """Read the configuration of a model, without its predictor unless it is needed.
 
     Raises:
         ModelLoadError: as read_hf_config and read_gguf_config.
+        ConfigError: the model has no predictor, and one is needed.
     """
+    return choose_predictor(_read_config(files), files.name, needs_predictor)
+
+
+def choose_predictor(config: ModelConfig, name: str, is_needed: bool) -> ModelConfig:
+    """The configuration without its predictor unless it is needed.
+
+    Raises:
+        ConfigError: the model has none, and it is needed.
+    """
+    if is_needed and config.predictor is None:
+        raise ConfigError(
+            f"speculative_config: method=mtp needs a layer that predicts a further token (MTP), and {name} has none: "
+            "use method=ngram, or a draft model"
+        )
+    return config if is_needed else replace(config, predictor=None)
+
+
+def _read_config(files: ModelFiles) -> ModelConfig:
     if files.kind == "gguf":
         file = open_gguf(files.path)
         find_gguf_reader(file.metadata, source=str(file.path))

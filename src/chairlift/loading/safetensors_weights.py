@@ -29,6 +29,8 @@ INDEX: Final = "model.safetensors.index.json"
 PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOAT_TYPES: Final = ("F64", "F32", "F16", "BF16")
 MXFP4_ENDING: Final = re.compile(f"({'|'.join(MXFP4_ENDS)})$")
+MTP_PREFIX: Final = "mtp."
+"""The beginning of the names of a predictor's parameters."""
 RECOMPUTED: Final = ("rotary_emb.inv_freq",)
 
 
@@ -52,7 +54,8 @@ class SafetensorsWeights(FileWeights):
             if self._shard_of.get(name) != file:
                 raise ModelLoadError(f"{path / INDEX}: tensor {name} is not in {file}; download both files again")
         self._scale_errors: dict[str, float] = {}
-        self._unread = self._architecture.unread_prefixes
+        unread = self._architecture.unread_prefixes
+        self._unread = unread if config.predictor is None else tuple(each for each in unread if each != MTP_PREFIX)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         packed = self._quantized(name, shape)

@@ -728,6 +728,31 @@ class ClassifierSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictorSpec:
+    """A layer that predicts the token after the next one (multi-token prediction, MTP; Gloeckle et al., 2024):
+
+        head(norm(layer(projection([embedding_norm(E[next token]), hidden_norm(h)]))))
+
+    h is the hidden state of a token after the final norm, and the layer has the position of that token. A further token
+    is predicted from the result of `norm` in place of h. Embedding and head are those of the model.
+
+    Attributes:
+        layer: a layer with attention, whose K and V are beside those of the model.
+    """
+
+    layer: LayerSpec
+    projection: MatrixSpec
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    norm: NormSpec
+
+    @property
+    def norms(self) -> tuple[NormSpec, ...]:
+        """The norms beside those of the layer."""
+        return self.embedding_norm, self.hidden_norm, self.norm
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderSpec:
     """What distinguishes an encoder from a decoder: the tokens of a text attend to one another in both directions.
 
@@ -764,6 +789,7 @@ class ModelConfig:
         unneeded_modules: the modules of which checkpoints may have parameters that no layer needs.
         per_layer_inputs: the embeddings that layers read in their `per_layer_branch`, or None.
         encoder: what the model has as an encoder; None for a decoder, whose tokens attend to earlier ones.
+        predictor: the layer that proposes draft tokens; None if there is none, or none is needed.
         eos_token_ids: all tokens that end a sequence, including those of generation_config.json.
         dtype: the type of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
         quantization: the quantization of a Hugging Face checkpoint, or None.
@@ -787,6 +813,7 @@ class ModelConfig:
     unneeded_modules: tuple[str, ...] = ()
     per_layer_inputs: PerLayerInputsSpec | None = None
     encoder: EncoderSpec | None = None
+    predictor: PredictorSpec | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -801,14 +828,20 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def all_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers, and that of the predictor, whose index is the number of the others."""
+        return self.layers if self.predictor is None else (*self.layers, self.predictor.layer)
+
+    @property
     def kv_values_per_token(self) -> int:
         """The number of K and V values of one token in all layers."""
         return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in self.attention_specs.values())
 
     @property
     def attention_specs(self) -> dict[int, AttentionSpec]:
-        """The attention of each layer that has one, by the index of the layer."""
-        return {index: layer.attention for index, layer in enumerate(self.layers) if layer.attention is not None}
+        """The attention of each layer that has one, by the index of the layer; that of the predictor comes last."""
+        layers = enumerate(self.all_layers)
+        return {index: layer.attention for index, layer in layers if layer.attention is not None}
 
     @property
     def state_values_per_sequence(self) -> int:
@@ -827,7 +860,7 @@ class ModelConfig:
         yield self.embedding
         if self.per_layer_inputs is not None:
             yield self.per_layer_inputs.table
-        for layer in self.layers:
+        for layer in self.all_layers:
             yield from layer.matrices
         yield from self._projections
         if not self.tie_word_embeddings:
@@ -837,7 +870,7 @@ class ModelConfig:
     def read_matrices(self) -> Iterator[MatrixSpec]:
         """Every matrix that a step reads completely, including the head's. Of embedding tables a step reads some
         rows."""
-        for layer in self.layers:
+        for layer in self.all_layers:
             yield from layer.matrices
         yield from self._projections
         yield self.head_product.matrix
@@ -854,7 +887,7 @@ class ModelConfig:
     @property
     def norm_names(self) -> Iterator[str]:
         """The names of all norms, including the norms of query and key heads."""
-        for layer in self.layers:
+        for layer in self.all_layers:
             yield from (norm.name for norm in layer.norms)
             if layer.attention is not None and layer.attention.head_norm is not None:
                 yield from layer.attention.head_norm.names
@@ -862,6 +895,8 @@ class ModelConfig:
             yield self.per_layer_inputs.norm.name
         if self.final_norm is not None:
             yield self.final_norm.name
+        if self.predictor is not None:
+            yield from (norm.name for norm in self.predictor.norms)
         if self.encoder is not None:
             yield self.encoder.embedding_norm.name
             if (classifier := self.encoder.classifier) is not None and classifier.norm is not None:
@@ -870,4 +905,6 @@ class ModelConfig:
     @property
     def _projections(self) -> tuple[MatrixSpec, ...]:
         inputs = None if self.per_layer_inputs is None else self.per_layer_inputs.projection
-        return tuple(matrix for matrix in (self.project_in, self.project_out, inputs) if matrix is not None)
+        predicting = None if self.predictor is None else self.predictor.projection
+        found = (self.project_in, self.project_out, inputs, predicting)
+        return tuple(matrix for matrix in found if matrix is not None)

@@ -20,6 +20,7 @@ from chairlift.models.declaration import ModelConfig
 from chairlift.models.kv_layout import KVLayout
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.per_layer_inputs import PerLayerInputs
+from chairlift.models.predictor import Predictor
 from chairlift.models.registry import get_architecture
 from chairlift.models.rotary import RotaryTable
 from chairlift.models.torch_operations import fallback_note, torch_operations
@@ -89,14 +90,20 @@ class DecoderModel:
         if not config.tie_word_embeddings:
             head = kernels.load_matrix(weights, config.head.parts, config.head.in_features)
         self.lm_head = kernels.make_linear(head, None, norm)
-        norm_spec = config.final_norm if has_pooling else None
+        norm_spec = config.final_norm if has_pooling or config.predictor is not None else None
         self._final_norm = None if norm_spec is None else builder.norm_of_rows(norm_spec)
+        self.predictor: Predictor | None = None
+        if config.predictor is not None:  # LoRA adapters have no matrices for it.
+            plain = LayerBuilder(config, weights, kernels, backends)
+            predicted = kernels.make_linear(head, None, NO_PROLOGUE)
+            self.predictor = Predictor(plain, config.predictor, predicted, config.num_layers)
         self._run_layers = run_in_order if torch_operations(config) else kernels.run_layers
 
     @property
     def attention_layers(self) -> dict[int, Attention]:
-        """The attention of each layer that has one, by the index of the layer."""
-        return {index: layer.attention for index, layer in enumerate(self.layers) if layer.attention is not None}
+        """The attention of each layer that has one, by the index of the layer, as in `ModelConfig.attention_specs`."""
+        layers = self.layers if self.predictor is None else [*self.layers, self.predictor.layer]
+        return {index: layer.attention for index, layer in enumerate(layers) if layer.attention is not None}
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, layout: KVLayout | None = None) -> None:
         """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1; the earlier memory is freed first.
@@ -156,10 +163,34 @@ class DecoderModel:
         Returns:
             The hidden states for `logits`: [T, hidden_size].
         """
-        rotations = tuple(RotaryStep(positions, table.values, table.query_scales) for table in self.rotary_tables)
         x = self._embed(token_ids, positions)
         inputs = None if self.per_layer_inputs is None else self.per_layer_inputs(token_ids, x)
-        return self._run_layers(self.layers, x, StepContext(positions, rotations, plan.attention, inputs, plan.states))
+        return self._run_layers(self.layers, x, self._context(positions, plan, inputs))
+
+    def _context(self, positions: torch.Tensor, plan: StepPlan, inputs: torch.Tensor | None = None) -> StepContext:
+        rotations = tuple(RotaryStep(positions, table.values, table.query_scales) for table in self.rotary_tables)
+        return StepContext(positions, rotations, plan.attention, inputs, plan.states)
+
+    def predict(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, plan: StepPlan
+    ) -> torch.Tensor:
+        """Compute the hidden states of predicted tokens for `predicted_logits`, [T, hidden_size], and write K and V of
+        the predictor. The next call may overwrite the result.
+
+        Args:
+            token_ids: int64 [T], the token after each position.
+            positions: as for `forward`.
+            hidden: [T, hidden_size], results of `final_hidden` or of this method; the values are lost.
+            plan: a result of `plan`, also that of the step of `forward`.
+        """
+        assert self.predictor is not None, "the model has no predictor"
+        embedding = self._embed(token_ids, positions)
+        return self.predictor(embedding, hidden.to(embedding.dtype), self._context(positions, plan))
+
+    def predicted_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute the logits, float32 [N, vocab_size], of rows of the result of `predict`."""
+        assert self.predictor is not None, "the model has no predictor"
+        return self._scaled(self.predictor.head(hidden).float())
 
     def final_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the hidden states after the final norm, float32 [N, hidden_size], of rows of `forward`'s result."""
@@ -167,7 +198,10 @@ class DecoderModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute the logits, float32 [N, vocab_size], of rows of `forward`'s result, [N, hidden_size]."""
-        logits = self.lm_head(hidden if self.project_out is None else self.project_out(hidden)).float()
+        return self._scaled(self.lm_head(hidden if self.project_out is None else self.project_out(hidden)).float())
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Apply factor and soft cap of logits, in their memory."""
         if self.config.logits_multiplier != 1:
             logits = logits.mul_(self.config.logits_multiplier)
         cap = self.config.logits_soft_cap

@@ -13,6 +13,7 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.lora import NO_ADAPTER, LoraAdapters
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from chairlift.worker.draft_head import DraftHead, PredictingModel
 from chairlift.worker.draft_model import DraftModel
 from chairlift.worker.encoder_runner import pooled_rows
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
@@ -122,6 +123,7 @@ class ModelRunner:
             which then sample nothing; None for a model that generates text.
         draft_model, draft_plan: a model that proposes draft tokens, whose KV memory has as many blocks of the same
             size, and its plan; None if there is none. It needs `num_groups` = 1. draft_has_states: as `has_states`.
+        predicting_model: the model, if its predictor proposes draft tokens.
         lora: the LoRA adapters of the model; None if it has none.
         has_states: whether layers have recurrent state, of which the model has a slot for each row, each of
             `num_draft_states` draft tokens of a step, and each checkpoint, in this order.
@@ -147,6 +149,7 @@ class ModelRunner:
         has_states: bool = False,
         draft_has_states: bool = False,
         num_draft_states: int = 0,
+        predicting_model: PredictingModel | None = None,
     ) -> None:
         self._has_states = has_states
         self._pooler = pooler
@@ -160,8 +163,11 @@ class ModelRunner:
         self._masks = TokenMasks(self._rows, vocab_size, grammars)
         self._sampler = Sampler(self._state, self._rows, self._masks, self._sampling)
         self._draft_model: DraftModel | None = None
+        choose = self._sampling.make_sampler(self._state.parameters(self._rows.num_tokens))
+        self._draft_head: DraftHead | None = None
+        if predicting_model is not None:
+            self._draft_head = DraftHead(predicting_model, plan, choose, self._rows)
         if draft_model is not None and draft_plan is not None:
-            choose = self._sampling.make_sampler(self._state.parameters(self._rows.num_tokens))
             self._draft_model = DraftModel(draft_model, draft_plan, choose, self._rows, draft_has_states)
 
     @torch.inference_mode()
@@ -182,15 +188,18 @@ class ModelRunner:
         if self._lora is not None:
             num_tokens = np.diff(batch.token_end, prepend=0)
             self._lora.batch.set_slots(np.repeat(self._rows.lora_slots[batch.rows], num_tokens))
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention, **states))
+        plan, first = self._plan(*batch.attention, **states), self._rows.num_computed_tokens[batch.rows]
+        hidden = self._model.forward(batch.token_ids, batch.positions, plan)
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled - batch.num_drafts if drafts else batch.num_scheduled)
         if self._pooler is not None:
             return self._pool(output.step, batch, hidden, self._pooler)
         num_computed = self._rows.num_computed_tokens[batch.rows]
         request_ids, rounds = self._sample(batch, hidden, drafts)
+        num_accepted = self._rows.num_computed_tokens[batch.rows] - num_computed
+        if self._draft_head is not None:
+            self._draft_head.read(batch, hidden, plan, first, num_accepted)
         if self._has_states and drafts:
-            num_accepted = self._rows.num_computed_tokens[batch.rows] - num_computed
             self._rows.keep_states(batch.rows, batch.num_drafts, num_accepted)
         if self._draft_model is not None and drafts:
             self._draft_model.discard_rejected(drafts)
@@ -247,8 +256,9 @@ class ModelRunner:
             assert self._draft_model is not None
             self._draft_model.read(output.num_draft_reads)
         if output.num_draft_tokens:
-            assert self._draft_model is not None
-            return self._draft_model.propose(output.num_draft_tokens)
+            proposer = self._draft_head or self._draft_model
+            assert proposer is not None
+            return proposer.propose(output.num_draft_tokens)
         for request_id, token_ids in output.draft_token_ids.items():
             self._rows.write_drafts(self._rows.row_of(request_id), token_ids)
         return output.draft_token_ids

@@ -253,3 +253,27 @@ def test_a_draft_model_proposes_while_it_pays(probability: float, is_worth_it: b
     assert share > 0.7 if is_worth_it else share < 0.2
     if is_worth_it:
         assert len(executor.outputs) < 110
+
+
+class PredictorExecutor(CheckingExecutor):
+    """Proposes right tokens, and checks that it has computed the requests in an earlier step."""
+
+    def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        assert not output.num_draft_reads
+        assert not output.num_draft_tokens.keys() & {new.request_id for new in output.new_requests}
+        drafts = {rid: expected_tokens(self.tokens[rid], count) for rid, count in output.num_draft_tokens.items()}
+        return super().submit(replace(output, draft_token_ids=drafts))
+
+
+def test_a_predictor_proposes_for_requests_that_have_computed_a_step() -> None:
+    """Preempted requests and prompts of one token compute their last token in the step in which they are admitted."""
+    config = SchedulerConfig(200, 4, 64, speculative_config=SpeculativeConfig(method="mtp"))
+    events, prompts = EventList(), [[7] * 40, [5], [7] * 17, [3]]
+    core = EngineCore(
+        make_scheduler(config, PagedKVCacheManager(9, 16), events), PredictorExecutor(16, 9, 64, 4), VirtualClock()
+    )
+    for number, prompt in enumerate(prompts):
+        core.add(make_request(str(number), prompt, 40))
+    assert run_to_end(core) == {str(number): expected_tokens(prompt, 40) for number, prompt in enumerate(prompts)}
+    assert any(step.preempted for step in steps(events))
+    assert sum(step.num_accepted for step in steps(events)) > 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from chairlift.core.baselines.selection import KVPool
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.memory_plan import plan_activations
+from chairlift.engine.startup.memory_plan import plan_activations, plan_memory
 from chairlift.engine.startup.pool_capacity import PoolCapacity, RequestLengths, compute_pool_capacity
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
@@ -311,6 +312,32 @@ def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir
     assert parameter_bytes(loaded.model) == total(items)
     has_copy = any("packed copy" in item.name for item in items)
     assert has_copy == (loaded.config.tie_word_embeddings and kernels == "torch")
+
+
+@pytest.mark.parametrize("arch", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
+def test_a_predictor_is_planned_to_the_byte_and_its_k_and_v_take_a_part_of_the_pool(
+    arch: str, kernels: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    folder = str(tiny_model_dir(arch, mtp_num_hidden_layers=1))
+    config = EngineConfig(
+        folder,
+        skip_tokenizer_init=True,
+        num_threads=1,
+        kernels=kernels,
+        kv_cache_memory_bytes=4 << 20,
+        max_num_seqs=4,
+        speculative_config={"method": "mtp"},
+    )
+    loaded, plain = load_model(config), load_model(replace(config, speculative_config=None))
+    assert parameter_bytes(loaded.model) == total(loaded.planned_weights) > total(plain.planned_weights)
+    engine = build_engine(config, loaded=loaded)
+    planned = plan_memory(config, loaded.config, loaded.formats, None)
+    assert engine.facts.kv_cache_plan == planned.pool
+    num_layers = len(plain.config.attention_specs)
+    own = plan_memory(config, plain.config, plain.formats, None)
+    assert planned.token_bytes == own.token_bytes * (num_layers + 1) // num_layers
+    assert total(planned.activations) > total(own.activations)
 
 
 @needs_native

@@ -25,7 +25,7 @@ class _Candidate(NamedTuple):
 
     Attributes:
         limit: the maximum number of draft tokens.
-        token_ids: the proposed tokens; None if the draft model of the executor proposes them.
+        token_ids: the proposed tokens; None if a model of the executor proposes them.
         probability: the estimated probability that a draft token is accepted if the ones before it are.
     """
 
@@ -50,18 +50,20 @@ class DraftSelection:
 
     def __init__(self, config: SchedulerConfig, speculative_config: SpeculativeConfig) -> None:
         self._config = speculative_config
-        self._has_model = speculative_config.model is not None
+        self._has_model = speculative_config.method != "ngram"
         self._max_tokens = config.max_num_batched_tokens
         self._max_logit_rows = config.max_logit_rows
         self._cost = DraftCost(config.row_time, config.draft_row_time)
         self._lookups: dict[str, PromptLookup] = {}
         self._proposals: dict[str, Proposal] = {}
         self._num_read: dict[str, int] = {}
+        self._added: set[str] = set()
         self._estimates = AcceptanceEstimates()
 
     def extend(self, output: SchedulerOutput, sampling: Sequence[Request]) -> None:
         """Add draft tokens to a planned step, for requests that sample a token in it."""
         self._proposals.clear()
+        self._added = {new.request_id for new in output.new_requests}
         for new in output.new_requests:
             self._num_read[new.request_id] = 0
         num_rows = sum(output.num_scheduled_tokens.values()) + sum(output.num_padding_tokens.values())
@@ -143,8 +145,13 @@ class DraftSelection:
         return lookup.propose(request.token_ids, max_tokens)
 
     def _read(self, request: Request, output: SchedulerOutput) -> bool:
-        """Let the draft model read the next tokens of a request if it lags behind, one request at a time."""
+        """Let the draft model read the next tokens of a request if it lags behind, one request at a time.
+
+        The predictor of a model reads the tokens of every step, so it lacks those of the first one only.
+        """
         request_id = request.request_id
+        if self._config.method == "mtp":
+            return request_id in self._added
         num_read = self._num_read[request_id]
         lag = len(request.token_ids) - num_read
         if lag <= MAX_LAG:

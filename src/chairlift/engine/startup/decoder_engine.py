@@ -32,6 +32,7 @@ from chairlift.engine.startup.token_budget import (
     measure_steps,
 )
 from chairlift.kernels.registry import find_kernel_set
+from chairlift.models.decoder import DecoderModel, StepPlan
 from chairlift.models.kv_layout import KVLayout
 from chairlift.step_time import RowTime, StepTime
 from chairlift.worker.encoder_runner import normalize
@@ -89,7 +90,9 @@ def _measured_limits(
     """The limits of the scheduler, with the measured time of steps."""
 
     def timer(model: LoadedDecoder) -> ChunkTimer:
-        runner = _make_runner(model, 1, max_model_len, plan)
+        return timer_of(_make_runner(model, 1, max_model_len, plan))
+
+    def timer_of(runner: ModelRunner) -> ChunkTimer:
         return ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows), turn)
 
     limits = config.scheduler_config(
@@ -98,6 +101,11 @@ def _measured_limits(
         row_time=None if config.speculative is None else measured_row_time(loaded, timer, plan),
         draft_row_time=None if draft is None else measured_row_time(draft, timer, plan),
     )
+    if loaded.model.predictor is not None:
+        if loaded.predictor_row_time is None:
+            each = timer_of(_make_predictor_runner(loaded, max_model_len, plan))
+            loaded.predictor_row_time = measure_rows(each.sampled_seconds_of, each.longest)
+        limits = replace(limits, draft_row_time=loaded.predictor_row_time)
     return limits if loaded.pooling is None else replace(limits, is_pooling=True)
 
 
@@ -150,7 +158,34 @@ def _make_runner(
         has_states=loaded.config.state_values_per_sequence > 0,
         draft_has_states=draft is not None and draft.config.state_values_per_sequence > 0,
         num_draft_states=plan.num_draft_states,
+        predicting_model=None if loaded.model.predictor is None else loaded.model,
     )
+
+
+def _make_predictor_runner(loaded: LoadedDecoder, max_model_len: int, plan: KVCachePlan) -> ModelRunner:
+    """A runner whose steps take the time of proposals of the predictor."""
+    return ModelRunner(
+        PredictorAlone(loaded.model),
+        loaded.model.plan,
+        vocab_size=loaded.config.vocab_size,
+        max_num_seqs=1,
+        max_model_len=max_model_len,
+        block_size=plan.block_size,
+        device=loaded.device,
+        sampling=find_kernel_set(loaded.choice.kernels).make_sampling(),
+    )
+
+
+class PredictorAlone:
+    """A `RunnerModel` that computes the predictor of a model from hidden states of zeros, to measure its time."""
+
+    def __init__(self, model: DecoderModel) -> None:
+        self._model = model
+        self.logits = model.predicted_logits
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        hidden = torch.zeros((len(token_ids), self._model.config.hidden_size), device=token_ids.device)
+        return self._model.predict(token_ids, positions, hidden, plan)
 
 
 def _make_pooler(loaded: LoadedDecoder) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -179,6 +214,8 @@ def _describe(
         lines.append(describe_chunks(limits.step_time, limits.max_num_batched_tokens, limits.max_model_len))
     if limits.row_time is not None:
         lines.append(describe_rows("speculative decoding", limits.row_time))
+    if loaded.model.predictor is not None and limits.draft_row_time is not None:
+        lines.append(describe_rows("predictor", limits.draft_row_time))
     if draft is not None and limits.draft_row_time is not None:
         num_sequences = plan.num_states + plan.num_draft_states
         lines += [

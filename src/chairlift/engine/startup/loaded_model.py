@@ -60,6 +60,7 @@ LOADING_OPTIONS: Final = (
     "override_generation_config",
     "num_loras",
     "max_lora_rank",
+    "needs_predictor",
 )
 """The properties of EngineConfig that affect how a model is loaded."""
 
@@ -131,6 +132,7 @@ class LoadedDecoder(LoadedModel):
     Attributes:
         kv_cache_plan, kv_layout: the plan of its KV memory and the groups of its layers; None before the first engine.
         step_time, row_time: the time of steps that the first engine has measured, for all engines.
+        predictor_row_time: the same of the predictor.
         draft: the draft model of speculative decoding; None if no engine has needed it.
     """
 
@@ -139,6 +141,7 @@ class LoadedDecoder(LoadedModel):
     kv_layout: KVLayout | None = None
     step_time: StepTime | None = None
     row_time: RowTime | None = None
+    predictor_row_time: RowTime | None = None
     draft: LoadedDecoder | None = None
     _grammars: GrammarCompiler | None = None
 
@@ -205,7 +208,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """
     config.check_files()
     files = resolve_model(config.model, accept_terms=config.accept_terms)
-    model_config = load_config(files)
+    model_config = load_config(files, needs_predictor=config.needs_predictor)
     if (pooling := _read_pooling(config, files, model_config)) is not None:
         model_config = pooling.without_unused_head(model_config)
     device = _device(config.device)

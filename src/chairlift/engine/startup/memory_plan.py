@@ -60,6 +60,9 @@ ENCODER_TOKENS: Final = 2048
 MAX_CHECKPOINT_INTERVAL: Final = 1024
 """Maximum number of tokens between the checkpoints of a long sequence."""
 
+PREDICTOR_ROWS: Final = 6
+"""Rows of hidden_size values that the predictor of a model needs for each token, beside those of its layer."""
+
 NO_POOL: Final = KVCachePlan(0, 1, 0, "demand")
 """The pool of an encoder, which keeps no K and V."""
 
@@ -195,6 +198,9 @@ def plan_weights(config: ModelConfig, memory: KernelMemory, formats: MatrixForma
         groups[EMBEDDING if memory.copies_tied_table else f"{EMBEDDING} and {LM_HEAD}"] = table
         if memory.copies_tied_table:
             groups[f"{LM_HEAD}, packed copy of the {EMBEDDING}"] = table
+    if config.predictor is not None and memory.copies_tied_table:
+        head = _stored(config.head_product.matrix, memory, formats)
+        groups[f"{LM_HEAD}, packed copy for the predictor"] = Counter(head)
     return [
         *(_matrices(group, stored) for group, stored in groups.items()),
         *_small_values(config, memory.value_bytes),
@@ -226,7 +232,7 @@ def _matrices(name: str, stored: Counter[StoredMatrix]) -> MemoryItem:
 
 def _small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
     """All parameters that are not matrices, in values of `size` bytes, without rotary tables."""
-    layers = Counter(layer.num_values_beside_matrices for layer in config.layers)
+    layers = Counter(layer.num_values_beside_matrices for layer in config.all_layers)
     count = sum(number * small for small, number in layers.items())
     formula = join_terms(f"{number} x {small:,}" for small, number in layers.items())
     items = [value_item("norms and biases", formula, count, size)]
@@ -241,6 +247,10 @@ def _small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
         items.append(value_item("token types and norm of embeddings", f"{count:,}", count, size))
     if norm is not None:
         items.append(value_item("final norm", f"{norm.num_values:,}", norm.num_values, size))
+    if config.predictor is not None:
+        # The predictor reads hidden states after the final norm, which the head applies by itself.
+        norms = [each.num_values for each in (*config.predictor.norms, norm) if each is not None]
+        items.append(value_item("norms of the predictor", join_terms(map(str, norms)), sum(norms), size))
     return items
 
 
@@ -284,6 +294,7 @@ def plan_activations(
     return [
         *memory.step(_step_sizes(config, limits, block_size, layout)),
         *_per_layer_rows(config, limits.max_num_batched_tokens, memory.value_bytes),
+        *_predictor_rows(config, limits, memory.value_bytes),
         _plan_logits(config, limits, memory),
         _plan_request_rows(limits, block_size, len(layout.windows)),
     ]
@@ -346,6 +357,15 @@ def _per_layer_rows(config: ModelConfig, tokens: int, size: int) -> Iterator[Mem
         layers = config.num_layers
         formula = f"{tokens:,} x (4 x {layers} + 1) x {inputs.size}"
         yield value_item("per-layer inputs", formula, tokens * (4 * layers + 1) * inputs.size, size)
+
+
+def _predictor_rows(config: ModelConfig, limits: SchedulerConfig, size: int) -> Iterator[MemoryItem]:
+    """The rows of the predictor beside those of its layer: hidden states before and after their norm, embeddings, both
+    side by side, and the projection of these; and the last hidden state of each request."""
+    if config.predictor is not None:
+        rows, hidden = PREDICTOR_ROWS * limits.max_num_batched_tokens + limits.max_num_seqs, config.hidden_size
+        formula = f"({PREDICTOR_ROWS} x {limits.max_num_batched_tokens:,} + {limits.max_num_seqs:,}) x {hidden:,}"
+        yield value_item("predictor", formula, rows * hidden, size)
 
 
 def _plan_logits(config: ModelConfig, limits: SchedulerConfig, memory: KernelMemory) -> MemoryItem:

@@ -60,7 +60,7 @@ def plan_required_memory(
         ConfigError: this model cannot satisfy an option, or the budget leaves nothing for K and V.
     """
     files = resolve_model(config.model, accept_terms=config.accept_terms)
-    model_config = load_config(files)
+    model_config = load_config(files, needs_predictor=config.needs_predictor)
     if model_config.encoder is not None and common is not None:
         config = _encoder_config(config, common, files.name)
     if (pooling := load_pooling_config(files, model_config)) is not None:

@@ -1,8 +1,11 @@
 """Qwen3.5, 3.6 and 3.8 (Yang et al., 2025): `LlamaSizes` with the gated delta rule in most layers.
 
 The other layers multiply attention by the sigmoid of a projection, whose rows share a tensor with those of the query.
-MoE models have a shared expert beside the others, which a sigmoid multiplies too. The layers of images and of
-multi-token prediction (MTP) have no part in the text model.
+MoE models have a shared expert beside the others, which a sigmoid multiplies too. The layers of images have no part in
+the text model.
+
+The predictor (MTP) has attention. It reads hidden states after the final norm, and the embedding comes first: vLLM's
+`qwen3_next_mtp.py` and `qwen3_next.py`, and llama.cpp since #24025, where the acceptance of Qwen3.6 rose by it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Final
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration import (
     ATTENTION,
+    PROJECTIONS,
     RECURRENCE,
     ROUTER,
     AttentionSpec,
@@ -26,6 +30,7 @@ from chairlift.models.declaration import (
     ModelConfig,
     NormSpec,
     ParallelExpertsSpec,
+    PredictorSpec,
     RecurrenceSpec,
     RopeConfig,
 )
@@ -59,7 +64,6 @@ IMAGE_FIELDS: Final = (
     "vision_end_token_id",
     "vision_start_token_id",
 )
-MTP_FIELDS: Final = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 FIELDS_WITHOUT_EFFECT: Final = ("mamba_ssm_dtype", "mlp_only_layers", "output_gate_type", "pad_token_id")
 
 
@@ -103,30 +107,69 @@ class DeltaSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictorNames:
+    """The names of the parameters of a predictor: the prefix of its layer, and the names of the others."""
+
+    layer: str
+    projection: str
+    embedding_norm: str
+    hidden_norm: str
+    norm: str
+
+
+HF_PREDICTOR: Final = PredictorNames(
+    "mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Qwen35Sizes:
     """The sizes of a Qwen3.5 model.
 
     Attributes:
         recurrent: whether each layer has the gated delta rule in place of attention.
         shared_size: the inner size of the shared expert; None in a model without experts.
+        predictor: the names of the parameters of its predictor; None if it has none.
     """
 
     sizes: LlamaSizes
     delta: DeltaSizes
     recurrent: Sequence[bool]
     shared_size: int | None = None
+    predictor: PredictorNames | None = None
 
     def declare(self) -> ModelConfig:
-        config = self.sizes.declare()
-        return replace(config, layers=tuple(map(self._declare_layer, range(self.sizes.num_layers), config.layers)))
+        config, layers = self.sizes.declare(), tuple(map(self._declare_layer, range(self.sizes.num_layers)))
+        predictor = None if self.predictor is None else self._declare_predictor(self.predictor)
+        return replace(config, layers=layers, predictor=predictor)
 
-    def _declare_layer(self, index: int, layer: LayerSpec) -> LayerSpec:
-        prefix, norms = f"model.layers.{index}", layer.attention_norms
+    def _declare_predictor(self, names: PredictorNames) -> PredictorSpec:
+        def norm(name: str) -> NormSpec:
+            return NormSpec("rms_norm", name, hidden, self.sizes.norm_eps, self.sizes.norm_weight_offset)
+
+        hidden = self.sizes.hidden_size
+        return PredictorSpec(
+            layer=self._with_attention(self.sizes.num_layers, names.layer),
+            projection=MatrixSpec(PROJECTIONS, "predictor_in", ((names.projection, hidden),), 2 * hidden),
+            embedding_norm=norm(names.embedding_norm),
+            hidden_norm=norm(names.hidden_norm),
+            norm=norm(names.norm),
+        )
+
+    def _with_attention(self, index: int, prefix: str) -> LayerSpec:
+        """Declare a layer with attention, whose parameters begin with `prefix`."""
+        layer = self.sizes.declare_layer(index, prefix)
         if self.shared_size is not None:
             layer = self._with_shared_expert(f"{prefix}.mlp", layer, self.shared_size)
+        assert layer.attention is not None, "every layer of LlamaSizes has attention"
+        return replace(layer, attention=_with_gate(f"{prefix}.self_attn", layer.attention))
+
+    def _declare_layer(self, index: int) -> LayerSpec:
+        prefix = f"model.layers.{index}"
+        layer = self._with_attention(index, prefix)
         if not self.recurrent[index]:
-            assert layer.attention is not None, "the other layers have attention"
-            return replace(layer, attention=_with_gate(f"{prefix}.self_attn", layer.attention))
+            return layer
+        norms = layer.attention_norms
         spec = self.delta.declare(f"{prefix}.linear_attn", self.sizes.hidden_size, self.sizes.norm_eps)
         return replace(layer, attention=None, attention_norms=BranchNorms(), recurrence=spec, recurrence_norms=norms)
 
@@ -159,7 +202,7 @@ class Qwen35ConfigReader(LlamaConfigReader):
     """The reader of the `config.json` of a text model."""
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
-        for key in (*MTP_FIELDS, *FIELDS_WITHOUT_EFFECT):
+        for key in FIELDS_WITHOUT_EFFECT:
             fields.get(key)
         fields.allow_only("attn_output_gate", True, "attention of Qwen3.5 has a gate")
         sizes = replace(self.read_sizes(fields), norm_weight_offset=1.0, qk_norm="heads")
@@ -168,7 +211,8 @@ class Qwen35ConfigReader(LlamaConfigReader):
             fields.get("intermediate_size")  # Has no effect, because every layer has experts.
             experts = read_experts(fields, fields.integer(self.inner_key), "chosen")
             sizes, shared = replace(sizes, experts=experts), fields.integer("shared_expert_intermediate_size")
-        return Qwen35Sizes(sizes, _read_delta(fields), _read_layers(fields, sizes.num_layers), shared).declare()
+        layers, predictor = _read_layers(fields, sizes.num_layers), _read_predictor(fields)
+        return Qwen35Sizes(sizes, _read_delta(fields), layers, shared, predictor).declare()
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
@@ -206,6 +250,12 @@ def _read_delta(fields: ConfigFields) -> DeltaSizes:
     )
 
 
+def _read_predictor(fields: ConfigFields) -> PredictorNames | None:
+    """The names of the predictor. One with several layers or with embeddings of its own is not supported."""
+    has_embeddings = fields.get("mtp_use_dedicated_embeddings")
+    return HF_PREDICTOR if fields.integer("mtp_num_hidden_layers", 0, low=0) == 1 and not has_embeddings else None
+
+
 def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
     interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
     if (types := fields.get("layer_types")) is None:
@@ -237,7 +287,12 @@ def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
     )
     recurrent = _read_gguf_layers(fields, sizes.num_layers, further)
     shared = fields.integer("expert_shared_feed_forward_length") if is_moe else None
-    return Qwen35Sizes(replace(sizes, architecture="qwen3.5", qk_norm="heads"), delta, recurrent, shared).declare()
+    sizes, predictor = replace(sizes, architecture="qwen3.5", qk_norm="heads"), None
+    prefix = f"model.layers.{sizes.num_layers}"
+    if further == 1 and f"blk.{sizes.num_layers}.nextn.embed_tokens.weight" not in header.tensor_names:
+        names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+        predictor = PredictorNames(prefix, *(f"{prefix}.{name}" for name in names))
+    return Qwen35Sizes(sizes, delta, recurrent, shared, predictor).declare()
 
 
 def _read_gguf_layers(fields: ConfigFields, layers: int, further: int) -> list[bool]:
@@ -253,18 +308,18 @@ def _read_gguf_layers(fields: ConfigFields, layers: int, further: int) -> list[b
     return recurrent
 
 
-def _query_and_gate(tensor: str) -> dict[str, StoredName]:
+def _query_and_gate(layer: str, tensor: str) -> dict[str, StoredName]:
     """The places of query and gate, whose heads alternate in one tensor."""
     place = StoredName(tensor, row_step=2, block="head")
-    prefix = "model.layers.{}.self_attn"
-    return {f"{prefix}.q_proj": place, f"{prefix}.q_gate": place._replace(first_row=1)}
+    return {f"{layer}.self_attn.q_proj": place, f"{layer}.self_attn.q_gate": place._replace(first_row=1)}
 
 
-def _stacked_experts() -> dict[str, StoredName]:
-    """The places of the projections in files that hold those of all experts in one tensor."""
-    prefix = "model.layers.{}.mlp.experts"
+def _stacked(layer: str) -> dict[str, StoredName]:
+    """The places of projections in safetensors files: those of all experts may be in one tensor."""
+    prefix = f"{layer}.mlp.experts"
     up = StoredName(f"{prefix}.gate_up_proj", row_step=2, block="part")
     return {
+        **_query_and_gate(layer, f"{layer}.self_attn.q_proj"),
         f"{prefix}.{{}}.gate_proj.weight": up,
         f"{prefix}.{{}}.up_proj.weight": up._replace(first_row=1),
         f"{prefix}.{{}}.down_proj.weight": StoredName(f"{prefix}.down_proj"),
@@ -273,7 +328,7 @@ def _stacked_experts() -> dict[str, StoredName]:
 
 QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
     **GGUF_NAMES,
-    **_query_and_gate("blk.{}.attn_q"),
+    **_query_and_gate("model.layers.{}", "blk.{}.attn_q"),
     "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
     **{
         f"model.layers.{{}}.linear_attn.{name}": f"blk.{{}}.{other}"
@@ -294,6 +349,8 @@ QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
         for name in ("gate", "up", "down")
     },
     "model.layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
+    **{f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name}" for name in ("eh_proj", "enorm", "hnorm")},
+    "model.layers.{}.shared_head.norm": "blk.{}.nextn.shared_head_norm",
 }
 
 DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows, architecture="qwen3.5")
@@ -310,6 +367,6 @@ QWEN35: Final = Architecture(
     gguf_readers=dict.fromkeys(("qwen35", "qwen35moe"), read_qwen35_gguf),
     gguf_names=QWEN35_GGUF_NAMES,
     other_prefixes=(("model.", "model.language_model."),),
-    stacked_names={**_query_and_gate("model.layers.{}.self_attn.q_proj"), **_stacked_experts()},
+    stacked_names={**_stacked("model.layers.{}"), **_stacked("mtp.layers.{}")},
     unread_prefixes=("model.visual.", "mtp."),
 )

@@ -152,10 +152,9 @@ class LlamaSizes:
             dtype=self.dtype,
         )
 
-    def declare_layer(self, index: int) -> LayerSpec:
-        """Return the declaration of one layer."""
-        prefix = f"model.layers.{index}"
-        names = self.norms
+    def declare_layer(self, index: int, prefix: str | None = None) -> LayerSpec:
+        """Return the declaration of one layer, whose parameters begin with `prefix`; None for that of its index."""
+        prefix, names = prefix or f"model.layers.{index}", self.norms
         return LayerSpec(
             attention=self.declare_attention(f"{prefix}.self_attn", index),
             attention_norms=self._branch_norms(prefix, names.before_attention, names.after_attention),

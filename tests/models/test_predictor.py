@@ -1,0 +1,146 @@
+"""The predictor of Qwen3.5 gives the logits of a plain reference, in whole prompts and in chunks, from both formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from test_gguf_parity import write_gguf
+from test_models_parity import KERNEL_SETS, prompts
+from transformers import AutoModelForCausalLM
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from chairlift.errors import ConfigError
+from chairlift.loading.resolve import load_config, open_weights, resolve_model
+from chairlift.models.decoder import DecoderModel, build_model
+from packed_steps import Tables, pack
+from recurrences import state_step
+
+TOLERANCE = 2e-3
+
+
+@pytest.fixture(autouse=True)
+def _inference_mode() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def load(model: Path, kernels: str) -> DecoderModel:
+    files = resolve_model(str(model))
+    config = load_config(files, needs_predictor=True)
+    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    built = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
+    assert weights.unused() == []
+    built.allocate_kv_cache(num_blocks=64, block_size=8)
+    built.allocate_states(8)
+    return built
+
+
+class Reference:
+    """Multi-token prediction with the layer of transformers, for one whole sequence."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        self.weights = load_file(folder / "model.safetensors")
+        self.layer = modeling_qwen3_5.Qwen3_5DecoderLayer(self.model.config, 1)
+        prefix = "mtp.layers.0."
+        own = {name.removeprefix(prefix): each for name, each in self.weights.items() if name.startswith(prefix)}
+        self.layer.load_state_dict(own)
+
+    def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(rows, (64,), 1 + self.weights[f"mtp.{name}.weight"], self.model.config.rms_norm_eps)
+
+    def results(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
+        """The results [T - 1, hidden_size] at each token but the last one; `hidden` are those of `predicted` before."""
+        embedding = self.model.model.embed_tokens(torch.tensor(tokens[1:]))
+        joined = torch.cat((self.norm("pre_fc_norm_embedding", embedding), self.norm("pre_fc_norm_hidden", hidden)), 1)
+        x = (joined @ self.weights["mtp.fc.weight"].T)[None]
+        positions = torch.arange(len(hidden))[None]
+        rotary = self.model.model.rotary_emb(x, positions)
+        mask = torch.full((len(hidden), len(hidden)), -torch.inf).triu(1)[None, None]
+        found = self.layer(x, position_embeddings=rotary, attention_mask=mask, position_ids=positions)
+        return self.norm("norm", (found[0] if isinstance(found, tuple) else found)[0])
+
+    def hidden(self, tokens: list[int]) -> torch.Tensor:
+        """The hidden states after the final norm."""
+        states: torch.Tensor = self.model.model(torch.tensor([tokens])).last_hidden_state[0]
+        return states
+
+    def logits(self, results: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model.lm_head(results)
+        return logits
+
+
+def predict(
+    model: DecoderModel, tables: Tables, work: list[tuple[int, int, int]], sequences: dict[int, list[int]]
+) -> list[torch.Tensor]:
+    """The results of the predictor for slices (sequence, start, stop) of sequences in one step."""
+    step = pack(tables, work)
+    counts = [stop - start for _, start, stop in work]
+    states = state_step(counts, [s if start else -1 for s, start, _ in work], [s for s, _, _ in work])
+    plan = model.plan(step.metadata, states=states)
+    tokens = torch.tensor([token for s, start, stop in work for token in sequences[s][start:stop]])
+    after = torch.tensor([token for s, start, stop in work for token in sequences[s][start + 1 : stop + 1]])
+    hidden = model.final_hidden(model.forward(tokens, step.positions, plan))
+    return list(model.predict(after, step.positions, hidden, plan).clone().split(counts))
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_logits_are_those_of_the_reference(
+    kernels: str, kind: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tiny_model_dir("qwen3_5", mtp_num_hidden_layers=1)
+    model = load(folder if kind == "folder" else write_gguf(folder, "qwen3_5", tmp_path / "model.gguf"), kernels)
+    reference, sequences = Reference(folder), {number: tokens for number, tokens in prompts().items() if number != 1}
+    lengths = {number: len(tokens) - 1 for number, tokens in sequences.items()}
+    whole = predict(model, Tables(64, 8), [(number, 0, length) for number, length in lengths.items()], sequences)
+    tables = Tables(64, 8, seed=1)
+    middle = {number: length // 3 for number, length in lengths.items()}
+    parts = [
+        predict(model, tables, [(number, 0, middle[number]) for number in sequences], sequences),
+        predict(model, tables, [(number, middle[number], lengths[number] - 1) for number in sequences], sequences),
+        predict(model, tables, [(number, lengths[number] - 1, lengths[number]) for number in sequences], sequences),
+    ]
+    for index, (number, tokens) in enumerate(sequences.items()):
+        expected = reference.logits(reference.results(tokens, reference.hidden(tokens)[:-1]))
+        assert lengths[number] == len(expected)
+        for found in (whole[index], torch.cat([part[index] for part in parts])):
+            torch.testing.assert_close(model.predicted_logits(found), expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_further_token_is_predicted_from_the_result_before_it(tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("qwen3_5", mtp_num_hidden_layers=1)
+    model, reference, tokens = load(folder, "torch"), Reference(folder), prompts()[2]
+    tables, length = Tables(64, 8), len(tokens) - 1
+    (found,) = predict(model, tables, [(0, 0, length)], {0: tokens})
+    step = pack(tables, [(0, length, length + 1)])
+    drafted = int(model.predicted_logits(found[-1:]).argmax())
+    next_result = model.predict(torch.tensor([drafted]), step.positions, found[-1:].clone(), model.plan(step.metadata))
+    hidden = reference.hidden(tokens)[:-1]
+    before = reference.results(tokens, hidden)
+    expected = reference.results([*tokens, drafted], torch.cat((hidden, before[-1:])))[-1:]
+    torch.testing.assert_close(
+        model.predicted_logits(next_result), reference.logits(expected), rtol=TOLERANCE, atol=TOLERANCE
+    )
+
+
+def test_a_model_without_a_predictor_is_rejected_if_one_is_needed(tiny_model_dir: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"method=mtp needs a layer .* has none: use method=ngram, or a draft model"):
+        load_config(resolve_model(str(tiny_model_dir("qwen3_5"))), needs_predictor=True)
+
+
+def test_without_need_its_tensors_are_skipped(tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("qwen3_5", mtp_num_hidden_layers=1)
+    files: Any = resolve_model(str(folder))
+    config = load_config(files)
+    assert config.predictor is None
+    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    build_model(config, weights, dtype=torch.float32, device="cpu", kernels="torch")
+    assert weights.unused() == []
+    assert [note for note in weights.notes() if "tensors mtp.*" in note]
