@@ -19,6 +19,7 @@ from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
+from chairlift.slo import SLO
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import RowTime, StepTime
 
@@ -240,11 +241,12 @@ def make_request(
     cache_salt: str | None = None,
     deadline: float | None = None,
     lora_id: int = 0,
+    slo: SLO | None = None,
 ) -> Request:
     return Request(
         request_id,
         prompt,
-        SamplingParams(temperature=0, max_tokens=max_tokens),
+        SamplingParams(temperature=0, max_tokens=max_tokens, slo=slo),
         max_tokens,
         priority=priority,
         leader_id=leader_id,

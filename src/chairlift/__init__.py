@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from chairlift.lora import LoRARequest
     from chairlift.outputs import CompletionOutput, RequestOutput
     from chairlift.sampling_params import SamplingParams
+    from chairlift.slo import SLO
     from chairlift.structured_outputs import StructuredOutputs
 
 _MODULES = {
@@ -29,12 +30,14 @@ _MODULES = {
     "LLM": "chairlift.engine.llm",
     "LoRARequest": "chairlift.lora",
     "RequestOutput": "chairlift.outputs",
+    "SLO": "chairlift.slo",
     "SamplingParams": "chairlift.sampling_params",
     "StructuredOutputs": "chairlift.structured_outputs",
 }
 
 __all__ = [
     "LLM",
+    "SLO",
     "AsyncLLM",
     "CompletionOutput",
     "EngineConfig",

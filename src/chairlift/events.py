@@ -92,6 +92,7 @@ class RequestArrived:
         output_len: the number of output tokens, if it is forced.
         predicted_len: the number that the length predictor expects; None without a prediction.
         tenant: the unit of fair scheduling that the request belongs to.
+        slo: the fields of the `SLO` of the request; None if it has none.
         step: the first step that can contain the request.
     """
 
@@ -105,6 +106,7 @@ class RequestArrived:
     output_len: int | None = None
     predicted_len: int | None = None
     tenant: str = ""
+    slo: Mapping[str, float | None] | None = None
     step: int = 0
 
 

@@ -106,6 +106,7 @@ def _parameter(name: str, about: Option, kind: Any, default: Any, group: str | N
         help=about.help,
         group="Arguments" if about.is_positional else option_group(group or "Options"),
         choices=None if about.parse is not None else about.choices or None,
+        consume_multiple=about.takes_several or None,
         negative=() if default is False or kind not in FLAG_TYPES else None,
         show_default=is_constant,
         converter=_integer if int in (kind, *get_args(kind)) else None,

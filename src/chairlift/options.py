@@ -28,6 +28,7 @@ class Option:
         parse: converts text, or the texts of a repeated option, to the value. Its second argument is the name of the
             option, for the message of a ConfigError.
         is_repeated: the option can be given several times on the command line.
+        takes_several: one occurrence of a repeated option takes all values up to the next option.
         is_positional: the values, which are a list, are arguments of the command line without a name.
         name: the name of the option, if it is not that of the field.
         short_name: a second name on the command line, such as "-m".
@@ -38,6 +39,7 @@ class Option:
     minimum: float | None = None
     parse: Callable[[Any, str], Any] | None = None
     is_repeated: bool = False
+    takes_several: bool = False
     is_positional: bool = False
     name: str | None = None
     short_name: str | None = None

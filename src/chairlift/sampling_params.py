@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from chairlift.errors import RequestError
+from chairlift.slo import SLO
 from chairlift.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
@@ -175,6 +176,7 @@ class SamplingParams:
             word remain possible.
         allowed_token_ids: only these tokens are sampled; EOS must be listed to be sampled.
         structured_outputs: a constraint on the text of the answer.
+        slo: the latencies that the request should have; goodput counts the requests that have them.
 
     Raises:
         RequestError: a value is out of range; the message names the field, the value and the limit.
@@ -204,6 +206,7 @@ class SamplingParams:
     bad_words: Sequence[str | Sequence[int]] = ()
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputs | None = None
+    slo: SLO | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -245,6 +248,8 @@ class SamplingParams:
             raise RequestError(
                 "stop needs detokenize=True: remove detokenize=False, or use stop_token_ids", "detokenize"
             )
+        if self.slo is not None and not isinstance(self.slo, SLO):
+            raise RequestError(f"slo must be an SLO record, got {self.slo!r:.100}", "slo")
         constraint = self.structured_outputs
         if constraint is None:
             return

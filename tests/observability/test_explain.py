@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from chairlift.observability.explain import Explainer, Explanation, Viewer
 from chairlift.observability.step_cost import MIN_STEPS
 from chairlift.observability.what_if import what_ifs
 from chairlift.request import WaitReason
+from chairlift.slo import SLO
 from tracked_engine import TrackedEngine
 
 Prompts = list[tuple[int, int]]
@@ -235,3 +237,64 @@ def test_a_hit_has_the_reason_why_it_ends() -> None:
         "0 of 18 prompt tokens were cached: K and V of 8 were, but none of their states is kept",
         "28 of 30 prompt tokens were cached",
     ]
+
+
+def missed(engine: TrackedEngine, request_id: str) -> tuple[str | None, str | None]:
+    """The missed objective of a request and its largest cause."""
+    slo = explain(engine, request_id).slo
+    assert slo is not None
+    return slo.missed, slo.cause
+
+
+def test_a_missed_slo_names_the_largest_cause() -> None:
+    engine = TrackedEngine(max_num_seqs=1, num_blocks=16)
+    engine.add([1, 2], 20)
+    last = engine.add([3, 4], 2, slo=SLO(ttft_ms=1000))
+    engine.steps(2)
+    slo = explain(engine, last).slo
+    assert slo is not None
+    assert slo.is_met is None
+    assert slo.text == "its SLO can still be met"
+    engine.to_end()
+    assert missed(engine, last) == ("ttft", "seats")
+    slo = explain(engine, last).slo
+    assert slo is not None
+    assert slo.is_met is False
+    assert re.fullmatch(r"TTFT 2.\d* s exceeds its SLO of 1000 ms, mostly because other requests .*: 2.\d* s", slo.text)
+
+
+def test_a_prompt_in_chunks_beside_others_misses_its_slo_by_shared_steps() -> None:
+    engine = TrackedEngine(max_num_batched_tokens=32, enable_prefix_caching=False)
+    for _ in range(MIN_STEPS):  # steps of other sizes, which determine the cost of a token
+        engine.add([9], 2)
+        engine.steps(1)
+    engine.to_end()
+    engine.add(list(range(200)), 2)
+    last = engine.add(list(range(20)), 2, slo=SLO(ttft_ms=1000))
+    engine.to_end()
+    assert missed(engine, last) == ("ttft", "shared_steps")
+    assert engine.tracker.get(last).met_slo is False  # type: ignore[union-attr]
+
+
+def test_preemption_and_own_tokens_are_causes_of_a_missed_tpot() -> None:
+    engine = TrackedEngine(num_blocks=5, block_size=2, max_num_seqs=3, enable_prefix_caching=False)
+    for start in (1, 2, 3):
+        last = engine.add([start, 4], 7, slo=SLO(ttft_ms=9e6, tpot_ms=150))
+    engine.to_end()
+    assert missed(engine, last) == ("tpot", "preemption")
+    alone = engine.add([9, 9], 7, slo=SLO(tpot_ms=1))
+    engine.to_end()
+    assert missed(engine, alone) == ("tpot", "own_tokens")
+
+
+def test_a_met_slo_and_a_request_without_one() -> None:
+    engine = TrackedEngine()
+    met, without = engine.add([1], 3, slo=SLO(9e6, 9e6)), engine.add([2], 3)
+    aborted = engine.add([3], 3, slo=SLO(1, 1))
+    engine.core.abort(aborted)
+    engine.to_end()
+    slo = explain(engine, met).slo
+    assert slo is not None
+    assert (slo.is_met, slo.missed, slo.text) == (True, None, "its SLO is met")
+    assert explain(engine, without).slo is None
+    assert engine.tracker.get(aborted).met_slo is None  # type: ignore[union-attr]

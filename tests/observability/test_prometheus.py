@@ -13,6 +13,7 @@ from chairlift.events import EventList, RequestFinished, Step
 from chairlift.lab.metrics.requests import request_metrics
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
+from chairlift.slo import SLO
 from fakes import PartlyRightProposals
 from tracked_engine import TrackedEngine
 
@@ -213,3 +214,13 @@ def test_recurrent_states_have_gauges_of_their_own_and_evictions_are_counted() -
     engine.to_end()
     evicted = exposed(engine.log, engine)["chairlift:state_checkpoint_evictions_total", ""]
     assert evicted == engine.manager.checkpoints.num_evicted > 0
+
+
+def test_requests_with_an_slo_are_counted_by_its_result() -> None:
+    engine = TrackedEngine()
+    for slo in (SLO(9e6), SLO(9e6), SLO(ttft_ms=1), None):
+        engine.add([1], 3, slo=slo)
+    engine.to_end()
+    found = exposed(engine.log, engine)
+    assert found["chairlift:slo_requests_total", "met"] == 2
+    assert found["chairlift:slo_requests_total", "missed"] == 1

@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple
 from chairlift.config import FAIR_POLICIES, PRIORITY_POLICIES
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.core.queues.shortest_remaining import remaining_work
+from chairlift.observability.explained_slo import ExplainedSLO, explain_slo
 from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_preemption, describe_span
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
 from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
@@ -89,6 +90,7 @@ class Explanation:
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
         prefix: how far the hit in the prefix cache reached, and why not further; None before the first admission.
         replica: the id of the replica that computes the sequence; None if the model has no replicas.
+        slo: its SLO, and why it was missed; None if it has none.
     """
 
     id: str
@@ -104,6 +106,7 @@ class Explanation:
     accepted_draft_tokens: int = 0
     prefix: str | None = None
     replica: str | None = None
+    slo: ExplainedSLO | None = None
 
 
 class BlockUse(NamedTuple):
@@ -144,6 +147,7 @@ class Explainer:
             draft_tokens=request.draft_tokens,
             accepted_draft_tokens=request.accepted_draft_tokens,
             prefix=None if request.first_scheduled is None else describe_prefix(request),
+            slo=explain_slo(request, spans_by_wait, self._tracker.cost.line(), now),
         )
 
     # -- waits ---------------------------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ HISTOGRAMS: Final = {
     "vllm:iteration_tokens_total": ("Number of tokens computed in a step.", STEP_BUCKETS),
 }
 
+SLO_RESULTS: Final = ("met", "missed")
+
 COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
     "vllm:num_preemptions": ("Preemptions of requests.", {}),
     "vllm:prompt_tokens": ("Prompt tokens of admitted requests.", {}),
@@ -95,6 +97,7 @@ COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
     "chairlift:length_predictions": ("Requests with a predicted output length that were answered.", {}),
     "chairlift:length_error_tokens": ("Differences of predicted and true output lengths of these requests.", {}),
     "chairlift:length_predictions_covered": ("These requests whose output was not longer than predicted.", {}),
+    "chairlift:slo_requests": ("Requests with an SLO that ended, by whether they met it.", {"result": SLO_RESULTS}),
     "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", {}),
     "chairlift:padding_tokens": ("Padding tokens computed for static batches.", {}),
     "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", {}),
@@ -252,6 +255,8 @@ class PrometheusMetrics(ReplayReader, Collector):
             self._count("chairlift:length_predictions")
             self._count("chairlift:length_error_tokens", abs(predicted - event.num_output_tokens))
             self._count("chairlift:length_predictions_covered", event.num_output_tokens <= predicted)
+        if (met := request.met_slo) is not None:
+            self._count("chairlift:slo_requests", 1, "met" if met else "missed")
         add = self._histograms
         add["vllm:request_prompt_tokens"].add(event.num_prompt_tokens)
         add["vllm:request_generation_tokens"].add(event.num_output_tokens)

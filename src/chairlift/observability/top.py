@@ -132,6 +132,8 @@ def explained_lines(sequence: dict[str, Any]) -> list[str]:
         for wait in sequence["waits"]
         for span in wait["spans"]
     ]
+    if (slo := sequence.get("slo")) is not None:  # earlier versions of the server have none
+        lines.append(f"SLO: {slo['text']}")
     if sequence["position"] is not None:
         expected = sequence["expected_wait"]
         wait = "unknown" if expected is None else format_duration(expected)

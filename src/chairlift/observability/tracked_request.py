@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 
 from chairlift.events import RequestArrived, RequestFinished, RequestWaiting
 from chairlift.observability.queue_timeline import QueueInterval
+from chairlift.request import FinishReason
+from chairlift.slo import SLO
 
 RequestState = Literal["waiting", "running", "finished", "rejected", "lost"]
 
@@ -111,6 +113,7 @@ class TrackedRequest:
         block_ids: held blocks, including shared ones, in the order of their allocation.
         num_steps, step_seconds, step_tokens: number and seconds of the steps that contained the request, and the number
             of its own tokens in them.
+        prefill: number, seconds and own tokens of the steps until its first output token; None before it.
         recompute_tokens: tokens that were computed again after preemptions.
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
         waiting_event: the last event of the request at the head of the queue.
@@ -138,6 +141,7 @@ class TrackedRequest:
     num_steps: int = 0
     step_seconds: float = 0.0
     step_tokens: int = 0
+    prefill: tuple[int, float, int] | None = None
     padding_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
@@ -175,6 +179,29 @@ class TrackedRequest:
         """The time at which it finished or was lost."""
         return self.lost_time if self.finished is None else self.finished.time
 
+    @property
+    def slo(self) -> SLO | None:
+        return None if self.arrived.slo is None else SLO(**self.arrived.slo)
+
+    @property
+    def met_slo(self) -> bool | None:
+        """Whether it met its SLO; None if it has none, has not finished, or was aborted before its first token."""
+        event, slo = self.finished, self.slo
+        if event is None or slo is None or self.lost_time is not None:
+            return None
+        if event.first_token_time is None:
+            return None if event.finish_reason == FinishReason.ABORT else False
+        failed = event.finish_reason in (FinishReason.ERROR, FinishReason.TIMEOUT)
+        return not failed and slo.is_met(event.first_token_time - event.arrival_time, self.tpot)
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per output token after the first, until the end; None before it, or with fewer than two."""
+        event = self.finished
+        if event is None or event.first_token_time is None or event.num_output_tokens < 2:
+            return None
+        return (event.time - event.first_token_time) / (event.num_output_tokens - 1)
+
     def add_row(
         self, start: int, num_kept: int, num_scheduled: int, num_new: int, padding: int, seconds: float, time: float
     ) -> None:
@@ -201,6 +228,7 @@ class TrackedRequest:
             return
         if self.last_token is None:
             self.first_token = time
+            self.prefill = self.num_steps, self.step_seconds, self.step_tokens
         else:
             self.token_gap = time - self.last_token
         self.last_token = time

@@ -22,6 +22,8 @@ from chairlift.lab.bench.throughput import ThroughputOptions, run_throughput
 from chairlift.lab.bench.workload_options import WorkloadOptions, first_requests, redraw_tokens
 from chairlift.lab.metrics.requests import request_metrics
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.option_sources import read_options
+from chairlift.slo import SLO
 from tiny_tokenizer import add_tokenizer
 
 TinyModel = Callable[..., Path]
@@ -149,3 +151,8 @@ def test_a_trace_of_texts_is_tokenized_by_the_models_tokenizer(tiny_model_dir: T
     assert (run["prompt_tokens"], run["output_tokens"]) == (12, 3)
     with pytest.raises(ConfigError, match="a tokenizer is required to know its lengths"):
         run_throughput(config(tiny_model_dir, model=folder, skip_tokenizer_init=True), options)
+
+
+def test_goodput_gives_every_request_an_slo() -> None:
+    options = read_options(WorkloadOptions, {"goodput": ["ttft:100", "tpot:50"], "num-prompts": 2}, environment=False)
+    assert [item.slo for item in options.workload(256, 0)] == [SLO(100, 50)] * 2

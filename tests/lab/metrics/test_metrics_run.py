@@ -215,3 +215,17 @@ def test_a_run_without_events_has_zero_metrics() -> None:
 def test_metrics_need_no_torch() -> None:
     code = "import sys, chairlift.lab.metrics.run; print(*({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
+
+
+def test_goodput_counts_requests_within_their_slo() -> None:
+    assert not [name for name in summarize(CHUNKED).values() if "slo" in name or name == "goodput"]
+    events: list[Event] = [STARTED]
+    for name, slo in (("met", {"ttft_ms": 1000, "tpot_ms": 500}), ("late", {"ttft_ms": 999, "tpot_ms": None})):
+        events.append(replace(arrived(name, 0.0, 1), slo=slo))
+    events.append(step(0, 0.0, 1.0, [("met", 1, 0, 1), ("late", 1, 0, 1)], admitted=["met", "late"]))
+    events += [
+        replace(finished(name, 2.0, 3), first_scheduled_time=0.0, first_token_time=1.0) for name in ("met", "late")
+    ]
+    values = summarize([*events, step(1, 1.0, 4.0, [("other", 1, 0, 1)])]).values()
+    assert (values["num_with_slo"], values["num_met_slo"]) == (2, 1)
+    assert (values["goodput"], values["slo_attainment"]) == (0.25, 0.5)

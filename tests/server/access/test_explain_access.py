@@ -21,6 +21,7 @@ from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.engine import event_stream
 from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, readiness
+from chairlift.slo import SLO
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -30,7 +31,10 @@ KEYS = {"ann": False, "bob": False, "root": True}
 @pytest.fixture(scope="module")
 def shared(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """A server with one seat and three keys."""
-    keys = KeyRing(Key(KeyInfo(name, name, admin), digest(f"sk-{name}")) for name, admin in KEYS.items())
+    slos = {"bob": SLO(ttft_ms=5)}
+    keys = KeyRing(
+        Key(KeyInfo(name, name, admin), digest(f"sk-{name}"), slo=slos.get(name)) for name, admin in KEYS.items()
+    )
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
     )
@@ -72,6 +76,7 @@ def test_a_key_sees_its_own_requests_and_opaque_ids_of_others(shared: RunningSer
     text = get(shared, path, "bob").text
     assert calls["ann"] not in text
     (explained,) = json.loads(text)["sequences"]
+    assert (explained["slo"]["ttft_ms"], explained["slo"]["missed"], explained["slo"]["cause"]) == (5, "ttft", "seats")
     (seats,) = (span for span in explained["waits"][0]["spans"] if span["reason"] == "seats")
     (member,) = seats["largest_holders"]
     assert member["id"].startswith("other-")

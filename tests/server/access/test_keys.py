@@ -25,6 +25,7 @@ from chairlift.server.access.keys import (
     new_secret,
     to_toml,
 )
+from chairlift.slo import SLO
 
 
 def test_a_key_file_round_trips(tmp_path: Path) -> None:
@@ -34,8 +35,10 @@ def test_a_key_file_round_trips(tmp_path: Path) -> None:
         key_record(secrets[1], name="bob", weight=2.5, requests_per_minute=60, max_concurrent=4),
         key_record(secrets[2], name="carol-2", tokens_per_minute=1000.0),
     ]
+    objectives = "\nslo = {ttft_ms = 500, tpot_ms = 50}"
     toml, jsonl = tmp_path / "keys.toml", tmp_path / "keys.jsonl"
-    toml.write_text("\n\n".join(map(to_toml, records)))
+    toml.write_text("\n\n".join(map(to_toml, records)) + objectives)
+    records[2]["slo"] = {"ttft_ms": 500, "tpot_ms": 50}
     jsonl.write_text("\n".join(map(json.dumps, records)) + "\n\n")
     for path in (toml, jsonl):
         ring = load_keys(path)
@@ -47,6 +50,8 @@ def test_a_key_file_round_trips(tmp_path: Path) -> None:
         assert ring.by_tenant["bob"].limits == KeyLimits(60.0, None, 4)
         assert ring.by_tenant["carol-2"].limits == KeyLimits(None, 1000.0, None)
         assert ring.tenant_weights() == {"bob": 2.5}
+        assert ring.slo_of("carol-2") == SLO(500, 50)
+        assert ring.slo_of("bob") is None
         assert all(secret not in path.read_text() for secret in secrets)
 
 

@@ -43,7 +43,7 @@ SAMPLING: Final[list[Row]] = [
     {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "use_beam_search": False},
     {"safety_identifier": "x", "prompt_cache_key": "y", "prompt_cache_retention": "in_memory"},
     {"timings": True},
-    {"timeout": 60, "cache_salt": "pepper", "priority": 0},
+    {"timeout": 60, "cache_salt": "pepper", "priority": 0, "slo": {"ttft_ms": 500, "tpot_ms": 50}},
     {"response_format": {"type": "text"}},
     {"response_format": {"type": "json_object"}, "max_tokens": 12},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": OK_SCHEMA, "strict": True}}},

@@ -165,3 +165,24 @@ def test_metrics_are_in_prometheus_text(tight: RunningServer) -> None:
     assert "vllm:num_requests_running{" in answer.text
     assert 'vllm:request_success_total{engine="0",finished_reason="length"' in answer.text
     assert "chairlift:engine_up{" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("completions", {"prompt": [3], "max_tokens": 2}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+        ("responses", {"input": "Hi", "max_output_tokens": 2}),
+        ("messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+    ],
+    ids=["completions", "chat", "responses", "messages"],
+)
+def test_the_slo_of_a_request_is_explained(api_server: RunningServer, path: str, fields: dict[str, Any]) -> None:
+    answer = api_server.post(f"/v1/{path}", {"model": "tiny", "slo": {"ttft_ms": 80_000_000, "tpot_ms": 5e7}, **fields})
+    assert answer.status_code == 200, answer.text
+    (sequence,) = get(api_server, f"/v1/requests/{answer.json()['id']}/explain")["sequences"]
+    assert sequence["slo"]["is_met"] is True
+    assert (sequence["slo"]["ttft_ms"], sequence["slo"]["tpot_ms"]) == (80_000_000, 5e7)
+    rejected = api_server.post(f"/v1/{path}", {"model": "tiny", "slo": {"ttft_ms": -1}, **fields})
+    assert rejected.status_code == 400
+    assert "slo.ttft_ms must be a number of milliseconds above 0" in rejected.text

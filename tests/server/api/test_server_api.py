@@ -164,6 +164,9 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"best_of": 0}, "best_of", "at least n=1 and at most 128, got 0"),
     ({"frobnicate": 3}, "frobnicate", "unknown or not supported"),
     ({"priority": 3}, "priority", "has no effect"),
+    ({"slo": {}}, "slo", "slo must have ttft_ms, tpot_ms or both"),
+    ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms", "above 0 and at most 86400000, got 0"),
+    ({"slo": {"tpot_ms": 1e9}}, "slo.tpot_ms", "above 0 and at most 86400000, got 1000000000.0"),
     ({"prompt": ["a"] * 30, "n": 100}, "n", "at most 2048 are allowed"),
     ({"prompt": "x" * 3_000_000}, "prompt", "3000000 bytes long"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream: true"),
@@ -174,7 +177,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-EXTRA_FIELDS = ("min_tokens", "best_of", "frobnicate", "priority")
+EXTRA_FIELDS = ("min_tokens", "best_of", "frobnicate", "priority", "slo")
 
 
 @pytest.mark.parametrize(("fields", "param", "match"), INVALID, ids=lambda value: json.dumps(value)[:40])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
@@ -314,6 +314,7 @@ def _stop_token_id(request: Request) -> int | None:
 
 def _arrived_event(request: Request, step: int) -> RequestArrived:
     """The event of a request that arrives before `step` is scheduled."""
+    slo = request.sampling_params.slo
     return RequestArrived(
         time=request.arrival_time,
         request_id=request.request_id,
@@ -324,6 +325,7 @@ def _arrived_event(request: Request, step: int) -> RequestArrived:
         output_len=request.output_len,
         predicted_len=request.predicted_len,
         tenant=request.tenant,
+        slo=None if slo is None else asdict(slo),
         step=step,
     )
 

@@ -121,6 +121,8 @@ class BenchmarkResult:
     def _add_compared(self, table: Table, metric: ReportedMetric) -> None:
         """Add the medians and, for a metric with ratios, the range and the median of the ratios of the rounds."""
         spreads = [self.spread(name, metric.key) for name in self.runs]
+        if not any(spreads):
+            return
         rows = {"median": metric.heading}
         if metric.key in self.ratios and len(self.runs[self.baseline]) > 1:
             rows |= {"min": "  minimum", "max": "  maximum"}

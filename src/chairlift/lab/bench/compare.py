@@ -47,8 +47,8 @@ RATIOS: Final = (
 )
 """The metrics whose ratio to the baseline is also shown."""
 
-_KEYS: Final = (*RATIOS, "mean_batch_size", "mean_batch_tokens", *KINDS, "padding_tokens", "recomputed_tokens",
-                "preemptions", "length_error_mean", "length_coverage")  # fmt: skip
+_KEYS: Final = (*RATIOS, "goodput", "slo_attainment", "mean_batch_size", "mean_batch_tokens", *KINDS, "padding_tokens",
+                "recomputed_tokens", "preemptions", "length_error_mean", "length_coverage")  # fmt: skip
 COMPARED: Final = tuple(metric for key in _KEYS for metric in REPORTED_METRICS if metric.key == key)
 """The metrics of a comparison, in the order of the table."""
 

@@ -44,7 +44,7 @@ def _forced_request(engine: Engine, item: WorkloadRequest, prompt: list[int]) ->
 
     The input processor sets the output length to `max_tokens`, so `output_len` is replaced afterwards.
     """
-    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len)
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len, slo=item.slo)
     _, token_ids = engine.input_processor.encode(prompt)
     (request,) = engine.input_processor.make(
         item.request_id, token_ids, params, arrival_time=item.arrival, priority=item.priority, tenant=item.tenant

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from chairlift.lab.workload.synthetic import make_workload
 from chairlift.lab.workload.traces.formats import TraceOptions
 from chairlift.lab.workload.traces.trace_loader import read_trace
 from chairlift.options import check_options, option
+from chairlift.slo import SLO, parse_slo
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -56,6 +57,13 @@ class WorkloadOptions:
         None, "Maximum number of concurrent requests (closed loop). Default: no limit.", minimum=1
     )
     trace: Path | None = option(None, "Recorded workload, instead of lengths and arrivals.")
+    goodput: SLO | None = option(
+        None,
+        "SLO of every request in milliseconds, as ttft:100 tpot:50, whose goodput is measured. Default: none.",
+        parse=parse_slo,
+        is_repeated=True,
+        takes_several=True,
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -99,9 +107,9 @@ class WorkloadOptions:
             )
         else:
             workload = self._recorded(self.trace, vocab_size, token_round, tokenize)
-        if self.max_tokens is None:
-            return workload
-        return [replace(item, max_tokens=self.max_tokens) for item in workload]
+        given = {"max_tokens": self.max_tokens, "slo": self.goodput}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return [replace(item, **changes) for item in workload] if changes else workload
 
     def _recorded(
         self, trace: Path, vocab_size: int, token_round: int, tokenize: Tokenize | None

@@ -21,7 +21,7 @@ class RequestMetrics:
 
     The time of a token is when the result of its step was known. In a static batch it is the end of the request, and
     there are no ITLs and no TPOT (`is_streamed` is False). `num_cached_tokens` is the number of prompt tokens that had
-    K and V when the request was first admitted.
+    K and V when the request was first admitted. `met_slo` is that of `TrackedRequest`.
 
         arrival ------- first_scheduled ------- token_times[0] --- ... --- token_times[-1]
            |-- queue_time --|                         |-- itls: the gaps ---------|
@@ -39,6 +39,7 @@ class RequestMetrics:
     token_times: list[float]
     is_streamed: bool = True
     predicted_len: int | None = None
+    met_slo: bool | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -137,6 +138,7 @@ class RequestTally(ReplayReader):
             token_times=self._streamed_times(request) if is_streamed else _static_times(finished),
             is_streamed=is_streamed,
             predicted_len=request.arrived.predicted_len,
+            met_slo=request.met_slo,
         )
 
     def _streamed_times(self, request: TrackedRequest) -> list[float]:

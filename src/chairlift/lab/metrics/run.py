@@ -23,6 +23,7 @@ class RunMetrics:
 
     Attributes:
         num_answered: number of requests with a complete answer; num_unfinished: number of requests that have not ended.
+        num_with_slo, num_met_slo: number of ended requests with an SLO, and of those that met it.
         prompt_tokens: prompt tokens of requests with an output token.
         cached_tokens: prompt tokens that were found in the prefix cache.
         total_tokens_per_s: prompt and output tokens per second; requests_per_s: answered requests per second.
@@ -47,6 +48,8 @@ class RunMetrics:
     num_answered: int
     num_unfinished: int
     num_rejected: int
+    num_with_slo: int
+    num_met_slo: int
     num_steps: int
     prompt_tokens: int
     cached_tokens: int
@@ -80,7 +83,8 @@ class RunMetrics:
 
     def values(self) -> dict[str, float | None]:
         """The metrics that are not None by name. Those of summaries are named as `ttft_p50`, and shares of memory by
-        their kind of slot. Without draft tokens there are no values of speculative decoding."""
+        their kind of slot. Without draft tokens there are no values of speculative decoding, and without SLOs there is
+        no goodput."""
         values: dict[str, float | None] = {}
         for name, value in asdict(self).items():
             if isinstance(value, dict):
@@ -92,6 +96,11 @@ class RunMetrics:
             values["draft_acceptance"] = self.accepted_draft_tokens / self.draft_tokens
         else:
             del values["draft_tokens"], values["accepted_draft_tokens"]
+        if self.num_with_slo:
+            values["goodput"] = self.num_met_slo / self.duration if self.duration > 0 else 0.0
+            values["slo_attainment"] = self.num_met_slo / self.num_with_slo
+        else:
+            del values["num_with_slo"], values["num_met_slo"]
         return values
 
 
@@ -170,7 +179,14 @@ class _RequestTotals:
 
     def __init__(self) -> None:
         self.counts = _zeros(
-            "num_requests", "num_answered", "num_unfinished", "prompt_tokens", "cached_tokens", "output_tokens"
+            "num_requests",
+            "num_answered",
+            "num_unfinished",
+            "num_with_slo",
+            "num_met_slo",
+            "prompt_tokens",
+            "cached_tokens",
+            "output_tokens",
         )
         self.values: dict[str, list[float]] = {name: [] for name in SUMMARIZED}
         self.itls = array("d")
@@ -181,6 +197,8 @@ class _RequestTotals:
         counts["num_requests"] += 1
         counts["num_answered"] += request.is_answered
         counts["num_unfinished"] += request.finish_reason is None
+        counts["num_with_slo"] += request.met_slo is not None
+        counts["num_met_slo"] += request.met_slo is True
         counts["prompt_tokens"] += request.num_prompt_tokens if request.token_times else 0
         counts["cached_tokens"] += request.num_cached_tokens
         counts["output_tokens"] += request.num_output_tokens
@@ -270,6 +288,8 @@ REPORTED_METRICS: Final = (
     ReportedMetric("total_tokens_per_s", "prompt and output tokens", "/s"),
     ReportedMetric("requests_per_s", "requests", "/s"),
     ReportedMetric("e2e_latency_mean", "E2E latency, mean", "s"),
+    ReportedMetric("goodput", "requests within their SLO (goodput)", "/s"),
+    ReportedMetric("slo_attainment", "requests within their SLO", "%", 100),
     ReportedMetric("e2e_latency_p50", "E2E latency p50", "s"),
     ReportedMetric("e2e_latency_p99", "E2E latency p99", "s"),
     ReportedMetric("normalized_latency_mean", "E2E latency by output token, mean", "s"),

@@ -62,10 +62,18 @@ def draw(runs: Sequence[RecordedRun]) -> Figure | NothingToDraw:
     return figure
 
 
+def _label(run: RecordedRun) -> str:
+    """The label of a run, with its goodput if its requests have SLOs."""
+    values = run.metrics.values()
+    if "goodput" not in values:
+        return run.label
+    return f"{run.label}, goodput {values['goodput']:.3g}/s ({values['slo_attainment']:.0%})"
+
+
 def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RecordedRun]) -> None:
     for index, run in enumerate(runs):
         if of_run := panel.values(run):
-            axes.plot(*cdf(of_run), drawstyle="steps-post", label=run.label, linewidth=1.3, **line_style(index))
+            axes.plot(*cdf(of_run), drawstyle="steps-post", label=_label(run), linewidth=1.3, **line_style(index))
     axes.set(title=panel.title, ylim=(0, 1.01))
     if axes.lines:
         axes.set_xlabel(panel.unit)

@@ -221,7 +221,7 @@ def forced_request(item: WorkloadRequest) -> Request:
     return Request(
         item.request_id,
         list(item.prompt_token_ids),
-        SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len),
+        SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len, slo=item.slo),
         item.max_output_len,
         arrival_time=item.arrival,
         priority=item.priority,

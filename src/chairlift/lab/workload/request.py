@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift.errors import ConfigError
+from chairlift.slo import SLO
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class WorkloadRequest:
         carries_history: the prompt is the prompt of `after`, its output, and then prompt_token_ids.
         priority: smaller values are scheduled first under the priority policy.
         tenant: the fair policy shares the engine between tenants.
+        slo: its service level objectives.
 
     Raises:
         ConfigError: a value is outside these bounds.
@@ -38,6 +40,7 @@ class WorkloadRequest:
     carries_history: bool = False
     priority: int = 0
     tenant: str = ""
+    slo: SLO | None = None
 
     def __post_init__(self) -> None:
         if not (self.arrival >= 0 and math.isfinite(self.arrival)):

@@ -17,6 +17,7 @@ from chairlift.server.access.keys import KeyInfo, KeyRing
 from chairlift.server.access.rate_limits import KeyMeter
 from chairlift.server.access.service_rate import ServiceRate
 from chairlift.server.http.server_limits import ServerLimits
+from chairlift.slo import SLO
 
 DEADLINE_GRACE_SECONDS = 1.0
 """Seconds that the engine has after a deadline to finish its step and report the expired request."""
@@ -104,7 +105,8 @@ class AdmissionController:
         meter.record("requests", 1.0)
         meter.record("tokens", num_tokens)
         deadline = None if timeout is None else self.clock() + timeout
-        return Permit(key.tenant, self._salt(key, cache_salt), deadline, CallSlot(self, meter))
+        slot = CallSlot(self, meter)
+        return Permit(key.tenant, self._salt(key, cache_salt), deadline, slot, self._keys.slo_of(key.tenant))
 
     def check_token_rate(self, key: KeyInfo) -> None:
         """Reject a call before its prompts are tokenized if its key has no tokens left.
@@ -274,12 +276,14 @@ class Permit:
         tenant: the tenant of its key.
         cache_salt: the salt of its prefixes in the prefix cache; None if they are shared.
         deadline: the time by which it must end, in seconds of the clock of `AdmissionController`; None without one.
+        slo: the SLO of its key, for a call without one.
     """
 
     tenant: str
     cache_salt: str | None
     deadline: float | None
     _slot: CallSlot
+    slo: SLO | None
     _entries: list[QueuedPrompt] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
 

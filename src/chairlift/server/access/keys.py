@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, RequestError
+from chairlift.slo import SLO
 from chairlift.system.input_files import read_text
 
 logger = logging.getLogger("chairlift")
@@ -75,6 +76,7 @@ class Key:
     Attributes:
         digest: the SHA-256 digest of the secret.
         weight: the share of the key under the fair policy, relative to other keys.
+        slo: the SLO of its requests that have none.
         is_short: whether the secret is known to have less than MIN_SECRET_CHARACTERS characters. False for a key whose
             secret is given as a hash.
     """
@@ -84,6 +86,7 @@ class Key:
     limits: KeyLimits = field(default_factory=KeyLimits)
     weight: float = 1.0
     is_short: bool = False
+    slo: SLO | None = None
 
 
 def digest(secret: str) -> bytes:
@@ -143,6 +146,11 @@ class KeyRing:
         key = self.by_tenant.get(tenant)
         return KeyLimits() if key is None else key.limits
 
+    def slo_of(self, tenant: str) -> SLO | None:
+        """The SLO of requests of a tenant that have none."""
+        key = self.by_tenant.get(tenant)
+        return None if key is None else key.slo
+
     def identity(self, key: KeyInfo) -> tuple[KeyInfo, bytes] | None:
         """What changes when a key is revoked, replaced by another one of its name, or gets other rights."""
         current = self.by_tenant.get(key.tenant)
@@ -175,7 +183,7 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
 
     Args:
         path: a TOML file with an array of tables `keys`, or JSON lines (.jsonl). Each entry has the fields `name`,
-            `hash` (hexadecimal SHA-256), `admin`, `weight`, `models`, and those of `KeyLimits`.
+            `hash` (hexadecimal SHA-256), `admin`, `weight`, `models`, `slo`, and those of `KeyLimits`.
         secrets_given: keys as SECRET or NAME=SECRET. They are admin keys.
 
     Raises:
@@ -227,7 +235,7 @@ def parse_key(record: Any, where: str) -> Key:
     """
     if not isinstance(record, dict):
         raise ConfigError(f"{where} must be a table, got {record!r:.80}")
-    known = {"name", "hash", "admin", "weight", "models", *KeyLimits.__dataclass_fields__}
+    known = {"name", "hash", "admin", "weight", "models", "slo", *KeyLimits.__dataclass_fields__}
     if unknown := record.keys() - known:
         names = ", ".join(sorted(unknown))
         raise ConfigError(f"{where}: unknown fields {names}: remove them; known are {', '.join(sorted(known))}")
@@ -250,7 +258,15 @@ def parse_key(record: Any, where: str) -> Key:
         bytes.fromhex(hashed[1]),
         limits,
         1.0 if weight is None else weight,
+        slo=_slo(record, where),
     )
+
+
+def _slo(record: dict[str, Any], where: str) -> SLO | None:
+    try:
+        return None if record.get("slo") is None else SLO.from_mapping(record["slo"])
+    except RequestError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _models(record: dict[str, Any], where: str) -> frozenset[str] | None:

@@ -7,6 +7,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import ClassVar, Final, Generic, Self, TypeVar
 
 from msgspec import UNSET
@@ -17,6 +18,7 @@ from chairlift.counts import counted
 from chairlift.engine.async_llm import Generation
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.call_usage import CallUsage, timing_headers
 from chairlift.server.api.endpoint import CallContext
 from chairlift.server.api.logprobs import LogprobWriter
@@ -122,7 +124,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         return self.llm.start(
             text,
             token_ids,
-            self.plan.params_for(len(token_ids), self.llm.engine.input_processor.limits),
+            self._params(len(token_ids)),
             request_id=request_id,
             priority=0 if "priority" in self.plan.ignored else self.body.priority or 0,
             tenant=self.permit.tenant,
@@ -131,6 +133,9 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             lora_name=self.lora_name,
             on_output=self.permit.track_prompt(len(token_ids)).record_output,
         )
+
+    def _params(self, num_prompt_tokens: int) -> SamplingParams:
+        return self.plan.params_for(num_prompt_tokens, self.llm.engine.input_processor.limits)
 
     def close(self) -> None:
         """Abort the generations that still run, and close the permit."""
@@ -207,6 +212,10 @@ class GeneratingCall(EngineCall[Fields, Plans]):
         if ignored:
             response.headers[IGNORED_HEADER] = ", ".join(ignored)
         return response
+
+    def _params(self, num_prompt_tokens: int) -> SamplingParams:
+        params = super()._params(num_prompt_tokens)
+        return params if self.permit.slo is None or params.slo is not None else replace(params, slo=self.permit.slo)
 
     def logprob_writer(self, as_token_ids: bool | None = False) -> LogprobWriter:
         """A writer of logprobs with the tokenizer of the model; see `LogprobWriter`."""

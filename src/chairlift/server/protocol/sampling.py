@@ -19,6 +19,7 @@ from chairlift.sampling_params import (
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.compatibility_fields import CompatibilityFields, SamplingCompatibilityFields
 from chairlift.server.protocol.item_limits import limit_entries
+from chairlift.slo import SLO
 from chairlift.structured_outputs import MAX_CHOICES, StructuredOutputs
 
 RequestId = Annotated[
@@ -47,6 +48,13 @@ class StructuredOutputsField(RequestBody):
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
+
+
+class SLOField(RequestBody):
+    """The latencies that the request should have. They do not end it."""
+
+    ttft_ms: float | None = Field(None, description="Milliseconds to the first token.")
+    tpot_ms: float | None = Field(None, description="Mean milliseconds per output token after the first.")
 
 
 class TextFormat(RequestBody):
@@ -111,6 +119,7 @@ class EngineFields(CallFields):
     allowed_token_ids: TokenIds | None = None
     structured_outputs: StructuredOutputsField | None = None
     # -- fields of Chairlift --
+    slo: SLOField | None = None
     timings: bool = Field(False, description="Add the times of queueing, prefill and decode to the response.")
 
     def engine_fields(self) -> dict[str, Any]:
@@ -173,7 +182,8 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
             )
         names = {field.name for field in fields(SamplingParams)} & SamplingFields.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}  # null is the default.
-        params = defaults.params(**{**given, "structured_outputs": self.constraint(), **overrides})
+        slo = None if self.slo is None else SLO(self.slo.ttft_ms, self.slo.tpot_ms)
+        params = defaults.params(**{**given, "slo": slo, "structured_outputs": self.constraint(), **overrides})
         limit = defaults.max_new_tokens
         is_limited = limit is not None and params.max_tokens is not None and params.max_tokens > limit
         return replace(params, max_tokens=limit) if is_limited else params

@@ -35,6 +35,17 @@ const MAX_ENDED = 2000;
  * @property {Uint16Array} tokens computed tokens by lane
  */
 
+/** Whether a request that ended met its SLO; null if it has none, or was aborted before its first token. */
+function metSlo(event, slo) {
+  if (slo === null) return null;
+  if (event.first_token_time === null) return event.finish_reason === "abort" ? null : false;
+  if (event.finish_reason === "error" || event.finish_reason === "timeout") return false;
+  const ttft = event.first_token_time - event.arrival_time;
+  const tpot = (event.time - event.first_token_time) / Math.max(1, event.num_output_tokens - 1);
+  const hasTpot = slo.tpot_ms !== null && event.num_output_tokens > 1;
+  return !(slo.ttft_ms !== null && ttft * 1e3 > slo.ttft_ms) && !(hasTpot && tpot * 1e3 > slo.tpot_ms);
+}
+
 export class EngineState {
   constructor() {
     this.started = null;
@@ -168,6 +179,8 @@ export class EngineState {
       message: null,
       blocks: [],
       waitingEvent: null,
+      slo: event.slo ?? null,
+      metSlo: null,
     };
     this.requests.set(request.id, request);
     return request;
@@ -187,6 +200,7 @@ export class EngineState {
     request.output = event.num_output_tokens;
     request.cachedTokens = event.num_cached_tokens;
     request.endStep = event.step;
+    request.metSlo = metSlo(event, request.slo);
     // The results of its last step, or of the step that admits it, may follow.
     if (this.lastStep + 1 < event.step) this.leaving.push(request.id);
     else this.#end(request);

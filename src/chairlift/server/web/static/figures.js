@@ -23,10 +23,15 @@ export function drawFigures(run, state, time, numHeld) {
   const recent = run.bucketsUntil(time, 10);
   const seconds = recent.length ? Math.max(1, Math.floor(time) - recent[0].time) : 1;
   const tokens = recent.reduce((sum, bucket) => sum + bucket.tokens, 0);
-  const ttft = run.bucketsUntil(time, 60).flatMap((bucket) => bucket.ttft);
+  const minute = run.bucketsUntil(time, 60);
+  const ttft = minute.flatMap((bucket) => bucket.ttft);
   const gaps = recent.reduce((sum, bucket) => sum + bucket.gaps, 0);
   const numGaps = recent.reduce((sum, bucket) => sum + bucket.numGaps, 0);
   const total = state.started?.num_blocks ?? 0;
+  const numWithSlo = minute.reduce((sum, bucket) => sum + bucket.numWithSlo, 0);
+  const numMetSlo = minute.reduce((sum, bucket) => sum + bucket.numMetSlo, 0);
+  const minuteSeconds = minute.length ? Math.max(1, Math.floor(time) - minute[0].time) : 1;
+  element("figure-goodput").parentElement.hidden = !numWithSlo;
   const figures = {
     tokens: formatCount(tokens / seconds),
     running: `${state.running().length} / ${state.started?.max_num_seqs ?? "–"}`,
@@ -34,6 +39,7 @@ export function drawFigures(run, state, time, numHeld) {
     memory: total ? formatPercent(numHeld / total) : "–",
     ttft: formatSeconds(percentile(ttft, 0.5)),
     itl: numGaps ? formatSeconds(gaps / numGaps) : "–",
+    goodput: `${(numMetSlo / minuteSeconds).toFixed(1)} (${formatPercent(numMetSlo / numWithSlo)})`,
   };
   for (const [name, text] of Object.entries(figures)) element(`figure-${name}`).textContent = text;
 }

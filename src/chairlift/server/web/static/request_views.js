@@ -119,7 +119,8 @@ export async function explain(id) {
       sequence.expected_wait === null
         ? []
         : [`Position ${sequence.position + 1} in the queue, expected to start in ${formatSeconds(sequence.expected_wait)}.`];
-    return [...expected, ...waitsByReason(sequence.waits), ...sequence.would_admit.map((change) => change.text)];
+    const slo = sequence.slo ? [`SLO: ${sequence.slo.text}.`] : [];
+    return [...expected, ...slo, ...waitsByReason(sequence.waits), ...sequence.would_admit.map((change) => change.text)];
   } catch (error) {
     if (error instanceof ApiError) return [error.message];
     throw error;

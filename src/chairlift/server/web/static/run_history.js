@@ -17,6 +17,7 @@ const BUCKET_SECONDS = 1;
  * @property {number} running the largest batch
  * @property {number} waiting the longest queue
  * @property {number} held the largest share of held blocks
+ * @property {number} numWithSlo requests with an SLO that ended; @property {number} numMetSlo
  */
 
 export class RunHistory {
@@ -54,6 +55,15 @@ export class RunHistory {
       this.columns.push(column);
       this.#addToBucket(event);
     }
+    if (event.type === "request_finished") this.#countSlo(event);
+  }
+
+  #countSlo(event) {
+    const met = this.state.requests.get(event.request_id)?.metSlo ?? null;
+    const bucket = this.buckets.at(-1);
+    if (met === null || !bucket) return;
+    bucket.numWithSlo += 1;
+    bucket.numMetSlo += Number(met);
   }
 
   /** Keep a copy of the state every few hundred events, and at longer intervals in a long run. */
@@ -80,7 +90,7 @@ export class RunHistory {
     const time = Math.floor(step.time / BUCKET_SECONDS) * BUCKET_SECONDS;
     let bucket = this.buckets.at(-1);
     if (!bucket || bucket.time !== time) {
-      bucket = { time, tokens: 0, ttft: [], gaps: 0, numGaps: 0, running: 0, waiting: 0, held: 0 };
+      bucket = { time, tokens: 0, ttft: [], gaps: 0, numGaps: 0, running: 0, waiting: 0, held: 0, numWithSlo: 0, numMetSlo: 0 };
       this.buckets.push(bucket);
     }
     step.request_ids.forEach((id, index) => {
