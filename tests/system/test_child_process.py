@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 @pytest.fixture
 def process() -> Iterator[GrammarChecker]:
-    checker = GrammarChecker({}, SECONDS)
+    checker = GrammarChecker({})
     checker.start(ready_seconds=SECONDS)
     yield checker
     checker.close()
@@ -65,7 +65,7 @@ def test_closing_in_a_fork_does_not_kill_the_process_of_its_parent(process: Gram
 
 
 def test_kill_during_the_start_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    checker = GrammarChecker({}, SECONDS)
+    checker = GrammarChecker({})
     popen = subprocess.Popen
 
     def start_and_kill(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:

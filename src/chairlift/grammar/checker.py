@@ -30,26 +30,27 @@ class GrammarChecker(ChildProcess):
 
     Args:
         limits: the limits of llguidance's parser.
-        seconds: the maximum time to compile one grammar.
     """
 
-    def __init__(self, limits: dict[str, int], seconds: float) -> None:
+    def __init__(self, limits: dict[str, int]) -> None:
         # Its own session keeps it from receiving the signals of keys pressed at the terminal.
         super().__init__(
             python_command(__name__, json.dumps(limits)), stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self._seconds = seconds
 
-    def can_compile(self, grammar: str) -> bool:
-        """Whether compiling the grammar ends, with or without an error, within the limits of time and memory.
+    def start_if_needed(self) -> None:
+        """Start the process unless it runs. Raises TimeoutError and EOFError as `exchange` does."""
+        if not self.is_running:
+            self.start(START_SECONDS)
 
-        If it does not end, the process is killed, and the next call starts another one. The CPU time is charged to the
-        account of the calling thread.
+    def can_compile(self, grammar: str, seconds: float) -> bool:
+        """Whether compiling the grammar ends, with or without an error, within `seconds` and the limit of memory.
+
+        If it does not end, the process is killed, and the next call starts another one.
         """
         try:
-            if not self.is_running:
-                self.start(START_SECONDS)  # No grammar's time includes the start.
-            self.exchange(grammar.encode(), seconds=self._seconds)
+            self.start_if_needed()  # No grammar's time includes the start.
+            self.exchange(grammar.encode(), seconds=seconds)
         except (EOFError, TimeoutError):
             self.close()
             return False

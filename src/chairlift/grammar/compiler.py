@@ -137,6 +137,7 @@ class GrammarCompiler:
             vocabulary has the special tokens only, which takes a tenth of the memory, and it computes no masks.
 
     Attributes:
+        compile_seconds: as the argument; a change holds for the next compilations.
         has_checker: whether a GrammarChecker compiles new grammars first. It is not needed for grammars that another
             compiler has accepted.
     """
@@ -155,7 +156,7 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self._get_tokenizer = tokenizer
         self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
-        self._compile_seconds = compile_seconds
+        self.compile_seconds = compile_seconds
         self._lock = threading.Lock()
         self._compilations: OrderedDict[StructuredOutputs, _Compilation] = OrderedDict()
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
@@ -176,7 +177,7 @@ class GrammarCompiler:
         with self._waiting(constraint) as compilation:
             try:
                 compilation.started.result(QUEUE_SECONDS)
-                return compilation.outcome.result(2 * self._compile_seconds)
+                return compilation.outcome.result(2 * self.compile_seconds)
             except FutureTimeoutError:
                 self._reject_late(constraint, compilation)
 
@@ -185,7 +186,7 @@ class GrammarCompiler:
         with self._waiting(constraint) as compilation:
             try:
                 await _wait(compilation.started, QUEUE_SECONDS)
-                return await _wait(compilation.outcome, 2 * self._compile_seconds)
+                return await _wait(compilation.outcome, 2 * self.compile_seconds)
             except TimeoutError:
                 self._reject_late(constraint, compilation)
 
@@ -221,6 +222,9 @@ class GrammarCompiler:
         self._thread.compilation = compilation
         try:
             tokenizer = self._llguidance_tokenizer()
+            if self.has_checker:
+                with contextlib.suppress(EOFError, TimeoutError):  # `can_compile` tries it again.
+                    self._checker().start_if_needed()
             compilation.started.set_result(None)
             compilation.outcome.set_result(self._compile_grammar(tokenizer, constraint))
         except Exception as error:
@@ -282,19 +286,24 @@ class GrammarCompiler:
         is abandoned."""
         if not self.has_checker:
             return True
-        checker: GrammarChecker | None = getattr(self._thread, "checker", None)
-        if checker is None:
-            checker = self._thread.checker = GrammarChecker(LIMITS, self._compile_seconds)
+        checker = self._checker()
         compilation: _Compilation = self._thread.compilation
         with self._lock:
             if compilation.is_abandoned:
                 raise RequestError("no call waits for this grammar any more")
             compilation.checker = checker
         try:
-            return checker.can_compile(text)
+            return checker.can_compile(text, self.compile_seconds)
         finally:
             with self._lock:
                 compilation.checker = None
+
+    def _checker(self) -> GrammarChecker:
+        """The checker of the calling thread."""
+        checker: GrammarChecker | None = getattr(self._thread, "checker", None)
+        if checker is None:
+            checker = self._thread.checker = GrammarChecker(LIMITS)
+        return checker
 
     def _reject_late(self, constraint: StructuredOutputs, compilation: _Compilation) -> NoReturn:
         if not compilation.started.done():
@@ -302,7 +311,7 @@ class GrammarCompiler:
         self._reject_slow(constraint)
 
     def _reject_slow(self, constraint: StructuredOutputs) -> NoReturn:
-        limits = f"{self._compile_seconds:g} s, or more than {MEMORY_BYTES >> 20} MiB,"
+        limits = f"{self.compile_seconds:g} s, or more than {MEMORY_BYTES >> 20} MiB,"
         reject(constraint, f"takes longer than {limits} to compile. Simplify it.")
 
     def _probe(self, constraint: StructuredOutputs, matcher: GrammarMatcher) -> None:

@@ -15,6 +15,9 @@ from test_api_matrix import EVENTS
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
+from chairlift.engine.grammar_gate import GrammarGate
+from chairlift.engine.input_processor import EngineRequest
+from chairlift.errors import RequestError
 from running_server import RunningServer, run_server
 
 REQUEST: dict[str, Any] = {"model": "tiny", "stream": True}
@@ -65,3 +68,40 @@ def test_messages(dying_server: RunningServer) -> None:
     stream = client.messages.create(**REQUEST, messages=HELLO, max_tokens=200, extra_body=ENDLESS)
     with pytest.raises(anthropic.APIStatusError, match="device lost"):
         list(stream)
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+OWN_FORMAT = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA}}
+UNNAMED = {"type": "json_schema", "schema": SCHEMA}
+FUNCTION = {"name": "add", "parameters": SCHEMA}
+FORCED = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}
+WITH_GRAMMAR: list[tuple[str, dict[str, Any], str]] = [
+    ("completions", {"prompt": "Hello", "response_format": FORMAT}, "response_format: its schema is too complex"),
+    ("completions", {"prompt": "Hello", "structured_outputs": {"json": SCHEMA}}, "structured_outputs.json is too"),
+    ("chat/completions", {"messages": HELLO, "response_format": FORMAT}, "response_format: its schema is too complex"),
+    ("chat/completions", {"messages": HELLO, **FORCED}, "tools: its schema is too complex"),
+    ("responses", {"input": "Hello", "text": OWN_FORMAT}, "text: its schema is too complex"),
+    ("messages", {"messages": HELLO, "max_tokens": 9, "output_config": {"format": UNNAMED}}, "output_config: its"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "fields", "message"), WITH_GRAMMAR, ids=lambda value: str(value)[:40])
+def test_an_error_names_the_field_of_a_grammar_that_only_the_engine_rejects(
+    api_server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], message: str,
+    stream: bool,
+) -> None:  # fmt: skip
+    def reject(_gate: GrammarGate, request: EngineRequest) -> None:
+        constraint = request.sampling_params.structured_outputs
+        assert constraint is not None
+        field = f"structured_outputs.{'json' if constraint.calls is None else 'calls'}"
+        raise RequestError(f"{field} is too complex", field)
+
+    monkeypatch.setattr(GrammarGate, "check", reject)
+    answer = api_server.post(f"/v1/{path}", {"model": "tiny", "stream": stream, **fields})
+    assert answer.status_code == (200 if stream else 400)
+    assert f'"message":"{message}' in answer.text
+    if path != "messages":
+        param = message.split(": ")[0].split(" ")[0]
+        assert f'"param":"{param}"' in answer.text

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar, Final, Generic, Self, TypeVar
 
@@ -198,11 +199,10 @@ class GeneratingCall(EngineCall[Fields, Plans]):
     async def serve(cls, context: CallContext, body: Fields, plan: Plans) -> Response:
         """Answer a call; see `Endpoint.serve`."""
         service = context.lease.service
-        with rename_fields_in_errors(body.chat_field_names):
+        with sent_fields_in_errors(body, plan):
             unfollowed: tuple[str, ...] = ()
             if plan.params.structured_outputs is not None:
-                with attribute_errors_to(plan.constraint_field):
-                    unfollowed = await service.llm.engine.input_processor.prepare_in_background(plan.params)
+                unfollowed = await service.llm.engine.input_processor.prepare_in_background(plan.params)
             call = await cls.start(context, body, plan)
         context.call.ignored = ignored = ignored_fields(body, plan, unfollowed)
         if body.stream:
@@ -226,7 +226,8 @@ class GeneratingCall(EngineCall[Fields, Plans]):
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     async def _whole_response(self) -> Response:
-        outputs = await self.collect()
+        with sent_fields_in_errors(self.body, self.plan):
+            outputs = await self.collect()
         content = await self.write(sum(map(output_size, outputs)), self.response_json, outputs)
         headers = timing_headers(self.usage.timings()) if self.body.timings else None
         return Response(content, media_type="application/json", headers=headers)
@@ -237,14 +238,15 @@ class GeneratingCall(EngineCall[Fields, Plans]):
         try:
             if opening := writer.opening():
                 yield opening
-            async for index, output in _interleave(self.generations):
-                self.add(output)
-                num_unfinished -= output.finished
-                chunk = await self.write(writer.size(index, output), writer.delta, index, output)
-                if num_unfinished == 0:
-                    chunk += await self.write(self.usage.completion_tokens, writer.closing)
-                if chunk:
-                    yield chunk
+            with sent_fields_in_errors(self.body, self.plan):
+                async for index, output in _interleave(self.generations):
+                    self.add(output)
+                    num_unfinished -= output.finished
+                    chunk = await self.write(writer.size(index, output), writer.delta, index, output)
+                    if num_unfinished == 0:
+                        chunk += await self.write(self.usage.completion_tokens, writer.closing)
+                    if chunk:
+                        yield chunk
         except ChairliftError as error:
             yield writer.failure(*error_body(error, is_admin=self.record.key.is_admin))
 
@@ -334,6 +336,14 @@ class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
     def _chunk(self, choices: list[ChunkChoice]) -> Chunk:
         call = self.call
         return Chunk(call.id, self._kind, call.created, call.model, choices, self._usage)
+
+
+@contextlib.contextmanager
+def sent_fields_in_errors(body: CallFields, plan: RequestPlan) -> Iterator[None]:
+    """Make errors that the block raises name the fields of the body. The engine may reject a grammar that the front end
+    has accepted."""
+    with rename_fields_in_errors(body.chat_field_names), attribute_errors_to(plan.constraint_field):
+        yield
 
 
 def ignored_fields(body: CallFields, plan: RequestPlan, unfollowed: tuple[str, ...] = ()) -> list[str]:
