@@ -99,7 +99,8 @@ export class EngineState {
     if (event.type === "engine_started") this.#start(event);
     else if (event.type === "snapshot") this.#restore(event);
     else if (event.type === "request_arrived") this.#add(event);
-    else if (event.type === "request_waiting") this.#setWaiting(event);
+    else if (event.type === "request_waiting") this.#setWaiting(event.request_id, event);
+    else if (event.type === "request_queued") this.#setWaiting(event.request_id, null);
     else if (event.type === "request_finished") this.#finish(event);
     else if (event.type === "request_rejected") this.#reject(event);
     this.time = Math.max(this.time, event.time ?? 0);
@@ -186,8 +187,8 @@ export class EngineState {
     return request;
   }
 
-  #setWaiting(event) {
-    const request = this.requests.get(event.request_id);
+  #setWaiting(id, event) {
+    const request = this.requests.get(id);
     if (request) request.waitingEvent = event;
   }
 

@@ -23,11 +23,41 @@ function memoryText(event) {
   return `needs ${needed}, ${formatCount(event.free_blocks)} are free${cached}${piece}`;
 }
 
+function reasonText(event, state) {
+  return (REASONS[event.reason] ?? ((e) => e.reason))(event, state.started);
+}
+
 /** Why a waiting request was not admitted to the last step, with its numbers. */
-export function waitText(entry, state) {
+function waitText(entry, state) {
   const event = entry.waitingEvent;
-  if (event && entry.id === state.head) return (REASONS[event.reason] ?? ((e) => e.reason))(event, state.started);
+  if (event && (entry.id === state.head || event.reason === "sibling_prefill")) return reasonText(event, state);
   return state.head === null ? "it arrived after the last step" : "it is behind the first request of the queue";
+}
+
+/** The reason of a waiting request. All requests of a tenant wait for that of the first request of the queue. */
+function queueReason(entry, state) {
+  const head = state.requests.get(state.head);
+  if (entry.waitingEvent?.reason === "sibling_prefill" || !head) return waitText(entry, state);
+  if (state.started.scheduling_policy === "fair" && entry.tenant !== head.tenant) return REASONS.fairness();
+  return head.waitingEvent ? reasonText(head.waitingEvent, state) : "the first request of the queue is not admitted";
+}
+
+/**
+ * The waiting requests by their reason, in the order of the queue.
+ *
+ * @returns {{text: string, longest: number, entries: [number, object][]}[]} the reason with its numbers, the longest wait in
+ *   seconds, and the requests with their places in the queue
+ */
+export function queueByReason(state) {
+  const groups = new Map();
+  state.waiting().forEach((entry, index) => {
+    const text = queueReason(entry, state);
+    if (!groups.has(text)) groups.set(text, { text, longest: 0, entries: [] });
+    const group = groups.get(text);
+    group.longest = Math.max(group.longest, state.time - entry.arrival);
+    group.entries.push([index + 1, entry]);
+  });
+  return [...groups.values()];
 }
 
 /** The facts about one request as pairs of a name and a text. */

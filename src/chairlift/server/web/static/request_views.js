@@ -1,24 +1,27 @@
 /** The queue, the batch and the selected request as tables and text. */
 
 import { ApiError, request } from "./api.js";
-import { formatCount, formatSeconds, isForeign, shortId, waitsByReason } from "./format.js";
-import { requestFacts, waitText } from "./request_facts.js";
+import { formatCount, formatSeconds, isForeign, plural, shortId, waitsByReason } from "./format.js";
+import { queueByReason, requestFacts } from "./request_facts.js";
 
 const MAX_ROWS = 100;
 
-/** Fill the table of the queue. */
+/** Fill the table of the queue: for each reason a heading with the number of its requests, and the requests. */
 export function drawQueue(body, state, selected, onSelect) {
-  const waiting = state.waiting();
-  const rows = waiting.slice(0, MAX_ROWS).map((entry, index) =>
-    [entry.id, [
-      String(index + 1),
-      idCell(entry),
-      formatCount(entry.prompt + entry.output),
-      formatSeconds(Math.max(0, state.time - entry.arrival)),
-      waitText(entry, state),
-    ]],
-  );
-  fill(body, rows, selected, onSelect, note(rows.length, waiting.length, "No request is waiting."));
+  const groups = queueByReason(state);
+  const rows = groups.flatMap(({ text, longest, entries }, index) => [
+    [`reason-${index}`, `${text}: ${plural(entries.length, "request")}, for up to ${formatSeconds(longest)}`],
+    ...entries.filter(([place]) => place <= MAX_ROWS).map(([place, entry]) =>
+      [entry.id, [
+        String(place),
+        idCell(entry),
+        formatCount(entry.prompt + entry.output),
+        formatSeconds(Math.max(0, state.time - entry.arrival)),
+      ]],
+    ),
+  ]);
+  const numWaiting = groups.reduce((sum, { entries }) => sum + entries.length, 0);
+  fill(body, rows, selected, onSelect, note(Math.min(numWaiting, MAX_ROWS), numWaiting, "No request is waiting."));
 }
 
 /** Fill the table of the batch. */
@@ -50,7 +53,8 @@ function note(numShown, count, emptyText) {
  * when the table changes several times a second.
  *
  * @param {HTMLTableSectionElement} body
- * @param {[string, string[]][]} rows the id and the cells of each request; the second cell selects it
+ * @param {[string, string[]|string][]} rows the id and the cells of each request, of which the second one selects it; or
+ *   the key and the text of a heading
  * @param {string|null} selected
  * @param {(id: string) => void} onSelect
  * @param {string} lastText of a row below them; none if it is empty
@@ -58,6 +62,11 @@ function note(numShown, count, emptyText) {
 function fill(body, rows, selected, onSelect, lastText) {
   const known = new Map([...body.rows].map((row) => [row.dataset.id, row]));
   const wanted = rows.map(([id, cells]) => {
+    if (typeof cells === "string") {
+      const row = known.get(id) ?? headingRow(id);
+      setText(row.cells[0], cells);
+      return row;
+    }
     const row = known.get(id) ?? requestRow(id, cells.length, onSelect);
     row.toggleAttribute("aria-selected", false);
     if (id === selected) row.setAttribute("aria-selected", "true");
@@ -79,6 +88,13 @@ function requestRow(id, numCells, onSelect) {
   const button = Object.assign(document.createElement("button"), { type: "button", className: "link", title: id });
   button.addEventListener("click", () => onSelect(id));
   row.cells[1].append(button);
+  return row;
+}
+
+function headingRow(key) {
+  const row = document.createElement("tr");
+  row.dataset.id = key;
+  row.append(Object.assign(document.createElement("th"), { scope: "rowgroup", colSpan: 4 }));
   return row;
 }
 
