@@ -16,6 +16,7 @@ from chairlift.cli.main import app
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.fetch import PACKAGED_MODELS
 from command_runner import all_commands, find_command, invoke, options_of
+from shown_lines import LOG_LINE, OF_FAILURES, OF_THE_START
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests")
@@ -187,6 +188,11 @@ def test_the_simulation_of_the_readme_runs() -> None:
     (call,) = quoted_commands(ROOT / "README.md", "simulate")
     done = invoke([*call, "--num-prompts", "4"])
     assert "paged" in done.stdout, done.output
+
+
+def test_log_lines_are_shown_only_where_they_are_compared_with_those_of_runs() -> None:
+    shown = {str(path.relative_to(ROOT)) for path in DOCUMENTS if LOG_LINE.search(path.read_text(encoding="utf-8"))}
+    assert shown == {*OF_THE_START, OF_FAILURES}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

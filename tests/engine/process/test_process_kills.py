@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import shlex
@@ -19,6 +20,7 @@ from chairlift.engine.process import in_flight, process_client, restart_policy, 
 from chairlift.errors import EngineDeadError
 from fakes import expected_tokens
 from process_engines import FAKE_ENGINE, forced, started, tiny_config, until
+from shown_lines import OF_FAILURES, lines_not_printed
 
 NUM_REQUESTS, NUM_SEATS, NUM_KILLS = 120, 6, 4
 
@@ -126,6 +128,32 @@ def test_a_restart_that_is_stuck_is_killed(
         llm.close()
 
     asyncio.run(run())
+
+
+def test_the_log_lines_of_failures_are_as_documented(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(process_client, "STACK_DUMP_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog.tempfile, "tempdir", str(tmp_path))
+    caplog.set_level(logging.INFO, "chairlift")
+
+    async def run() -> None:
+        client = started(
+            tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), FAKE_ENGINE, watchdog_timeout=0.4
+        )
+        llm = AsyncLLM(client=client)
+        llm.open()
+        for restarts, number in enumerate((signal.SIGSTOP, signal.SIGKILL)):
+            os.kill(client.engine_pid, number)
+            generation = llm.start(None, [5], forced(4))
+            await until(lambda r=restarts: llm.status().state == "running" and llm.status().restarts == r + 1)
+            generation.abort()
+        llm.close()
+
+    asyncio.run(run())
+    assert lines_not_printed(OF_FAILURES, (f"{line.levelname} {line.message}" for line in caplog.records)) == []
 
 
 def test_the_event_loop_is_not_blocked_while_an_engine_does_not_stop(
