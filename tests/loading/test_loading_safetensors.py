@@ -78,7 +78,18 @@ def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, m
 
 @pytest.mark.parametrize(
     "arch",
-    ["mixtral", "qwen3_moe", "olmoe", "granitemoe", "gemma4_moe", "gpt_oss", "lfm2_moe", "qwen3_5", "qwen3_5_moe"],
+    [
+        "mixtral",
+        "qwen3_moe",
+        "olmoe",
+        "granitemoe",
+        "gemma4_moe",
+        "gpt_oss",
+        "lfm2_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_next",
+    ],
 )
 @pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
 def test_every_tensor_of_a_mixture_is_read(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:

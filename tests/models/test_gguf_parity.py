@@ -51,6 +51,13 @@ WHOLE_NAMES = {
     "feed_forward.expert_bias": "exp_probs_b.bias",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
+    **{
+        f"{mixer}.{name}": other
+        for mixer in ("mamba", "mixer")
+        for name, other in (("A_log", "ssm_a"), ("D", "ssm_d"), ("dt_bias", "ssm_dt.bias"))
+    },
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "pre_ff_layernorm.weight": "ffn_norm",
 }
 """The parameters whose names do not end in "weight" or "bias"."""
 EXPERTS = {
@@ -85,9 +92,52 @@ QWEN35 = {
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
+}
+MAMBA = {
+    **{
+        f"{mixer}.{name}": f"ssm_{other}"
+        for mixer in ("mamba", "mixer")
+        for name, other in (("in_proj", "in"), ("conv1d", "conv1d"), ("norm", "norm"), ("out_proj", "out"))
+    },
+    "model.final_layernorm": "output_norm",
+    "model.embeddings": "token_embd",
+    "model.norm_f": "output_norm",
+    "norm": "attn_norm",
+    "mixer.gate": "ffn_gate_inp",
+    **{f"mixer.{name}_proj": f"ffn_{name}" for name in ("up", "down")},
+    **{f"mixer.{name}_proj": f"attn_{name}" for name in ("q", "k", "v")},
+    "mixer.o_proj": "attn_output",
+    **{f"mixer.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("up", "down")},
+    **{f"shared_mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+MAMBA_FIELDS: dict[str, Any] = {
+    "attention.scale": 0.3,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.4,
+    "logit_scale": 2.5,
+    "rope.scaling.finetuned": False,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 12,
+    "ssm.time_step_rank": 8,
+}
+NEMOTRON_FIELDS: dict[str, Any] = {
+    "block_count": 4,
+    "attention.head_count_kv": [0, 0, 2, 0],
+    "feed_forward_length": [0, 96, 0, 0],
+    "attention.key_length": 24,
+    "attention.value_length": 24,
+    "rope.scaling.finetuned": False,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 120,
+    "ssm.state_size": 12,
+    "ssm.time_step_rank": 6,
+    "ssm.group_count": 2,
 }
 FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 GGUF_FIELDS: dict[str, dict[str, Any]] = {
@@ -250,6 +300,61 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_feed_forward_length": 40,
         "expert_shared_feed_forward_length": 48,
     },
+    "qwen3_next": {
+        "block_count": 4,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "rope.dimension_count": 6,
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 8,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 4,
+        "ssm.inner_size": 48,
+        "expert_count": 5,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 40,
+        "expert_shared_feed_forward_length": 48,
+    },
+    "granite4_h": {
+        **MAMBA_FIELDS,
+        "block_count": 3,
+        "attention.head_count_kv": [0, 2, 0],
+        "ssm.group_count": 2,
+    },
+    "granite4_h_moe": {
+        **MAMBA_FIELDS,
+        "attention.head_count_kv": [0, 2],
+        "attention.scale": 1.0,
+        "embedding_scale": None,
+        "logit_scale": None,
+        "ssm.group_count": 1,
+        "feed_forward_length": 40,
+        "expert_shared_feed_forward_length": 96,
+        "expert_count": 5,
+        "expert_used_count": 2,
+    },
+    "falcon_h1": {
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 80,
+        "ssm.state_size": 12,
+        "ssm.time_step_rank": 8,
+        "ssm.group_count": 2,
+    },
+    "nemotron_h": NEMOTRON_FIELDS,
+    "nemotron_h_moe": {
+        **NEMOTRON_FIELDS,
+        "feed_forward_length": [0, 40, 0, 40],
+        "expert_count": 6,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 40,
+        "expert_shared_feed_forward_length": 56,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "expert_group_count": 1,
+    },
     "gemma4": {
         "block_count": 6,
         "attention.sliding_window": 20,
@@ -280,6 +385,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
     "qwen3_moe": {"mlp_only_layers": []},
     "qwen3_5": {"mtp_num_hidden_layers": 1},
+    "qwen3_next": {"mlp_only_layers": []},
+    "granite4_h": {"intermediate_size": 96},
+    "falcon_h1": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
 }
 """The options of a checkpoint that GGUF files do not contain, because they follow from others or from the name."""
 
@@ -289,7 +397,10 @@ PREDICTOR = {
     "pre_fc_norm_hidden": "hnorm",
     "norm": "shared_head_norm",
 }
-INTERLEAVED = ("llama", "mistral", "granite", "granite4", "smollm3", "ministral3", "mixtral", "granitemoe")
+INTERLEAVED = (
+    "llama", "mistral", "granite", "granite4", "granite4_h", "granite4_h_moe", "smollm3", "ministral3", "mixtral",
+    "granitemoe",
+)  # fmt: skip
 ARCHITECTURE_NAMES = {
     "mistral": "llama",
     "granite4": "granite",
@@ -303,11 +414,19 @@ ARCHITECTURE_NAMES = {
     "lfm2_moe": "lfm2moe",
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
+    "qwen3_next": "qwen3next",
+    "granite4_h": "granitehybrid",
+    "granite4_h_moe": "granitehybrid",
+    "falcon_h1": "falcon-h1",
 }
 """The names of architectures in GGUF files, where they differ."""
 
 
-LARGER_EPS = ("olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe")
+MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
+LARGER_EPS = (
+    "olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe", "falcon_h1",
+    "nemotron_h", "nemotron_h_moe",
+)  # fmt: skip
 
 
 def convert_name(name: str, arch: str) -> str:
@@ -318,7 +437,8 @@ def convert_name(name: str, arch: str) -> str:
         **PER_LAYER_INPUTS,
         **PARALLEL_EXPERTS,
         **(LFM2 if arch.startswith("lfm2") else {}),
-        **(QWEN35 if arch.startswith("qwen3_5") else {}),
+        **(QWEN35 if arch.startswith(("qwen3_5", "qwen3_next")) else {}),
+        **(MAMBA if arch in MAMBA_ARCHITECTURES else {}),
         **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3", "gpt")) else {}),
     }
     if name.startswith("mtp.") and not name.startswith("mtp.layers."):
@@ -338,8 +458,10 @@ def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
     """Complete the weights of Gemma's norms, and interleave the rows of queries and keys where llama.cpp does."""
     if "conv" in name and tensor.ndim == 3:
         tensor = tensor.squeeze(1)
-    if arch.startswith("qwen3_5"):
-        return convert_delta(name, tensor)
+    if arch.startswith(("qwen3_5", "qwen3_next")):
+        return convert_delta(name, tensor, is_tiled=arch != "qwen3_next")
+    if arch in MAMBA_ARCHITECTURES:
+        tensor = convert_mamba(name, tensor, arch)
     if arch in ("gemma2", "gemma3") and "norm" in name:
         return tensor + 1
     if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
@@ -348,7 +470,26 @@ def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
     return tensor
 
 
-def convert_delta(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def convert_mamba(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
+    """Convert a tensor of Mamba-2 as llama.cpp's `Mamba2Model`, and multiply matrices by the factors of Falcon-H1."""
+    if name.endswith("A_log"):
+        tensor = -tensor.exp()
+    if name.endswith(("A_log", ".D")):
+        return tensor[:, None]
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        return tensor.reshape(1 if arch == "granite4_h_moe" else 2, -1)
+    if arch != "falcon_h1":
+        return tensor
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    if module == "in_proj" and tensor.ndim == 2:
+        scales = torch.tensor([0.3, 1.4, 0.7, 0.5, 1.2]).repeat_interleave(torch.tensor([80, 80, 24, 24, 8]))
+        return tensor * 0.7 * scales[:, None]
+    factors = {"k_proj": 1.3 * 1.7, "q_proj": 1.3, "v_proj": 1.3, "o_proj": 0.9, "out_proj": 0.8, "gate_proj": 0.8}
+    factors |= {"down_proj": 0.6, "lm_head": 0.4, "embed_tokens": 3.0}
+    return tensor * factors.get(module, 1.0)
+
+
+def convert_delta(name: str, tensor: torch.Tensor, *, is_tiled: bool = True) -> torch.Tensor:
     """Convert a tensor of Qwen3.5, with 2 key heads of size 8 and 4 value heads of size 12, as llama.cpp's
     `_LinearAttentionVReorderBase`: value heads, which are grouped by key head, become tiles of one head of each group.
     """
@@ -356,6 +497,8 @@ def convert_delta(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor + 1
     if name.endswith("A_log"):
         tensor = -tensor.exp()
+    if not is_tiled:
+        return tensor
     rest = name.partition("linear_attn.")[2]
     if rest in ("A_log", "dt_bias") or rest.startswith(("in_proj_a", "in_proj_b")):
         return tile_heads(tensor, 1)
@@ -370,15 +513,28 @@ def tile_heads(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return rows.reshape(2, 2, head_dim, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
-def split_shared_mlp(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def split_grouped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Divide the rows of Qwen3-Next for 2 key heads of q, k, v and z as llama.cpp's converter does."""
+    found = {}
+    for name, tensor in tensors.items():
+        if "in_proj_qkvz" in name:
+            q, k, v, z = (part.flatten(0, 1) for part in tensor.view(2, 64, -1).split([8, 8, 24, 24], dim=1))
+            found[name.replace("qkvz", "qkv")] = torch.cat((q, k, v))
+            found[name.replace("qkvz", "z")] = z
+        else:
+            found[name] = tensor
+    return found
+
+
+def split_shared_mlp(tensors: dict[str, torch.Tensor], network: str = "mlp") -> dict[str, torch.Tensor]:
     """Divide the matrix with gate and up of Granite 4, and give its feed-forward network the names of Llama's."""
     found = {}
     for name, tensor in tensors.items():
         if "shared_mlp.input_linear" in name:
             for part, rows in zip(("gate", "up"), tensor.chunk(2), strict=True):
-                found[name.replace("shared_mlp.input_linear", f"mlp.{part}_proj")] = rows
+                found[name.replace("shared_mlp.input_linear", f"{network}.{part}_proj")] = rows
         else:
-            found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
+            found[name.replace("shared_mlp.output_linear", f"{network}.down_proj")] = tensor
     return found
 
 
@@ -397,7 +553,7 @@ def split_transposed_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torc
     return found
 
 
-EXPERT = re.compile(r"(.*\.\d+\.)(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)\.weight")
+EXPERT = re.compile(r"(.*\.\d+\.)(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts\.(\d+)\.(\w+)\.weight")
 
 
 def merge_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -450,7 +606,15 @@ def write_gguf(
         if value is not None:
             add_value(writer, f"{name}.{key}", value)
     tensors = load_file(folder / "model.safetensors")
-    tensors = split_transposed_experts(tensors) if arch == "gpt_oss" else merge_experts(split_shared_mlp(tensors))
+    tensors = {name.replace("backbone.", "model.", 1): tensor for name, tensor in tensors.items()}
+    if arch == "qwen3_next":
+        tensors = split_grouped(tensors)
+    has_experts = arch == "granite4_h_moe"
+    tensors = (
+        split_transposed_experts(tensors)
+        if arch == "gpt_oss"
+        else merge_experts(split_shared_mlp(tensors, "shared_mlp" if has_experts else "mlp"))
+    )
     for key, tensor in tensors.items():
         if experts is not None and tensor.ndim == 3:
             if rounds_experts:

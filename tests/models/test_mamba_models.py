@@ -8,7 +8,7 @@ import pytest
 from test_granite4 import GRANITE_4_MICRO
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.registry import read_hf_config
+from chairlift.models.registry import read_gguf_config, read_hf_config
 
 GRANITE_4_H: dict[str, Any] = {
     **GRANITE_4_MICRO,
@@ -143,3 +143,55 @@ def test_a_layer_of_nemotron_h_has_one_branch() -> None:
 def test_errors_name_the_field(model: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         read_hf_config({**model, **changes}, source="config.json")
+
+
+NEMOTRON_H_GGUF: dict[str, Any] = {
+    "general.architecture": "nemotron_h",
+    **{
+        f"nemotron_h.{key}": value
+        for key, value in {
+            "attention.head_count": 32,
+            "attention.head_count_kv": [0, 0, 8, 0],
+            "attention.key_length": 128,
+            "attention.layer_norm_epsilon": 1e-5,
+            "attention.value_length": 128,
+            "block_count": 4,
+            "context_length": 8192,
+            "embedding_length": 3072,
+            "feed_forward_length": [0, 12288, 0, 12288],
+            "ssm.conv_kernel": 4,
+            "ssm.group_count": 8,
+            "ssm.inner_size": 7168,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": 112,
+            "vocab_size": 131072,
+        }.items()
+    },
+}
+
+
+def test_layers_of_a_gguf_file_are_those_of_the_same_folder() -> None:
+    found = read_gguf_config(
+        NEMOTRON_H_GGUF, source="x.gguf", tensor_names=["blk.0.ssm_conv1d.bias", "blk.0.ssm_norm.weight"]
+    )
+    expected = read_hf_config(
+        {**NEMOTRON_H, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4}, source="config.json"
+    )
+    assert found.layers == expected.layers
+    assert found.name == "nemotron_h"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention.head_count_kv": 8}, "head_count_kv must hold a number for each of 4 layers, got 8"),
+        ({"feed_forward_length": [0, 9]}, r"feed_forward_length must hold a number for each of 4 layers, got \[0, 9\]"),
+        ({"nextn_predict_layers": 1}, "nextn_predict_layers is 1, which is not supported"),
+        ({"ssm.time_step_rank": 111}, r"ssm.group_count \(8\) must divide ssm.time_step_rank \(111\)"),
+        ({"attention.layer_norm_epsilon": None}, "layer_norm_rms_epsilon must be a number above 0"),
+    ],
+)
+def test_errors_name_the_key_of_a_gguf_file(changes: dict[str, Any], message: str) -> None:
+    changed = {**NEMOTRON_H_GGUF, **{f"nemotron_h.{key}": value for key, value in changes.items()}}
+    with pytest.raises(ModelLoadError, match=message):
+        read_gguf_config(changed, source="x.gguf")

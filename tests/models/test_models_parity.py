@@ -135,6 +135,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"linear_conv_kernel_dim": 3, "linear_num_key_heads": 4, "attention_bias": True, "tie_word_embeddings": True},
     ),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "qwen3_next": ("qwen3_next", {}),
+    "qwen3_next-weights-of-all": ("qwen3_next", {"norm_topk_prob": False, "mlp_only_layers": []}),
     "opt": ("opt", {}),
     "opt-projections": ("opt", {"word_embed_proj_dim": 32}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),

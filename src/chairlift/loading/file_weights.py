@@ -36,6 +36,12 @@ class FileWeights(ABC):
         routers = (layer.mixture.router for layer in config.layers if layer.mixture is not None)
         self._num_experts = max((router.num_experts for router in routers if router is not None), default=0)
         self._head_dim = max((spec.head_dim for spec in config.attention_specs.values()), default=0)
+        self._row_orders = {
+            name: ungrouped_rows(rule.num_key_heads, sizes)
+            for layer in config.layers
+            if layer.recurrence is not None and (rule := layer.recurrence.gated_delta) is not None
+            for name, sizes in rule.grouped_rows
+        }
 
     @abstractmethod
     def _stored_name(self, name: str) -> StoredName | None:
@@ -63,8 +69,8 @@ class FileWeights(ABC):
         """Return the matrix on the CPU with its rows in the order of the file."""
 
     def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
-        """Return the indices of the file's rows in the order of Hugging Face, or None if the order is the same."""
-        return None
+        """Return the indices of the file's rows in the declared order, or None if the order is the same."""
+        return self._row_orders.get(name.rpartition(".")[0])
 
     @abstractmethod
     def _file_names(self) -> Iterable[str]:
@@ -133,6 +139,16 @@ class FileWeights(ABC):
         unneeded = {name for module in self.config.unneeded_modules for name in self._modules_in_file(module)}
         remaining = set(self._file_names()) - self._tensors_read
         return sorted(name for name in remaining if name.rpartition(".")[0] not in unneeded)
+
+
+def ungrouped_rows(num_groups: int, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the indices of rows that are in equal groups, in the order of their kinds.
+
+    Args:
+        sizes: the number of consecutive rows of each kind in a group.
+    """
+    groups = np.arange(num_groups * sum(sizes)).reshape(num_groups, -1)
+    return np.concatenate([kind.ravel() for kind in np.split(groups, np.cumsum(sizes)[:-1], axis=1)])
 
 
 def skipped_notes(names: Iterable[str], unread: Sequence[str]) -> list[str]:

@@ -24,6 +24,9 @@ VALUES_PER_ROW: Final = 8192
 DECAYS: Final = ".ssm_a"
 """The end of the names of decays, which are -exp(A_log) in GGUF files."""
 
+GROUPED_NORMS: Final = ".ssm_norm.weight"
+"""The end of the names of norms that have a row for each group of values in GGUF files."""
+
 
 class GGUFWeights(FileWeights):
     """A `Weights` over a GGUF file, for every quantization that the package `gguf` can dequantize.
@@ -58,7 +61,8 @@ class GGUFWeights(FileWeights):
         return name if expected is None else expected.name
 
     def _shape(self, file_name: str) -> tuple[int, ...]:
-        return self._file.tensors[file_name].shape
+        shape = self._file.tensors[file_name].shape
+        return (math.prod(shape),) if file_name.endswith(GROUPED_NORMS) else shape
 
     def _read(self, stored: StoredName) -> torch.Tensor:
         shape = self._shape(stored.name)[0 if stored.expert is None else 1 :]
@@ -82,7 +86,7 @@ class GGUFWeights(FileWeights):
 
     def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
         num_heads = self._interleaved.get(name.rpartition(".")[0])
-        return None if num_heads is None else unpermuted_rows(num_rows, num_heads)
+        return super()._row_order(name, num_rows) if num_heads is None else unpermuted_rows(num_rows, num_heads)
 
     def _file_names(self) -> Iterable[str]:
         return (name for name in self._file.tensors if name not in ROPE_FACTORS and not name.startswith(self._unread))

@@ -117,8 +117,9 @@ class SafetensorsWeights(FileWeights):
         self._scale_errors[module] = found = matrix.scale_error()
         if found == math.inf:
             raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
-        packed = matrix.packed()
-        return replace(packed, rows=part.select_rows(packed.rows, self._head_dim))
+        packed, order = matrix.packed(), self._row_order(name, shape[0])
+        rows = part.select_rows(packed.rows, self._head_dim)
+        return replace(packed, rows=rows if order is None else rows[order])
 
     def _mxfp4(self, place: StoredName, out: int, inputs: int) -> PackedRows:
         """Read the matrix of an expert in MXFP4.

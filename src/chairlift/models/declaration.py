@@ -262,6 +262,8 @@ class GatedDeltaSpec:
     Attributes:
         a_log, dt_bias: the names of parameters [num_heads].
         norm: the norm of each head, of value_dim values.
+        grouped_rows: the matrices of the input whose rows are grouped by key head in files: the name of each, and the
+            numbers of consecutive rows of each kind in a group.
     """
 
     num_key_heads: int
@@ -273,6 +275,7 @@ class GatedDeltaSpec:
     norm: NormSpec
     beta_scale: float = 1.0
     has_tiled_keys: bool = False
+    grouped_rows: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def num_values(self) -> int:

@@ -302,6 +302,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "lfm2_moe",
         "qwen3_5",
         "qwen3_5_moe",
+        "qwen3_next",
         "opt",
     ],
 )
@@ -369,6 +370,7 @@ def test_a_predictor_is_planned_to_the_byte_and_its_k_and_v_take_a_part_of_the_p
         "lfm2_moe",
         "qwen3_5",
         "qwen3_5_moe",
+        "qwen3_next",
         "opt",
     ],
 )

@@ -11,10 +11,18 @@ from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration import BranchNorms, LayerSpec, ModelConfig, NormSpec
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
-from chairlift.models.reading.mamba_sizes import MambaSizes, read_mamba_sizes
+from chairlift.models.reading.mamba_sizes import (
+    MambaSizes,
+    mamba_gguf_names,
+    read_gguf_mamba_sizes,
+    read_mamba_sizes,
+)
+
+NORMS: Final = NormNames(before_mlp="pre_ff_layernorm")
 
 _READER: Final = LlamaConfigReader("falcon_h1", no_windows, architecture="falcon_h1", reads_mlp_bias=True)
 
@@ -26,7 +34,7 @@ def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
     scale = sizes.head_dim**-0.5 * fields.number("key_multiplier", 1.0)
     sizes = replace(
         sizes,
-        norms=NormNames(before_mlp="pre_ff_layernorm"),
+        norms=NORMS,
         attention_scale=scale,
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         logits_multiplier=fields.number("lm_head_multiplier", 1.0),
@@ -78,9 +86,23 @@ def _read_multipliers(fields: ConfigFields, key: str, count: int) -> tuple[float
     return tuple(map(float, values))
 
 
+def read_falcon_h1_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file, whose matrices contain the multipliers, and whose layers are alike."""
+    sizes = replace(read_gguf_sizes(header), name="falcon_h1", architecture="falcon_h1", norms=NORMS)
+    mamba, config = read_gguf_mamba_sizes(header, sizes.norm_eps), sizes.declare()
+    none = ConfigFields({}, header.fields.source)
+    return replace(config, layers=tuple(_declare(none, mamba, *pair) for pair in enumerate(config.layers)))
+
+
 FALCON_H1: Final = Architecture(
     name="falcon_h1",
     hf_readers={"FalconH1ForCausalLM": read_falcon_h1},
+    gguf_readers={"falcon-h1": read_falcon_h1_gguf},
+    gguf_names={
+        **GGUF_NAMES,
+        **mamba_gguf_names("mamba"),
+        "model.layers.{}.pre_ff_layernorm.weight": "blk.{}.ffn_norm",
+    },
     stacked_names={
         "model.norm": "model.final_layernorm",
         **{

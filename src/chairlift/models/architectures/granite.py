@@ -9,24 +9,23 @@ Granite-MoE has experts in every layer. Its safetensors files hold those of a la
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration import LayerSpec, ModelConfig, ParallelExpertsSpec
+from chairlift.models.declaration import FeedForwardSpec, LayerSpec, ModelConfig, ParallelExpertsSpec
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.reading.layer_fields import check_recurrent_layers
 from chairlift.models.reading.llama_sizes import ExpertNames, LlamaSizes
-from chairlift.models.reading.mamba_sizes import read_mamba_sizes
+from chairlift.models.reading.mamba_sizes import mamba_gguf_names, read_gguf_mamba_sizes, read_mamba_sizes
 
 LAYER_TYPES: Final = {"attention": False, "full_attention": False, "mamba": True, "linear_attention": True}
 """The types of layers in files of transformers 4 and 5, and whether such a layer has Mamba-2 in place of attention."""
-
-NO_MAMBA: Final = "GGUF files are supported only with attention in all layers: use the safetensors files of this model"
 
 FIELDS_WITHOUT_EFFECT: Final = ("init_method", "output_router_logits", "router_aux_loss_coef")
 
@@ -68,7 +67,7 @@ def read_granite4(fields: ConfigFields) -> ModelConfig:
         sizes = _without_rope(sizes)
     mamba = read_mamba_sizes(fields, sizes.hidden_size)
     mamba = replace(mamba, norm_eps=sizes.norm_eps, norm_groups=mamba.num_groups)
-    layers = list(map(_with_shared_mlp, range(sizes.num_layers), sizes.declare().layers))
+    layers = [_with_shared_mlp(index, layer) for index, layer in enumerate(sizes.declare().layers)]
     layers = _with_experts(fields, sizes, layers)
     for index, has_mamba in enumerate(_read_layers(fields, sizes.num_layers)):
         if has_mamba:
@@ -104,53 +103,83 @@ def _with_experts(fields: ConfigFields, sizes: LlamaSizes, layers: list[LayerSpe
         fields.get("num_experts_per_tok")
         return layers
     sizes = replace(sizes, experts=read_experts(fields, inner, "chosen", NAMES))
-    found = []
-    for index, layer in enumerate(layers):
-        before = layer.feed_forward_norms.before
-        assert before is not None, "every layer has norms"
-        mixture = sizes.declare_feed_forward(f"model.layers.{index}", index)
-        found.append(replace(layer, parallel_experts=ParallelExpertsSpec(mixture, before)))
-    return found
+    return [
+        _beside_experts(layer, sizes.declare_feed_forward(f"model.layers.{index}", index))
+        for index, layer in enumerate(layers)
+    ]
 
 
-def _with_shared_mlp(index: int, layer: LayerSpec) -> LayerSpec:
-    """Give the matrices of the feed-forward network the names of Granite 4."""
+def _beside_experts(layer: LayerSpec, mixture: FeedForwardSpec) -> LayerSpec:
+    before = layer.feed_forward_norms.before
+    assert before is not None, "every layer has norms"
+    return replace(layer, parallel_experts=ParallelExpertsSpec(mixture, before))
+
+
+def _with_shared_mlp(
+    index: int, layer: LayerSpec, up: Sequence[str] = ("input_linear",), down: str = "output_linear"
+) -> LayerSpec:
+    """Give the matrices of the feed-forward network the names of Granite 4: of gate and up, one each or one for both,
+    and of down."""
     prefix, mlp = f"model.layers.{index}.shared_mlp", layer.feed_forward
     assert mlp is not None, "every layer has a network"
-    up = replace(mlp.up, parts=((f"{prefix}.input_linear", mlp.up.out_features),))
-    down = replace(mlp.down, parts=((f"{prefix}.output_linear", mlp.down.out_features),))
-    return replace(layer, feed_forward=replace(mlp, up=up, down=down))
+    size = mlp.up.out_features // len(up)
+    first = replace(mlp.up, parts=tuple((f"{prefix}.{name}", size) for name in up))
+    last = replace(mlp.down, parts=((f"{prefix}.{down}", mlp.down.out_features),))
+    return replace(layer, feed_forward=replace(mlp, up=first, down=last))
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------
 
 
 def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Granite 3, Granite 4 (whose names are the same) or Granite-MoE."""
-    fields = header.fields
-    _check_gguf_layers(fields)
-    sizes = read_gguf_sizes(header, expert_softmax=GGUF_SOFTMAX[header.name])
-    for key in GGUF_FIELDS_WITHOUT_EFFECT:
-        fields.get(key)
-    inner = sizes.intermediate_size
-    fields.allow_only("expert_shared_feed_forward_length", inner, f"it must be feed_forward_length ({inner})")
+    """Read the metadata of a GGUF file of Granite 3, Granite 4 (whose names are the same), 4 H or Granite-MoE."""
+    fields, kv_heads = header.fields, header.fields.get("attention.head_count_kv")
+    is_hybrid = header.name == "granitehybrid" and isinstance(kv_heads, list) and 0 in kv_heads
+    softmax: ExpertSoftmax | None = "chosen" if is_hybrid or header.name == "granitemoe" else None
+    sizes = read_gguf_sizes(header, expert_softmax=softmax, has_recurrence=is_hybrid)
+    inner, key = sizes.intermediate_size, "expert_shared_feed_forward_length"
     if not fields.flag("rope.scaling.finetuned", True):
         sizes = _without_rope(sizes)
-    return replace(
+    sizes = replace(
         sizes,
         architecture="granite",
         attention_scale=fields.number("attention.scale", sizes.head_dim**-0.5),
         embedding_multiplier=fields.number("embedding_scale", 1.0),
         residual_multiplier=fields.number("residual_scale", 1.0),
         logits_multiplier=1.0 / fields.number("logit_scale", 1.0),
-    ).declare()
+    )
+    if sizes.experts is None or not is_hybrid:
+        fields.allow_only(key, inner, f"it must be feed_forward_length ({inner})")
+    if is_hybrid:
+        return _declare_hybrid(header, sizes, kv_heads, fields.integer(key, inner))
+    for each in GGUF_FIELDS_WITHOUT_EFFECT:
+        fields.get(each)
+    return sizes.declare()
 
 
-def _check_gguf_layers(fields: ConfigFields) -> None:
-    """Raise unless all layers have attention. Mamba layers have no KV heads."""
-    heads = fields.get("attention.head_count_kv")
-    if isinstance(heads, list) and 0 in heads:
-        raise fields.error("attention.head_count_kv", f"is 0 in {heads.count(0)} of {len(heads)} layers: {NO_MAMBA}")
+def _declare_hybrid(header: GGUFHeader, sizes: LlamaSizes, heads: list[int], shared: int) -> ModelConfig:
+    """Declare a model of which a layer without KV heads has Mamba-2.
+
+    Args:
+        heads: the number of KV heads of each layer.
+        shared: the inner size of the network beside experts.
+    """
+    if len(heads) != sizes.num_layers:
+        raise header.fields.error(
+            "attention.head_count_kv",
+            f"must hold the number of KV heads of each of {sizes.num_layers} layers, got {heads!r:.80}",
+        )
+    dense = sizes if sizes.experts is None else replace(sizes, experts=None, intermediate_size=shared)
+    config, mamba = dense.declare(), read_gguf_mamba_sizes(header, sizes.norm_eps)
+    layers = []
+    for index, layer in enumerate(config.layers):
+        if sizes.experts is not None:
+            layer = _beside_experts(layer, sizes.declare_feed_forward(f"model.layers.{index}", index))
+            layer = _with_shared_mlp(index, layer, ("gate_proj", "up_proj"), "down_proj")
+        if heads[index] == 0:
+            layer = mamba.replace_attention(layer, f"model.layers.{index}.mamba", sizes.hidden_size)
+        layers.append(layer)
+    return replace(config, layers=tuple(layers))
 
 
 NAMES: Final = ExpertNames(
@@ -158,8 +187,13 @@ NAMES: Final = ExpertNames(
     up=("block_sparse_moe.experts.{}.input_linear",),
     down="block_sparse_moe.experts.{}.output_linear",
 )
-GGUF_SOFTMAX: Final[dict[str, ExpertSoftmax | None]] = {"granite": None, "granitehybrid": None, "granitemoe": "chosen"}
-"""See read_gguf_sizes, by the architecture of the file."""
+GGUF_ARCHITECTURES: Final = ("granite", "granitehybrid", "granitemoe")
+
+GRANITE_GGUF_NAMES: Final = {
+    **GGUF_NAMES,
+    **mamba_gguf_names("mamba"),
+    **{f"model.layers.{{}}.shared_mlp.{name}_proj": f"blk.{{}}.ffn_{name}_shexp" for name in ("gate", "up", "down")},
+}
 
 GRANITE: Final = Architecture(
     name="granite",
@@ -168,9 +202,9 @@ GRANITE: Final = Architecture(
         "GraniteMoeForCausalLM": read_granite_moe,
         "GraniteMoeHybridForCausalLM": read_granite4,
     },
-    gguf_readers=dict.fromkeys(GGUF_SOFTMAX, read_granite_gguf),
-    gguf_names=GGUF_NAMES,
-    gguf_interleaved=frozenset(GGUF_SOFTMAX),
+    gguf_readers=dict.fromkeys(GGUF_ARCHITECTURES, read_granite_gguf),
+    gguf_names=GRANITE_GGUF_NAMES,
+    gguf_interleaved=frozenset(GGUF_ARCHITECTURES),
     stacked_names={
         f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}": f"model.layers.{{}}.block_sparse_moe.{name}"
         for name in ("input_linear", "output_linear")

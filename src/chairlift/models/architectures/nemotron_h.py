@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.declaration import (
@@ -23,10 +23,19 @@ from chairlift.models.declaration import (
     ParallelExpertsSpec,
     RouterSpec,
 )
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.expert_fields import SIGMOID_GATING
+from chairlift.models.reading.gguf_sizes import read_uniform, read_vocab_size
 from chairlift.models.reading.layer_fields import MAX_LAYERS
-from chairlift.models.reading.mamba_sizes import MAX_WIDTH, MambaSizes, read_dt_limits, read_group_count
+from chairlift.models.reading.mamba_sizes import (
+    MAX_WIDTH,
+    MambaSizes,
+    mamba_gguf_names,
+    read_dt_limits,
+    read_gguf_mamba_sizes,
+    read_group_count,
+)
 
 LayerKind = Literal["mamba", "attention", "mlp", "moe"]
 
@@ -211,8 +220,100 @@ def _read_kinds(fields: ConfigFields) -> list[LayerKind]:
     return found
 
 
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+def read_nemotron_h_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file, as those of the `config.json` of the same model."""
+    fields, has_experts = header.fields, header.name == "nemotron_h_moe"
+    layers = fields.integer("block_count", high=MAX_LAYERS)
+    fields.allow_only("nextn_predict_layers", 0, "heads that predict several tokens are not supported")
+    for key in GGUF_FIELDS_WITHOUT_EFFECT:
+        fields.get(key)
+    eps_key = "attention.layer_norm_epsilon"
+    eps = fields.number("attention.layer_norm_rms_epsilon", fields.get(eps_key), high=1.0)
+    mamba = read_gguf_mamba_sizes(header, eps)
+    head_dim = fields.integer("attention.key_length", high=4096)
+    fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
+    values: dict[str, Any] = {
+        "hidden_size": fields.integer("embedding_length"),
+        "layer_norm_epsilon": eps,
+        "num_attention_heads": read_uniform(fields, "attention.head_count", ignores_zeros=True),
+        "num_key_value_heads": read_uniform(fields, "attention.head_count_kv", ignores_zeros=True),
+        "head_dim": head_dim,
+        "intermediate_size": read_uniform(fields, "feed_forward_length", ignores_zeros=True),
+        "vocab_size": read_vocab_size(fields, header.tokens),
+        "max_position_embeddings": fields.integer("context_length"),
+        "layers_block_type": _read_gguf_kinds(fields, layers, "moe" if has_experts else "mlp"),
+        "mlp_bias": any(name.endswith("ffn_up.bias") for name in header.tensor_names),
+        "mamba_num_heads": mamba.num_heads,
+        "mamba_head_dim": mamba.head_dim,
+        "n_groups": mamba.num_groups,
+        "ssm_state_size": mamba.state_size,
+        "conv_kernel": mamba.width,
+        "use_conv_bias": mamba.conv_bias,
+        "mamba_proj_bias": mamba.input_bias,
+        "use_bias": mamba.output_bias,
+    }
+    if has_experts:
+        values |= {
+            "n_routed_experts": fields.integer("expert_count"),
+            "num_experts_per_tok": fields.integer("expert_used_count"),
+            "moe_intermediate_size": fields.integer("expert_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": fields.integer("expert_shared_feed_forward_length"),
+            "n_shared_experts": fields.integer("expert_shared_count", 1),
+            "norm_topk_prob": fields.flag("expert_weights_norm", True),
+            "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
+            "n_group": fields.integer("expert_group_count", 1),
+            "moe_latent_size": fields.get("moe_latent_size"),
+        }
+        fields.allow_only("expert_gating_func", SIGMOID_GATING, "the architecture determines this property")
+    return replace(read_nemotron_h(ConfigFields(values, fields.source)), name=header.name)
+
+
+def _read_gguf_kinds(fields: ConfigFields, layers: int, network: LayerKind) -> list[LayerKind]:
+    """Read the kind of each layer: attention has KV heads, a network an inner size, and Mamba-2 has neither."""
+    found = []
+    for key in ("attention.head_count_kv", "feed_forward_length"):
+        numbers = fields.get(key)
+        if not isinstance(numbers, list) or len(numbers) != layers:
+            raise fields.error(key, f"must hold a number for each of {layers} layers, got {numbers!r:.80}")
+        found.append(numbers)
+    return ["attention" if heads else network if inner else "mamba" for heads, inner in zip(*found, strict=True)]
+
+
+GGUF_FIELDS_WITHOUT_EFFECT: Final = ("rope.dimension_count", "rope.freq_base")
+"""There are no rotary embeddings."""
+
+NEMOTRON_H_GGUF_NAMES: Final = {
+    "model.embeddings": "token_embd",
+    "model.norm_f": "output_norm",
+    "lm_head": "output",
+    "model.layers.{}.norm": "blk.{}.attn_norm",
+    **mamba_gguf_names("mixer"),
+    **{
+        f"model.layers.{{}}.mixer.{name}": f"blk.{{}}.{other}"
+        for name, other in (
+            ("q_proj", "attn_q"),
+            ("k_proj", "attn_k"),
+            ("v_proj", "attn_v"),
+            ("o_proj", "attn_output"),
+            ("up_proj", "ffn_up"),
+            ("down_proj", "ffn_down"),
+            ("gate", "ffn_gate_inp"),
+            ("gate.e_score_correction_bias", "exp_probs_b.bias"),
+            ("experts.{}.up_proj", "ffn_up_exps"),
+            ("experts.{}.down_proj", "ffn_down_exps"),
+            ("shared_experts.up_proj", "ffn_up_shexp"),
+            ("shared_experts.down_proj", "ffn_down_shexp"),
+        )
+    },
+}
+
 NEMOTRON_H: Final = Architecture(
     name="nemotron_h",
     hf_readers={"NemotronHForCausalLM": read_nemotron_h},
+    gguf_readers=dict.fromkeys(("nemotron_h", "nemotron_h_moe"), read_nemotron_h_gguf),
+    gguf_names=NEMOTRON_H_GGUF_NAMES,
     other_prefixes=(("model.", "backbone."),),
 )

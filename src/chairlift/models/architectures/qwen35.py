@@ -1,8 +1,8 @@
-"""Qwen3.5, 3.6 and 3.8 (Yang et al., 2025): `LlamaSizes` with the gated delta rule in most layers.
+"""Qwen3-Next, Qwen3.5, 3.6 and 3.8 (Yang et al., 2025): `LlamaSizes` with the gated delta rule in most layers.
 
 The other layers multiply attention by the sigmoid of a projection, whose rows share a tensor with those of the query.
 MoE models have a shared expert beside the others, which a sigmoid multiplies too. The layers of images have no part in
-the text model.
+the text model. Files of Qwen3-Next have other projections of the gated delta rule, whose rows are grouped by key head.
 
 The predictor (MTP) has attention. It reads hidden states after the final norm, and the embedding comes first: vLLM's
 `qwen3_next_mtp.py` and `qwen3_next.py`, and llama.cpp since #24025, where the acceptance of Qwen3.6 rose by it.
@@ -36,7 +36,7 @@ from chairlift.models.declaration import (
 )
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
-from chairlift.models.reading.expert_fields import read_experts
+from chairlift.models.reading.expert_fields import read_dense_layers, read_experts
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model
 from chairlift.models.reading.llama_sizes import LlamaSizes
@@ -53,6 +53,11 @@ ROTATED_SHARE: Final = 0.25
 
 ATTENTION_INTERVAL: Final = 4
 """In files that do not contain it: every n-th layer has attention."""
+
+SEPARATE: Final = ("qkv", "z", "b", "a")
+GROUPED: Final = ("qkvz", "ba")
+GROUPED_GATES: Final = ("qkv", "z", "ba")
+"""The projections of the gated delta rule in files of Qwen3.5, in folders of Qwen3-Next, and in its GGUF files."""
 
 IMAGE_FIELDS: Final = (
     "audio_config",
@@ -74,6 +79,7 @@ class DeltaSizes:
     Attributes:
         width: the width of the convolution.
         has_tiled_keys: see GatedDeltaSpec.
+        inputs: the names of the matrices of the input: SEPARATE, GROUPED or GROUPED_GATES.
     """
 
     num_key_heads: int
@@ -82,13 +88,18 @@ class DeltaSizes:
     value_dim: int
     width: int
     has_tiled_keys: bool = False
+    inputs: tuple[str, ...] = SEPARATE
 
     def declare(self, prefix: str, hidden_size: int, eps: float) -> RecurrenceSpec:
         """Return the declaration of one layer, whose parameters begin with `prefix`."""
         values, channels = self.num_heads * self.value_dim, 2 * self.num_key_heads * self.key_dim
         channels += values
-        sizes = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": self.num_heads, "in_proj_a": self.num_heads}
-        parts = tuple((f"{prefix}.{name}", size) for name, size in sizes.items())
+        shared = self.num_heads // self.num_key_heads
+        sizes = {"qkv": channels, "z": values, "b": self.num_heads, "a": self.num_heads}
+        sizes |= {"qkvz": channels + values, "ba": 2 * self.num_heads}
+        groups = {"qkvz": (self.key_dim,) * 2 + (shared * self.value_dim,) * 2, "ba": (shared, shared)}
+        parts = tuple((f"{prefix}.in_proj_{name}", sizes[name]) for name in self.inputs)
+        grouped = tuple((f"{prefix}.in_proj_{name}", groups[name]) for name in self.inputs if name in groups)
         return RecurrenceSpec(
             input=MatrixSpec(RECURRENCE, "delta_in", parts, hidden_size),
             output=MatrixSpec(RECURRENCE, "delta_out", ((f"{prefix}.out_proj", hidden_size),), values),
@@ -102,6 +113,7 @@ class DeltaSizes:
                 f"{prefix}.dt_bias",
                 NormSpec("rms_norm", f"{prefix}.norm", self.value_dim, eps),
                 has_tiled_keys=self.has_tiled_keys,
+                grouped_rows=grouped,
             ),
         )
 
@@ -159,7 +171,7 @@ class Qwen35Sizes:
     def _with_attention(self, index: int, prefix: str) -> LayerSpec:
         """Declare a layer with attention, whose parameters begin with `prefix`."""
         layer = self.sizes.declare_layer(index, prefix)
-        if self.shared_size is not None:
+        if self.shared_size is not None and layer.mixture is not None:
             layer = self._with_shared_expert(f"{prefix}.mlp", layer, self.shared_size)
         assert layer.attention is not None, "every layer of LlamaSizes has attention"
         return replace(layer, attention=_with_gate(f"{prefix}.self_attn", layer.attention))
@@ -207,12 +219,17 @@ class Qwen35ConfigReader(LlamaConfigReader):
         fields.allow_only("attn_output_gate", True, "attention of Qwen3.5 has a gate")
         sizes = replace(self.read_sizes(fields), norm_weight_offset=1.0, qk_norm="heads")
         shared: int | None = None
-        if self.name == "qwen3_5_moe":
-            fields.get("intermediate_size")  # Has no effect, because every layer has experts.
-            experts = read_experts(fields, fields.integer(self.inner_key), "chosen")
+        if self.name != "qwen3_5":
+            fields.get("intermediate_size")  # Has no effect, unless layers without experts have this size.
+            is_next, inner = self.name == "qwen3_next", fields.integer("moe_intermediate_size")
+            adds_up = not is_next or fields.flag("norm_topk_prob", True)
+            experts = read_experts(fields, inner, "chosen" if adds_up else "all")
+            if is_next:
+                experts = replace(experts, dense_layers=read_dense_layers(fields, sizes.num_layers))
             sizes, shared = replace(sizes, experts=experts), fields.integer("shared_expert_intermediate_size")
         layers, predictor = _read_layers(fields, sizes.num_layers), _read_predictor(fields)
-        return Qwen35Sizes(sizes, _read_delta(fields), layers, shared, predictor).declare()
+        delta = replace(_read_delta(fields), inputs=GROUPED if self.name == "qwen3_next" else SEPARATE)
+        return Qwen35Sizes(sizes, delta, layers, shared, predictor).declare()
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
@@ -268,7 +285,7 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
 
 def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file, whose norms are complete, and whose value heads have another order."""
-    fields, is_moe = header.fields, header.name == "qwen35moe"
+    fields, is_moe = header.fields, header.name != "qwen35"
     for key in ("rope.dimension_sections", "expert_weights_scale"):
         fields.get(key)
     sizes = read_gguf_sizes(header, expert_softmax="chosen" if is_moe else None, has_recurrence=True)
@@ -283,7 +300,8 @@ def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
         key_dim=fields.integer("ssm.state_size"),
         value_dim=exact_quotient(fields, "ssm.inner_size", inner, "ssm.time_step_rank", heads),
         width=fields.integer("ssm.conv_kernel", low=2, high=MAX_WIDTH),
-        has_tiled_keys=True,
+        has_tiled_keys=header.name != "qwen3next",
+        inputs=GROUPED_GATES if header.name == "qwen3next" else SEPARATE,
     )
     recurrent = _read_gguf_layers(fields, sizes.num_layers, further)
     shared = fields.integer("expert_shared_feed_forward_length") if is_moe else None
@@ -337,6 +355,7 @@ QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
             ("in_proj_z", "attn_gate"),
             ("in_proj_b", "ssm_beta"),
             ("in_proj_a", "ssm_alpha"),
+            ("in_proj_ba", "ssm_ba"),
             ("conv1d", "ssm_conv1d"),
             ("dt_bias", "ssm_dt.bias"),
             ("A_log", "ssm_a"),
@@ -361,10 +380,11 @@ QWEN35: Final = Architecture(
     hf_readers={
         "Qwen3_5ForCausalLM": DENSE,
         "Qwen3_5MoeForCausalLM": MOE,
+        "Qwen3NextForCausalLM": Qwen35ConfigReader("qwen3_next", no_windows, architecture="qwen3.5"),
         "Qwen3_5ForConditionalGeneration": lambda fields: read_text_model(fields, IMAGE_FIELDS, DENSE),
         "Qwen3_5MoeForConditionalGeneration": lambda fields: read_text_model(fields, IMAGE_FIELDS, MOE),
     },
-    gguf_readers=dict.fromkeys(("qwen35", "qwen35moe"), read_qwen35_gguf),
+    gguf_readers=dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), read_qwen35_gguf),
     gguf_names=QWEN35_GGUF_NAMES,
     other_prefixes=(("model.", "model.language_model."),),
     stacked_names={**_stacked("model.layers.{}"), **_stacked("mtp.layers.{}")},

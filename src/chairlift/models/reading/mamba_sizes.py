@@ -15,7 +15,8 @@ from chairlift.models.declaration import (
     NormSpec,
     RecurrenceSpec,
 )
-from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.architecture import GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 
 MAX_WIDTH: Final = 16
 """The largest width of a convolution."""
@@ -103,6 +104,40 @@ def read_mamba_sizes(fields: ConfigFields, hidden_size: int) -> MambaSizes:
         output_bias=fields.flag("mamba_proj_bias", False),
         dt_limits=read_dt_limits(fields),
     )
+
+
+def read_gguf_mamba_sizes(header: GGUFHeader, eps: float) -> MambaSizes:
+    """Read the sizes of Mamba-2 layers in a GGUF file, whose tensors show the biases and whether there is a norm.
+
+    Args:
+        eps: of the norm.
+    """
+    fields, endings = header.fields, {name.split(".", 2)[-1] for name in header.tensor_names}
+    heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
+    groups = read_group_count(fields, "ssm.group_count", "ssm.time_step_rank", heads)
+    return MambaSizes(
+        num_heads=heads,
+        head_dim=exact_quotient(fields, "ssm.inner_size", inner, "ssm.time_step_rank", heads),
+        num_groups=groups,
+        state_size=fields.integer("ssm.state_size"),
+        width=fields.integer("ssm.conv_kernel", low=2, high=MAX_WIDTH),
+        conv_bias="ssm_conv1d.bias" in endings,
+        input_bias="ssm_in.bias" in endings,
+        output_bias="ssm_out.bias" in endings,
+        norm_eps=eps if "ssm_norm.weight" in endings else None,
+        norm_groups=groups,
+    )
+
+
+def mamba_gguf_names(prefix: str) -> dict[str, str]:
+    """The names of the parameters of Mamba-2 in GGUF files; see Architecture.gguf_names.
+
+    Args:
+        prefix: the name of Mamba-2 in a layer.
+    """
+    names = {"in_proj": "in", "conv1d": "conv1d", "dt_bias": "dt.bias", "A_log": "a", "D": "d", "norm": "norm"}
+    names["out_proj"] = "out"
+    return {f"model.layers.{{}}.{prefix}.{name}": f"blk.{{}}.ssm_{other}" for name, other in names.items()}
 
 
 def read_group_count(fields: ConfigFields, key: str, heads_key: str, heads: int) -> int:
