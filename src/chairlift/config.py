@@ -14,7 +14,7 @@ from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.system.output_files import check_writable
 
-SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt")
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt", "mlfq")
 FAIR_POLICIES = ("fair",)
 PRIORITY_POLICIES = ("priority", *FAIR_POLICIES)
 """The scheduling policies that share the engine between tenants, and those on which priorities have an influence."""
@@ -199,7 +199,8 @@ class EngineConfig:
     scheduling_policy: str = option(
         "fcfs",
         "Order of the queue. priority: the smallest number first. fair: the tenant (API key) with the least service "
-        "first. srpt: the request with the least work left, by --length-predictor.",
+        "first. srpt: the request with the least work left, by --length-predictor. mlfq: the request that received the "
+        "least service, in levels.",
         choices=SCHEDULING_POLICIES,
     )
     tenant_weights: Mapping[str, float] | None = option(

@@ -256,6 +256,7 @@ class Scheduler:
             self._siblings.discard(request)
         self._kv.forget(request)
         self._lengths.record(request)
+        self.queue.forget(request)
         if self._drafts is not None:
             self._drafts.forget(request.request_id)
         del self._requests[request.request_id]

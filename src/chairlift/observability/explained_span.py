@@ -15,10 +15,16 @@ OUTSIDE_QUEUE = {
 }
 
 
-HEAD_REASONS = {"srpt": "which has the least work left"}
+HEAD_REASONS = {
+    "srpt": "which has the least work left",
+    "mlfq": "which received less service or was promoted after a long wait",
+}
 """Why the request at the head of the queue is ahead, for policies whose order is not visible in the requests."""
 
-DISPLACING_REASONS = {"srpt": "which has less work left than it had"}
+DISPLACING_REASONS = {
+    "srpt": "which has less work left than it had",
+    "mlfq": "which is in a higher level of the queue",
+}
 """Why a request took the seat of another one."""
 
 

@@ -89,7 +89,7 @@ LOADS = st.lists(
 
 
 @given(load=LOADS, seats=st.integers(1, 3), steps_ahead=st.integers(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_only_unsettled_requests_are_displaced_by_those_with_less_work(
     load: list[tuple[int, int, int]], seats: int, steps_ahead: int
 ) -> None:

@@ -59,6 +59,9 @@ class RequestQueue:
     def record_sampling(self, requests: Sequence[Request]) -> None:
         """Called when a step is planned that samples a token for each of these requests."""
 
+    def forget(self, request: Request) -> None:
+        """Drop all that is kept for a request that has finished."""
+
     def record_remote_service(self, service: Mapping[str, float]) -> None:
         """Called between steps with the service that other engines gave to tenants since the last call."""
 

@@ -18,11 +18,12 @@ from chairlift.request import Request
 def find_displacing_head(
     queue: RequestQueue, running: Sequence[Request], kv: KVCacheManager, max_num_seqs: int
 ) -> Request | None:
-    """The head of the queue if it takes the seat of the last running request; None if it does not, if a seat is free,
-    or if it could not be admitted with a seat."""
+    """The head of the queue if it takes the seat of the last running request; None if it does not, if a seat is free
+    or becomes free with the next result, or if it could not be admitted with a seat."""
     if len(running) < max_num_seqs or not kv.can_preempt or (head := queue.peek()) is None:
         return None
-    if head.num_pending_tokens or not queue.displaces(head, running[-1]):
+    last = running[-1]
+    if head.num_pending_tokens or last.num_tokens == last.end_total_tokens or not queue.displaces(head, last):
         return None
     demand = kv.demand(head)
     return head if demand.needed <= demand.free else None

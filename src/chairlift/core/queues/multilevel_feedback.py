@@ -1,0 +1,103 @@
+"""Skip-join multi-level feedback queue (FastServe; Wu et al., "Fast Distributed Inference Serving for Large Language
+Models", 2023, section 4.1): requests that received little service go first, without knowledge of their lengths.
+
+    level 0   quantum  32    [ c d ]        a request enters the first level whose quantum covers its prompt,
+    level 1   quantum  64    [ a ]          goes down one level when it has used the quantum of its level,
+    level 2   quantum 128    [ b e f ]      and returns to level 0 when it has waited STARVATION_STEPS
+    ...
+
+Service is that of fair sharing: prompt tokens and output tokens by their costs; tokens that are computed again cost
+nothing. A level is first come, first served. A running request is displaced by one of a level with a smaller number.
+
+Starvation rule: a request that waits STARVATION_STEPS steps is promoted to level 0. There it is behind those that
+entered the level before it, and none of them keeps its seat for more than the quantum of level 0 while others wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from chairlift.core.queues.request_queue import Key, RequestQueue
+from chairlift.request import Request
+
+QUANTUM: Final = 32
+"""The service that a request receives in level 0: the cost of 16 output tokens. Each level has twice that of the one
+above it, as in the paper."""
+
+STARVATION_STEPS: Final = 500
+"""The paper's limit is a time (alpha, section 4.1); steps are known without a clock."""
+
+
+class MultilevelFeedbackQueue(RequestQueue):
+    """The request of the highest level first; in a level, the one that entered the queue or was promoted first.
+
+    Args:
+        starvation_steps: a request that waits for so many steps is promoted.
+    """
+
+    has_constant_keys = False
+
+    def __init__(self, starvation_steps: int = STARVATION_STEPS) -> None:
+        super().__init__()
+        self._starvation_steps = starvation_steps
+        self._num_steps = 0
+        self._entries: deque[tuple[int, Request]] = deque()
+        self._entered: dict[Request, int] = {}
+        self._promoted_at: dict[Request, int] = {}
+
+    def level(self, request: Request) -> int:
+        """The level of the request by the service that it received, since its promotion if there was one."""
+        num_output = request.num_tokens - request.num_prompt_tokens
+        promoted_at = self._promoted_at.get(request)
+        if promoted_at is not None:
+            return _levels_used(OUTPUT_TOKEN_COST * (num_output - promoted_at), QUANTUM)
+        prompt_cost = PROMPT_TOKEN_COST * request.num_prompt_tokens
+        first = max(0, math.ceil(prompt_cost / QUANTUM) - 1).bit_length()
+        if not num_output:
+            return first
+        return first + _levels_used(prompt_cost + OUTPUT_TOKEN_COST * num_output, QUANTUM << first)
+
+    def key(self, request: Request) -> Key:
+        return (self.level(request), self._entered.get(request, 0), request.arrival_index)
+
+    def push(self, request: Request) -> None:
+        self._entered[request] = self._num_steps
+        super().push(request)
+        self._entries.append((self._num_steps, request))
+
+    def pop(self) -> Request:
+        request = super().pop()
+        del self._entered[request]
+        return request
+
+    def discard(self, request: Request) -> None:
+        self._requests.remove(request)  # an error may have dropped its pending token, which changes its key
+        del self._entered[request]
+
+    def displaces(self, head: Request, running: Request) -> bool:
+        return self.level(head) < self.level(running)
+
+    def record_sampling(self, requests: Sequence[Request]) -> None:
+        """Count a step, and promote the requests that have waited too long."""
+        self._num_steps += 1
+        while self._entries and self._entries[0][0] + self._starvation_steps <= self._num_steps:
+            entered, request = self._entries.popleft()
+            if self._entered.get(request) == entered and self.level(request):
+                self._promote(request)
+
+    def _promote(self, request: Request) -> None:
+        self.discard(request)
+        self._promoted_at[request] = request.num_tokens - request.num_prompt_tokens
+        self.push(request)
+
+    def forget(self, request: Request) -> None:
+        self._promoted_at.pop(request, None)
+
+
+def _levels_used(service: float, quantum: int) -> int:
+    """The number of levels whose quanta a service has used up, from the one that has this quantum."""
+    return (int(service) // quantum + 1).bit_length() - 1
