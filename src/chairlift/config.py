@@ -14,9 +14,9 @@ from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.system.output_files import check_writable
 
-SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt", "mlfq")
-FAIR_POLICIES = ("fair",)
-PRIORITY_POLICIES = ("priority", *FAIR_POLICIES)
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt", "mlfq", "dlpm")
+FAIR_POLICIES = ("fair", "dlpm")
+PRIORITY_POLICIES = ("priority", "fair")
 """The scheduling policies that share the engine between tenants, and those on which priorities have an influence."""
 LENGTH_PREDICTORS = ("none", "max_tokens", "history", "oracle")
 DEFAULT_LENGTH_PREDICTOR = {"srpt": "history"}
@@ -108,7 +108,7 @@ class SchedulerConfig:
         check_options(self, EngineConfig)
         if self.tenant_weights and self.scheduling_policy not in FAIR_POLICIES:
             raise ConfigError(
-                f"tenant_weights need scheduling_policy=fair, got scheduling_policy={self.scheduling_policy}: "
+                f"tenant_weights need scheduling_policy=fair or dlpm, got scheduling_policy={self.scheduling_policy}: "
                 f"set --scheduling-policy fair, or remove them"
             )
         if self.scheduling_policy in DEFAULT_LENGTH_PREDICTOR and self.length_predictor == "none":
@@ -200,7 +200,7 @@ class EngineConfig:
         "fcfs",
         "Order of the queue. priority: the smallest number first. fair: the tenant (API key) with the least service "
         "first. srpt: the request with the least work left, by --length-predictor. mlfq: the request that received the "
-        "least service, in levels.",
+        "least service, in levels. dlpm: fair, with a preference for cached prompts.",
         choices=SCHEDULING_POLICIES,
     )
     tenant_weights: Mapping[str, float] | None = option(

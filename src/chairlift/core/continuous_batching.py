@@ -58,7 +58,7 @@ class RunningBatch(ABC):
         self._config = config
         self._kv = kv_cache_manager
         self._meter = meter
-        self.waiting = make_queue(config)
+        self.waiting = make_queue(config, kv_cache_manager)
         self.running: list[Request] = []
         self._has_finished = False
         self._removed: list[str] = []

@@ -18,8 +18,12 @@ OUTSIDE_QUEUE = {
 HEAD_REASONS = {
     "srpt": "which has the least work left",
     "mlfq": "which received less service or was promoted after a long wait",
+    "dlpm": "of whose prompt more was cached, or which was overtaken often",
 }
 """Why the request at the head of the queue is ahead, for policies whose order is not visible in the requests."""
+
+TURN_REASONS = {"dlpm": "which has a deficit left or a longer cached prefix"}
+"""Why it is the turn of another tenant."""
 
 DISPLACING_REASONS = {
     "srpt": "which has less work left than it had",
@@ -84,7 +88,8 @@ def describe_span(span: ExplainedSpan, policy: str) -> str:
     if (text := OUTSIDE_QUEUE.get(span.reason)) is not None:
         return text
     if span.reason == "fairness":
-        text = f"another tenant, which received less service, has its turn: {span.head} is at the head of the queue"
+        turn = TURN_REASONS.get(policy, "which received less service")
+        text = f"another tenant, {turn}, has its turn: {span.head} is at the head of the queue"
         return text + _running(span)
     text = _reason(span) + _running(span) + _estimate(span)
     if span.is_head:

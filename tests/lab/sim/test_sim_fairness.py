@@ -1,10 +1,11 @@
-"""Fair queueing in virtual time: the bound that the VTC paper proves, at every step of random loads."""
+"""Fair queueing in virtual time: the bounds that the papers of VTC and DLPM prove, at every step of random loads."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.queues import queue_selection
 from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
@@ -23,6 +26,8 @@ NUM_BLOCKS = 24
 MAX_MODEL_LEN = 48
 MAX_NUM_SEQS = 6
 TENANTS = "abc"
+QUANTUM = 20.0
+"""Q of DLPM: about the service of one request of these loads."""
 
 
 @dataclass(slots=True)
@@ -153,8 +158,9 @@ WEIGHTS = st.fixed_dictionaries({}, optional={tenant: st.sampled_from([0.5, 2.0,
     weights=WEIGHTS,
     kv=st.sampled_from(["paged", "exact", "max", "oracle", "pow2"]),
     batching=st.sampled_from(["continuous", "static"]),
+    policy=st.sampled_from(["fair", "dlpm"]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_service_of_waiting_tenants_stays_within_the_published_bound(
     seed: int,
     sizes: dict[str, tuple[int, int, int]],
@@ -162,10 +168,13 @@ def test_service_of_waiting_tenants_stays_within_the_published_bound(
     weights: dict[str, float],
     kv: str,
     batching: str,
+    policy: str,
 ) -> None:
     requests = load(seed, sizes, gap)
-    log = run(requests, weights=weights, kv=kv, batching=batching)
-    assert log.worst <= bound(requests, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_selection, "PrefixFairQueue", partial(PrefixFairQueue, quantum=QUANTUM))
+        log = run(requests, policy, weights, kv=kv, batching=batching)
+    assert log.worst <= bound(requests, weights) + (2 * QUANTUM if policy == "dlpm" else 0)
 
 
 def test_first_come_first_served_exceeds_the_bound() -> None:

@@ -88,6 +88,10 @@ class KVCacheManager(Protocol):
 
     def demand(self, request: Request) -> MemoryDemand: ...
 
+    def num_cached_tokens(self, request: Request) -> int:
+        """The number of tokens of a waiting request that the prefix cache has now."""
+        return 0
+
     def allocate(self, request: Request) -> int | None:
         """Give a request its block tables; returns the number of tokens that already have K and V, None on failure."""
         ...

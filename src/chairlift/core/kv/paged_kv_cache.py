@@ -89,6 +89,9 @@ class PagedKVCacheManager(KVCacheManager):
         needed = self._num_needed(request, self._shared_prefix(request))
         return MemoryDemand(needed, self.pool.num_free, self.pool.num_evictable, self.pool.num_free)
 
+    def num_cached_tokens(self, request: Request) -> int:
+        return len(self._shared_prefix(request)) * self.block_size
+
     def allocate(self, request: Request) -> int | None:
         """Give a request the blocks of all its tokens. Those of a prefix that another request has computed are shared.
 

@@ -97,6 +97,9 @@ class WindowedKVCacheManager(PagedKVCacheManager):
         needed = self._num_needed_blocks(request, self._shared_tables(request))
         return MemoryDemand(needed, self.pool.num_free, self.pool.num_evictable, self.pool.num_free)
 
+    def num_cached_tokens(self, request: Request) -> int:
+        return len(self._shared_tables(request)[0]) * self.block_size
+
     def allocate(self, request: Request) -> int | None:
         """As for one group. Blocks of groups with a window that are not shared are taken later, by `grow`."""
         assert request.request_id not in self._tables

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.queues.fair_queue import FairQueue
 from chairlift.core.queues.multilevel_feedback import MultilevelFeedbackQueue
+from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.core.queues.request_queue import PriorityQueue, RequestQueue
 from chairlift.core.queues.shortest_remaining import ShortestRemainingQueue
 
@@ -18,8 +20,10 @@ QUEUES: Final[dict[str, type[RequestQueue]]] = {
 }
 
 
-def make_queue(config: SchedulerConfig) -> RequestQueue:
+def make_queue(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> RequestQueue:
     """Create an empty queue with the policy that `config.scheduling_policy` names."""
     if config.scheduling_policy == "fair":
         return FairQueue(config.tenant_weights)
+    if config.scheduling_policy == "dlpm":
+        return PrefixFairQueue(config.tenant_weights, kv_cache_manager.num_cached_tokens)
     return QUEUES[config.scheduling_policy]()

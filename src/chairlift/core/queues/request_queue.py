@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from chairlift.request import Request
 
@@ -32,6 +33,10 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def oldest(self, count: int) -> Iterable[Request]:
+        """The first requests of a queue with a single order."""
+        return islice(self._requests, count)
 
     def push(self, request: Request) -> None:
         """Add a request; it may have run before."""
