@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def test_byte_order_marks_and_windows_line_ends_are_accepted(tmp_path: Path) -> 
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + f"{completion_line(0)}\r\n{completion_line(1)}\r\n".encode())
     index = BatchIndex(path)
-    assert index.mark_answered_id("r0")
+    assert index.mark_answered("r0")
     assert [number for number, _ in index.unanswered()] == [2]
 
 
@@ -82,55 +81,19 @@ def test_a_line_of_256_mebibytes_is_not_read_into_memory(tmp_path: Path) -> None
     assert not error
 
 
-def test_many_duplicates_are_reported_within_bounded_memory(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [request_line("a" * 1000)] * 50_000)
-    used, error = memory_of_opening(source, tmp_path / "out.jsonl")
-    assert "line 2: custom_id 'aaaa" in error
-    assert "; and more. Results are matched to requests by custom_id" in error
-    assert used < 40
-
-
-def test_an_input_that_changes_while_the_batch_runs_is_an_error(tmp_path: Path) -> None:
+def test_an_input_that_is_replaced_while_the_batch_runs_is_answered_as_it_was(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(4)])
     index = BatchIndex(path)
-    write_lines(path, [completion_line(i) for i in (0, 7, 2, 3)])
-    lines = index.unanswered()
-    assert next(lines)[0] == 1
-    with pytest.raises(ConfigError, match="line 2: custom_id changed while the batch ran"):
-        next(lines)
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1 - len(completion_line(3)))
-
-
-def replace_by_a_pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (cut, "line 3: the file ends here, but had 4 lines or more: it was cut while the batch ran"),
-        (Path.unlink, "cannot be read: No such file"),
-        (replace_by_a_pipe, "cannot be read: is not a regular file, but a batch is read twice: copy it"),
-    ],
-)
-def test_an_input_that_is_cut_removed_or_replaced_while_the_batch_runs_is_an_error(
-    change: Callable[[Path], None], problem: str, tmp_path: Path
-) -> None:
-    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(4)])
-    index = BatchIndex(path)
-    change(path)
-    with pytest.raises(ConfigError, match=problem):
-        list(index.unanswered())
+    assert [number for number, _ in index.unanswered()] == [1, 2, 3, 4]
 
 
 def test_lines_that_are_appended_while_the_batch_runs_belong_to_the_next_run(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(2)])
     index = BatchIndex(path)
-    write_lines(path, [completion_line(i) for i in range(4)])
+    with path.open("a", encoding="utf-8") as file:
+        file.write(completion_line(2) + "\n")
     assert [number for number, _ in index.unanswered()] == [1, 2]
 
 
@@ -186,7 +149,7 @@ def test_other_data_without_a_line_end_is_not_removed(tmp_path: Path, content: b
     path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
     out = tmp_path / "out.jsonl"
     out.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"not a result of a batch|not part of a result"):
+    with pytest.raises(ConfigError, match="not a result of a batch"):
         BatchOutput(out, BatchIndex(path))
     assert out.read_bytes() == content
 
@@ -224,7 +187,7 @@ def test_a_large_file_that_starts_like_json_is_rejected_without_reading_it(start
         file.seek(0, os.SEEK_END)
         file.write(b"}")
     used, error = memory_of_opening(source, target)
-    assert "not a result of a batch" in error or "not part of a result" in error
+    assert "not a result of a batch" in error
     assert used < 40
     assert target.stat().st_size == (1 << 29) + 1
 

@@ -1,13 +1,12 @@
-"""The index of a batch file: which lines are requests, and which have no result yet. It needs 140 bytes per line."""
+"""The index of a batch file: which lines are requests, and which have no result yet."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.server.batch.batch_lines import is_blank, read_custom_id, read_lines
@@ -16,15 +15,14 @@ from chairlift.system.input_files import open_regular_file
 MAX_LINES: Final = 1 << 20
 """The maximum number of lines of a batch file."""
 
-MAX_REPORTED_DUPLICATES: Final = 5
-DIGEST_BYTES: Final = 16
 UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+DONE, WITH_ID, WITHOUT_ID = range(3)
+"""The states of a line: blank or answered; unanswered with a `custom_id`; and unanswered without one, which is an
+invalid request."""
 
 
 class BatchIndex:
-    """The lines of a batch file, by number and by `custom_id`.
-
-    A line without a `custom_id` is not a valid request and is identified by its number.
+    """The lines of a batch file, by number and by `custom_id`. The file stays open, because it is read twice.
 
     Raises:
         ConfigError: the file cannot be read, has more than MAX_LINES lines, or two lines have the same `custom_id`.
@@ -32,96 +30,55 @@ class BatchIndex:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._numbers: dict[bytes, int] = {}
-        self._is_unanswered = bytearray(1)  # Index 0 is not used: lines are counted from 1.
+        self._numbers: dict[str, int] = {}
+        self._states = bytearray(1)  # Index 0 is not used: lines are counted from 1.
         try:
+            self._file = os.fdopen(open_regular_file(path), "rb")
             self._read()
         except OSError as error:
-            raise _unreadable_error(path, error) from None
+            advice = ", but a batch is read twice: copy it to a file" if error.errno == errno.EINVAL else ""
+            raise ConfigError(f"{path} cannot be read: {error.strerror}{advice}") from None
 
     @property
     def num_unanswered(self) -> int:
         """The number of lines without a result."""
-        return sum(self._is_unanswered)
+        return len(self._states) - self._states.count(DONE)
 
-    def mark_answered_id(self, custom_id: str) -> bool:
-        """Mark the line of a `custom_id` as answered; return False if there is no such line without a result."""
-        return self.mark_answered_line(self._numbers.get(_key(0, custom_id), 0), custom_id)
+    def mark_answered(self, custom_id: str | None, number: int | None = None) -> bool:
+        """Mark the line of a `custom_id` as answered; return False if there is no such line without a result.
 
-    def mark_answered_line(self, number: int, custom_id: str | None) -> bool:
-        """Mark a line as answered; return False if it has a result already, or another `custom_id`."""
-        if not 0 < number < len(self._is_unanswered) or not self._is_unanswered[number]:
+        Args:
+            number: the number of the line, which a line without a `custom_id` has instead.
+        """
+        known = number or 0 if custom_id is None else self._numbers.get(custom_id, 0)
+        state = WITHOUT_ID if custom_id is None else WITH_ID
+        if number not in (None, known) or not 0 < known < len(self._states) or self._states[known] != state:
             return False
-        if self._numbers.get(_key(number, custom_id)) != number:
-            return False
-        self._is_unanswered[number] = False
+        self._states[known] = DONE
         return True
 
     def unanswered(self) -> Iterator[tuple[int, bytes]]:
-        """Read the lines without a result from the file, with their numbers.
-
-        Raises:
-            ConfigError: the file cannot be read, or a line has changed or is missing since the index was built.
-        """
-        last = self._is_unanswered.rfind(1)
-        try:
-            with _open(self.path) as file:
-                number = 0
-                for number, line in read_lines(file):
-                    if number > last:
-                        return
-                    if not self._is_unanswered[number]:
-                        continue
-                    if self._numbers.get(_key(number, read_custom_id(line))) != number:
-                        raise self._change_error(number, "custom_id changed")
+        """Read the lines without a result from the file, with their numbers. Those that were appended since the index
+        was built belong to the next run."""
+        with self._file:
+            self._file.seek(0)
+            for number, line in read_lines(self._file):
+                if number >= len(self._states):
+                    return
+                if self._states[number] != DONE:
                     yield number, line
-        except OSError as error:
-            raise _unreadable_error(self.path, error) from None
-        if number < last:
-            raise self._change_error(number, f"the file ends here, but had {last} lines or more: it was cut")
-
-    def _change_error(self, number: int, change: str) -> ConfigError:
-        return ConfigError(
-            f"{self.path}, line {number}: {change} while the batch ran. All results so far are written: run the same "
-            "command again, and do not change the file"
-        )
 
     def _read(self) -> None:
-        """Find the line of each key, and mark each line that is not blank as unanswered."""
-        duplicates: list[str] = []
-        with _open(self.path) as file:
-            for number, line in read_lines(file):
-                if number == 1 and line.startswith(UTF16_MARKS):
-                    raise ConfigError(f"{self.path} is encoded in UTF-16: save it as UTF-8")
-                if number > MAX_LINES:
-                    raise ConfigError(f"{self.path} has more than {MAX_LINES:,} lines: split it into several batches")
-                self._is_unanswered.append(not is_blank(line))
-                if is_blank(line):
-                    continue
-                custom_id = read_custom_id(line)
-                earlier = self._numbers.setdefault(_key(number, custom_id), number)
-                if earlier != number and len(duplicates) <= MAX_REPORTED_DUPLICATES:
-                    duplicates.append(f"line {number}: custom_id {custom_id!r:.80} is that of line {earlier}")
-        if duplicates:
-            more = "; and more" if len(duplicates) > MAX_REPORTED_DUPLICATES else ""
-            raise ConfigError(
-                f"{self.path}, {'; '.join(duplicates[:MAX_REPORTED_DUPLICATES])}{more}. Results are matched to "
-                "requests by custom_id: give each line a different custom_id"
-            )
-
-
-def _open(path: Path) -> BinaryIO:
-    """Open the file, which is read twice, so that a pipe is an error, also in place of the file at the second time."""
-    return os.fdopen(open_regular_file(path), "rb")
-
-
-def _unreadable_error(path: Path, error: OSError) -> ConfigError:
-    advice = ", but a batch is read twice: copy it to a file" if error.errno == errno.EINVAL else ""
-    return ConfigError(f"{path} cannot be read: {error.strerror}{advice}")
-
-
-def _key(number: int, custom_id: str | None) -> bytes:
-    """The digest of a `custom_id`, or the number of a line without one, which is shorter."""
-    if custom_id is None:
-        return number.to_bytes(DIGEST_BYTES // 2)
-    return blake2b(custom_id.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
+        """Find the line of each `custom_id`, and the state of each line."""
+        for number, line in read_lines(self._file):
+            if number == 1 and line.startswith(UTF16_MARKS):
+                raise ConfigError(f"{self.path} is encoded in UTF-16: save it as UTF-8")
+            if number > MAX_LINES:
+                raise ConfigError(f"{self.path} has more than {MAX_LINES:,} lines: split it into several batches")
+            custom_id = read_custom_id(line)
+            self._states.append(DONE if is_blank(line) else WITHOUT_ID if custom_id is None else WITH_ID)
+            if custom_id is not None and (earlier := self._numbers.setdefault(custom_id, number)) != number:
+                raise ConfigError(
+                    f"{self.path}, line {number}: custom_id {custom_id!r:.80} is that of line {earlier}. Results are "
+                    "matched to requests by custom_id: give each line a different custom_id"
+                )

@@ -63,10 +63,6 @@ class AnsweredRequest(msgspec.Struct, frozen=True):
     custom_id: str | None
     error: BatchLineError | None
 
-    @property
-    def line(self) -> int | None:
-        return None if self.error is None else self.error.line
-
 
 _request_decoder = msgspec.json.Decoder(BatchRequestInput)
 _custom_id_decoder = msgspec.json.Decoder(_CustomIdField)

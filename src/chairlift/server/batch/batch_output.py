@@ -7,14 +7,14 @@ is opened again, and its request is answered again. Lines that are appended toge
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import count
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from chairlift.errors import ConfigError
 from chairlift.server.batch.batch_index import BatchIndex
@@ -49,9 +49,7 @@ class BatchOutput:
             self._lock()
             self._end = self._read_results(index)
             self.num_removed_bytes = os.fstat(self._file.fileno()).st_size - self._end
-            if self.num_removed_bytes:
-                self._check_incomplete_line()
-                self._file.truncate(self._end)
+            self._file.truncate(self._end)
             os.fsync(self._file.fileno())
             _sync_folder(path.parent)
         except OSError as error:
@@ -90,10 +88,6 @@ class BatchOutput:
         self._file.close()
 
     def _lock(self) -> None:
-        if sys.platform == "win32":
-            return
-        import fcntl
-
         try:
             fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -103,49 +97,32 @@ class BatchOutput:
 
     def _read_results(self, index: BatchIndex) -> int:
         """Mark the answered lines in the index; return the position after the last complete line."""
-        end = 0
+        number = 0
         with self.path.open("rb") as file:
-            for number in count(1):
-                start = file.readline(START_BYTES)
-                if not start or not start.strip(b"\0"):
-                    break
+            while True:
+                number += 1
+                end, start = file.tell(), file.readline(START_BYTES)
+                if not start.strip(b"\0") and _has_only_zeros(file):
+                    return end
                 if not _may_be_result(start):
                     raise self._unknown_result_error(number, "not a result of a batch")
                 line = start if start.endswith(b"\n") else start + file.readline()
                 if not line.endswith(b"\n"):
-                    break
-                end += len(line)
+                    return end
                 if not is_blank(line):
                     self._mark(index, line, number)
                     self.num_answered += 1
-        return end
-
-    def _check_incomplete_line(self) -> None:
-        """Raise unless the incomplete last line is the beginning of a result, or zeros that a file system left."""
-        with self.path.open("rb") as file:
-            file.seek(self._end)
-            start = file.read(START_BYTES)
-            is_result = bool(start.strip()) and _may_be_result(start)
-            while not is_result and start and not start.strip(b"\0"):
-                start = file.read(CHUNK_BYTES)
-        if not is_result and start:
-            raise ConfigError(
-                f"{self.path} ends in {self.num_removed_bytes:,} bytes without a line end that are not part "
-                "of a result: remove them, or select another output with -o"
-            )
 
     def _mark(self, index: BatchIndex, line: bytes, number: int) -> None:
         try:
             answered = parse_answered(line)
         except DecodeError as error:
             raise self._unknown_result_error(number, f"not a result of a batch ({error})") from None
-        if answered.line is not None:
-            request, is_known = f"line {answered.line}", index.mark_answered_line(answered.line, answered.custom_id)
-        elif answered.custom_id is not None:
-            request, is_known = f"custom_id {answered.custom_id!r:.80}", index.mark_answered_id(answered.custom_id)
-        else:
-            request, is_known = "no request", False
-        if not is_known:
+        line_number = None if answered.error is None else answered.error.line
+        if not index.mark_answered(answered.custom_id, line_number):
+            request = "no request" if answered.custom_id is None else f"custom_id {answered.custom_id!r:.80}"
+            if line_number is not None:
+                request = f"line {line_number}"
             problem = f"result of {request}, which is not in {index.path}, was changed there, or has an earlier result"
             raise self._unknown_result_error(number, problem)
 
@@ -158,14 +135,17 @@ class BatchOutput:
 
 def _may_be_result(start: bytes) -> bool:
     """Whether a line starts like a result. The lines of another file may be too long to be read into memory."""
-    start = start.lstrip()
-    return not start or bool(INCOMPLETE_RESULT.match(start)) or RESULT_START.startswith(start)
+    start = start.lstrip(b" \t\r")
+    return start == b"\n" or bool(INCOMPLETE_RESULT.match(start)) or (start != b"" and RESULT_START.startswith(start))
+
+
+def _has_only_zeros(file: BinaryIO) -> bool:
+    """Whether the rest of a file consists of zeros, which a file system leaves after a power failure."""
+    return not any(chunk.strip(b"\0") for chunk in iter(partial(file.read, CHUNK_BYTES), b""))
 
 
 def _sync_folder(folder: Path) -> None:
     """Write the directory entry of a new file to disk."""
-    if sys.platform == "win32":
-        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

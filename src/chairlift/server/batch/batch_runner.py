@@ -213,12 +213,10 @@ def _cancelled_by_signals() -> Iterator[None]:
             loop.remove_signal_handler(number)
         task.cancel()
 
-    with suppress(NotImplementedError):  # Windows has no signal handlers.
-        for number in signals:
-            loop.add_signal_handler(number, cancel)
+    for number in signals:
+        loop.add_signal_handler(number, cancel)
     try:
         yield
     finally:
-        with suppress(NotImplementedError):
-            for number in signals:
-                loop.remove_signal_handler(number)
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -140,10 +140,7 @@ def _rejected_stream() -> httpx.Response:
 
 
 def _retry_after(response: httpx.Response) -> float:
-    try:
-        return min(MAX_WAIT_SECONDS, max(0.0, float(response.headers.get("retry-after", "1"))))
-    except ValueError:
-        return 1.0
+    return min(MAX_WAIT_SECONDS, float(response.headers.get("retry-after", "1")))
 
 
 def _decode_response(body: bytes) -> _ResponseBody:
