@@ -15,6 +15,7 @@ from rich.console import Console
 
 from chairlift.cli.main import app, run_command
 from chairlift.errors import ChairliftError
+from chairlift.server.serve_options import ServeOptions
 
 
 @dataclass
@@ -83,3 +84,15 @@ def arguments_of(*names: str) -> list[Any]:
 def options_of(*names: str) -> set[str]:
     """The options of a command, as on the command line."""
     return {name for argument in arguments_of(*names) for name in (*argument.names, *argument.negatives)}
+
+
+def run_arguments(options: ServeOptions, _started: float, start_cluster: Any = None) -> dict[str, Any]:
+    """What `chairlift.server.serve.run` makes of its arguments, by name."""
+    models = options.models.specs(options.engine, options.api) if options.models.is_on_demand else None
+    return {
+        **{name: getattr(options, name) for name in ServeOptions.__dataclass_fields__},
+        "config": options.engine,
+        "models": models,
+        "model_limits": None if models is None else options.models.limits(options.engine),
+        "start_cluster": start_cluster,
+    }

@@ -15,7 +15,7 @@ from chairlift.loading.text import template_sandbox
 from chairlift.options import declared_options
 from chairlift.server.api import tokenization
 from chairlift.server.batch import batch_index, batch_lines, batch_runner
-from chairlift.server.http import http_protocol
+from chairlift.server.http import body_limits, http_protocol
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation import preparation, request_plan, worker
 from chairlift.server.protocol import base, item_limits
@@ -31,6 +31,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     structured_outputs: tuple(name for name in vars(structured_outputs) if name.startswith("MAX_")),
     compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_CACHED", "MAX_MASK_SECONDS"),
     preparation: ("MAX_SECONDS",),
+    body_limits: ("MAX_JSON_DEPTH",),
     http_protocol: ("MAX_HEADER_BYTES", "MAX_PIPELINED", "WRITE_SECONDS", "KEEP_ALIVE_SECONDS"),
     worker: ("MEMORY_BYTES",),
     checker: ("MEMORY_BYTES",),

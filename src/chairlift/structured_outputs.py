@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, NoReturn
 
 from chairlift.errors import RequestError
@@ -20,6 +22,10 @@ KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
 """The kinds of constraints. Exactly one of these fields must be set."""
 
 WHITESPACE: Final = ("disable_any_whitespace", "whitespace_pattern")
+
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_DEPTH_CHANGES: Final = bytes(1 if byte in b"[{" else 255 for byte in range(256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +155,18 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check_depth(text: str) -> None:
-    if text.count("[") + text.count("{") <= MAX_SCHEMA_DEPTH:
-        return
-    depth = max(_depths(text), default=0)
-    if depth > MAX_SCHEMA_DEPTH:
+    if (depth := json_depth(text.encode())) > MAX_SCHEMA_DEPTH:
         _reject("json", f"must have at most {MAX_SCHEMA_DEPTH} levels, got {depth}. Use $ref and $defs.")
 
 
-def _depths(text: str) -> Iterator[int]:
-    """The depth of each opening bracket. The text is not parsed, because deep nesting could crash a parser."""
-    depth, in_string, escaped = 0, False, False
-    for character in text:
-        if in_string:
-            in_string, escaped = character != '"' or escaped, character == "\\" and not escaped
-        elif character == '"':
-            in_string = True
-        elif character in "[{":
-            depth += 1
-            yield depth
-        elif character in "]}":
-            depth -= 1
+def json_depth(text: bytes) -> int:
+    """The nesting depth of arrays and objects in a JSON text, without parsing it, because a parser may crash.
+
+    For text that is not valid JSON it is at least the depth that a parser reaches before it fails.
+    """
+    brackets = _STRING.sub(b"", text).translate(None, _NOT_BRACKETS)
+    signed = memoryview(brackets.translate(_DEPTH_CHANGES)).cast("b")
+    return max(accumulate(signed, initial=0))
 
 
 def _choices(value: Any) -> tuple[str, ...]:

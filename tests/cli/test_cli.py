@@ -62,7 +62,7 @@ def test_every_engine_option_is_an_option_of_the_command_line() -> None:
 
 def test_sampling_defaults_reach_the_configuration_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[chairlift.EngineConfig] = []
-    monkeypatch.setattr("chairlift.server.serve.run", lambda config, **_: taken.append(config))
+    monkeypatch.setattr("chairlift.server.serve.run", lambda options, *_: taken.append(options.engine))
     options = ["--generation-config", "vllm", "--override-generation-config"]
     assert invoke(["serve", *options, '{"temperature": 0.5}']).exit_code == 0
     assert [(config.generation_config, config.override_generation_config) for config in taken] == [

@@ -14,7 +14,7 @@ import pytest
 
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.lab.sim.devices import DEVICES
-from command_runner import CommandResult, invoke
+from command_runner import CommandResult, invoke, run_arguments
 from native import needs_native
 
 
@@ -36,8 +36,7 @@ def served_with(command: str) -> dict[str, Any]:
     assert (program, name) == ("chairlift", "serve")
     with mock.patch("chairlift.server.serve.run") as run_server:
         assert invoke([name, *arguments]).exception is None
-    (config,) = run_server.call_args.args
-    return {**run_server.call_args.kwargs, "config": config}
+    return run_arguments(*run_server.call_args.args)
 
 
 SHAREGPT = ["--input-len", "hist:sharegpt-input", "--output-len", "hist:sharegpt-output"]

@@ -10,14 +10,14 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.server.preparation.api_options import ApiOptions
-from command_runner import invoke
+from command_runner import invoke, run_arguments
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the server is started with."""
     taken: dict[str, Any] = {}
-    monkeypatch.setattr("chairlift.server.serve.run", lambda config, **options: taken.update(options, config=config))
+    monkeypatch.setattr("chairlift.server.serve.run", lambda *given: taken.update(run_arguments(*given)))
     return taken
 
 

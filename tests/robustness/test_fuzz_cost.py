@@ -55,7 +55,7 @@ def model(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPath
 
 
 def outcome_of(model: PlanningModel, case: Case, size: int) -> PreparedRequest | RequestError:
-    return prepare(PLANNERS[PATHS[case.endpoint]], model, case.body(size), max_depth=64)
+    return prepare(PLANNERS[PATHS[case.endpoint]], model, case.body(size))
 
 
 def ratios(counts: list[int]) -> list[float]:
@@ -68,8 +68,8 @@ def test_cost_grows_at_most_linearly(model: PlanningModel, endpoint: str) -> Non
     worst: dict[str, list[int]] = {}
     for case in (case for case in CASES if case.endpoint == endpoint):
         bodies = [case.body(SMALLEST << doubling) for doubling in range(3)]
-        prepare(planner, model, bodies[0], 64)  # what is imported and cached at first use is not part of the growth
-        counts = [count_operations(lambda body=body: prepare(planner, model, body, 64)) for body in bodies]
+        prepare(planner, model, bodies[0])  # what is imported and cached at first use is not part of the growth
+        counts = [count_operations(lambda body=body: prepare(planner, model, body)) for body in bodies]
         if max(ratios(counts), default=0.0) > MAX_RATIO:
             worst[case.field] = counts
     assert not worst

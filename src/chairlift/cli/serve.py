@@ -33,24 +33,8 @@ def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> No
     prepare_engine(options.observability.access_log_format)
     from chairlift.server.serve import run
 
-    models, config = options.models, options.engine
-    run(
-        config,
-        host=options.host,
-        port=options.port,
-        root_path=options.root_path,
-        served_model_name=options.served_model_name,
-        watchdog_timeout=options.watchdog_timeout,
-        started=started,
-        limits=options.limits,
-        access=options.access,
-        api=options.api,
-        observability=options.observability,
-        pages=replace(options.pages, simulate_static=simulate_static_batching),
-        models=models.specs(config, options.api) if models.is_on_demand else None,
-        model_limits=models.limits(config) if models.is_on_demand else None,
-        start_cluster=None if options.replicas is None else _local_cluster(options, options.replicas),
-    )
+    options = replace(options, pages=replace(options.pages, simulate_static=simulate_static_batching))
+    run(options, started, None if options.replicas is None else _local_cluster(options, options.replicas))
 
 
 def simulate_static_batching(

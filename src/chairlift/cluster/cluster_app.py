@@ -15,8 +15,6 @@ from chairlift.cluster.shared_usage import share_usage
 from chairlift.cluster.usage_aggregator import UsageExchange
 from chairlift.config import FAIR_POLICIES
 from chairlift.engine.async_llm import AsyncLLM
-from chairlift.engine.served_engine import EngineFacts
-from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.api.endpoints import make_planners
@@ -26,7 +24,6 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.preparation import PreparationWorkers
-from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 
@@ -71,14 +68,13 @@ def build_cluster_app(
         client = clients[spec.name]
         model = ReplicatedModel(spec, client)
         llm = AsyncLLM(client=client)
-        workers = _make_workers(spec, client.engine.facts, setup.limits)
-        model.set_service(ModelService(llm, spec.name, spec.api, make_planners(), workers))
+        planners = make_planners()
+        workers = PreparationWorkers.for_model(spec.config, client.engine.facts, spec.api, planners)
+        model.set_service(ModelService(llm, spec.name, spec.api, planners, workers))
         models.append(model)
     return create_models_app(
         ModelManager(models),
         admission,
-        keys=setup.access.keys,
-        limits=setup.limits,
         observability=setup.observability,
         cors=setup.access.cors,
         key_reloader=setup.access.key_reloader,
@@ -86,12 +82,3 @@ def build_cluster_app(
         pages=setup.pages,
         share_usage=None if exchange is None else partial(share_usage, exchange=exchange),
     )
-
-
-def _make_workers(spec: ModelSpec, facts: EngineFacts, limits: ServerLimits) -> PreparationWorkers:
-    """Create the preparation workers of a model, which use its tokenizer files on this machine."""
-    config = spec.config
-    fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
-    depth, planners = limits.max_json_depth, make_planners()
-    setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, spec.api, depth, fingerprint, planners)
-    return PreparationWorkers(setup)

@@ -67,9 +67,10 @@ def create_app(
 
     Args:
         served_model_name: the name of the model in requests and responses. Default: the model's own name.
+        keys, limits: as for `AdmissionController`.
         api: the options of the API. Default: `ApiOptions()`.
         workers: processes that prepare large bodies. Without them all bodies are prepared on threads.
-        on_ready, keys, limits, observability, cors, allowed_hosts, pages: see `create_models_app`.
+        on_ready, observability, cors, allowed_hosts, pages: see `create_models_app`.
     """
     is_fair = llm.engine.facts.scheduler_config.scheduling_policy in FAIR_POLICIES
     admission = AdmissionController(limits, keys, is_fair=is_fair)
@@ -77,8 +78,6 @@ def create_app(
         make_single_manager(llm, served_model_name, api, workers),
         admission,
         on_ready,
-        keys=keys,
-        limits=limits,
         observability=observability,
         cors=cors,
         allowed_hosts=allowed_hosts,
@@ -130,8 +129,6 @@ def create_models_app(
     admission: AdmissionController,
     on_ready: Callable[[], None] | None = None,
     *,
-    keys: KeyRing | None = None,
-    limits: ServerLimits | None = None,
     observability: ObservabilityOptions | None = None,
     cors: CorsOptions | None = None,
     allowed_hosts: Sequence[str] | None = None,
@@ -142,10 +139,8 @@ def create_models_app(
     """Create the application that serves the API over the models of a manager, which it closes when it shuts down.
 
     Args:
-        admission: admits the calls of all models.
+        admission: admits the calls of all models. It has the API keys, without which every request is accepted.
         on_ready: called when the application accepts requests.
-        keys: the API keys, as in `admission`. Without keys every request is accepted.
-        limits: the limits of the server, as in `admission`. Default: `ServerLimits()`.
         observability: the access log and traces. Default: none.
         cors: the origins whose pages may call the API from a browser. Default: none.
         allowed_hosts: the hosts that requests may name. Default: every host.
@@ -159,7 +154,7 @@ def create_models_app(
         `app.state.models` is the manager.
         `app.state.paths` lists the paths of the endpoints.
     """
-    limits, keys = limits or ServerLimits(), keys or KeyRing()
+    keys = admission.keys
     observers, calls = ModelObservers(manager.models), ModelCalls(manager)
     listeners = [] if observability is None else observability.listeners()
 
@@ -186,7 +181,7 @@ def create_models_app(
     app = Application(title="Chairlift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.admission = admission
     app.state.models = manager
-    _add_middlewares(app, limits, keys, cors or CorsOptions())
+    _add_middlewares(app, admission.limits, keys, cors or CorsOptions())
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False)
     if observability is not None:
         has_body = observability.access_log_bodies
@@ -194,7 +189,7 @@ def create_models_app(
     for kind in (ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)
-    caller = EndpointCaller(calls, admission, limits.max_json_depth)
+    caller = EndpointCaller(calls, admission)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, caller)],
         "Tokens": [tokenization.router(calls)],

@@ -18,18 +18,14 @@ from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
-from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.allowed_hosts import ANY_HOST
-from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.models.model_spec import ModelLimits, ModelSpec
+from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.page_options import PageOptions
+from chairlift.server.serve_options import ServeOptions
 from chairlift.worker.memory import format_memory
 
 if TYPE_CHECKING:
-    from chairlift.server.access.admission import AdmissionController
     from chairlift.server.models.model_manager import ModelManager
     from chairlift.server.models.served_model import ServedModel
 
@@ -66,34 +62,13 @@ SWITCH_SECONDS: Final = 0.001
 
 
 def run(
-    config: EngineConfig,
-    host: str,
-    port: int,
-    served_model_name: str | None,
-    watchdog_timeout: float,
-    started: float,
-    limits: ServerLimits,
-    access: AccessOptions,
-    api: ApiOptions,
-    observability: ObservabilityOptions,
-    pages: PageOptions,
-    models: Sequence[ModelSpec] | None = None,
-    model_limits: ModelLimits | None = None,
-    start_cluster: Callable[[EngineConfig], EngineCluster] | None = None,
-    root_path: str = "",
+    options: ServeOptions, started: float, start_cluster: Callable[[EngineConfig], EngineCluster] | None = None
 ) -> None:
     """Run a server until a signal stops it. `DrainingServer` describes how it stops.
 
     Args:
-        config: the configuration of the engine.
-        port: the port to listen on; 0 for a free one, which is logged.
-        served_model_name: the name of the model in requests and responses. Default: the model's own name.
-        watchdog_timeout: as for `ProcessClient`.
         started: `time.perf_counter()` when the command started, to log the duration of the start.
-        models: models that are loaded on demand, instead of `config` and `api`.
-        model_limits: their limits.
-        start_cluster: starts several engines for `config`, instead of one.
-        root_path: the path below which a proxy publishes the server.
+        start_cluster: starts several engines for the configuration, instead of one.
 
     Raises:
         ConfigError: the address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
@@ -101,37 +76,43 @@ def run(
             `ProcessClient.wait_until_ready`.
         EngineDeadError: the cluster could not continue, and the server has drained.
     """
+    config, access, host = options.engine, options.access, options.host
     limit_arenas()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
-    if models is None:
-        config = server_config(config, access)
+    models = None
+    if options.models.is_on_demand:
+        models = server_specs(options.models.specs(config, options.api), options.served_model_name, access)
     else:
-        models = server_specs(models, served_model_name, access)
+        config = server_config(config, access)
     access.check_host(host)
     access.keys.log_short_secrets()
     tls = access.load_tls()
-    listener = _listen(host, port)
+    listener = _listen(host, options.port)
     cluster = None if start_cluster is None else start_cluster(config)
     engine: StartingEngine | None = cluster
     if engine is None and models is None:
-        engine = ProcessClient(config, watchdog_timeout=watchdog_timeout)
+        engine = ProcessClient(config, watchdog_timeout=options.watchdog_timeout)
 
     # These modules are imported while the engine process loads the model, because they take long to import.
     from chairlift.server.access.admission import AdmissionController
-    from chairlift.server.application import create_models_app
+    from chairlift.server.api.endpoints import make_planners
+    from chairlift.server.application import create_models_app, make_model_manager
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
+    from chairlift.server.models.engine_loader import ProcessLoader
 
-    admission = AdmissionController(limits, access.keys, is_fair=config.scheduling_policy in FAIR_POLICIES)
+    admission = AdmissionController(options.limits, access.keys, is_fair=config.scheduling_policy in FAIR_POLICIES)
     if engine is not None:
-        manager = _manage_one_model(engine, config, served_model_name, api, admission)
+        manager = _manage_one_model(engine, config, options.served_model_name, options.api)
         if cluster is not None:
             cluster.observe(manager.default)
     else:
         assert models is not None
-        manager = _manage_models_on_demand(models, model_limits, watchdog_timeout, admission)
+        loader = ProcessLoader(options.watchdog_timeout, make_planners())
+        manager = make_model_manager(models, loader, options.models.limits(config))
     hosts = access.allowed_hosts_for(host)
+    pages = options.pages
     if pages.page_control is None:
         pages = replace(pages, page_control=access.is_private(host))
     if ANY_HOST not in hosts:
@@ -141,15 +122,13 @@ def run(
         manager,
         admission,
         partial(_log_ready, url, manager, started),
-        keys=access.keys,
-        limits=limits,
-        observability=observability,
+        observability=options.observability,
         cors=access.cors,
         key_reloader=access.key_reloader,
         allowed_hosts=hosts,
         pages=pages,
     )
-    uvicorn_options = uvicorn_config(app, tls, root_path=root_path, log_config=None, access_log=False)
+    uvicorn_options = uvicorn_config(app, tls, root_path=options.root_path, log_config=None, access_log=False)
     server = DrainingServer(uvicorn_options, manager, admission, end_process_after)
     if cluster is not None:
         cluster.on_failure(server.drain)
@@ -164,40 +143,17 @@ def run(
 
 
 def _manage_one_model(
-    engine: StartingEngine,
-    config: EngineConfig,
-    served_model_name: str | None,
-    api: ApiOptions,
-    admission: AdmissionController,
+    engine: StartingEngine, config: EngineConfig, served_model_name: str | None, api: ApiOptions
 ) -> ModelManager:
     """Wait until the model is loaded; returns the manager of this model, which is never unloaded."""
     from chairlift.engine.async_llm import AsyncLLM
     from chairlift.server.api.endpoints import make_planners
     from chairlift.server.application import make_single_manager
     from chairlift.server.preparation.preparation import PreparationWorkers
-    from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
-    fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
     client = engine.wait_until_ready()
-    facts, depth = client.engine.facts, admission.limits.max_json_depth
-    planners = make_planners()
-    setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint, planners)
-    return make_single_manager(AsyncLLM(client=client), served_model_name, api, PreparationWorkers(setup))
-
-
-def _manage_models_on_demand(
-    models: Sequence[ModelSpec],
-    model_limits: ModelLimits | None,
-    watchdog_timeout: float,
-    admission: AdmissionController,
-) -> ModelManager:
-    """The manager of models of which none is loaded yet."""
-    from chairlift.server.api.endpoints import make_planners
-    from chairlift.server.application import make_model_manager
-    from chairlift.server.models.engine_loader import ProcessLoader
-
-    loader = ProcessLoader(watchdog_timeout, admission.limits.max_json_depth, make_planners())
-    return make_model_manager(models, loader, model_limits)
+    workers = PreparationWorkers.for_model(config, client.engine.facts, api, make_planners())
+    return make_single_manager(AsyncLLM(client=client), served_model_name, api, workers)
 
 
 def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions) -> list[ModelSpec]:

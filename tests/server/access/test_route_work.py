@@ -181,7 +181,7 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
     options: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 1}
     models = [AsyncLLM(model=folder, num_kv_blocks=200, **options), AsyncLLM(model=encoder, **options)]
     fingerprint = tokenizer_fingerprint(resolve_model(folder))
-    setup = WorkerSetup(folder, False, models[0].engine.facts, ApiOptions(), 64, fingerprint, make_planners())
+    setup = WorkerSetup(folder, False, models[0].engine.facts, ApiOptions(), fingerprint, make_planners())
     workers, work = PreparationWorkers(setup, num_workers=1), WorkCounter()
     for llm in models:
         count_steps(llm, work)

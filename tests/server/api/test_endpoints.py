@@ -70,7 +70,7 @@ def server(
     folder = with_api_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
     llm = AsyncLLM(model=str(folder), num_kv_blocks=50, num_threads=1)
     fingerprint = tokenizer_fingerprint(resolve_model(str(folder)))
-    setup = WorkerSetup(str(folder), False, llm.engine.facts, ApiOptions(), 64, fingerprint, make_planners())
+    setup = WorkerSetup(str(folder), False, llm.engine.facts, ApiOptions(), fingerprint, make_planners())
     workers = PreparationWorkers(setup, num_workers=1)
     keys = KeyRing([Key(KeyInfo("ops", "ops", True), digest(SECRET))])
     try:

@@ -106,7 +106,7 @@ def test_invalid_patterns_are_rejected(text: str) -> None:
 def test_the_command_passes_the_hosts_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHAIRLIFT_API_KEY", raising=False)
     found: list[AccessOptions] = []
-    monkeypatch.setattr("chairlift.server.serve.run", lambda _config, **options: found.append(options["access"]))
+    monkeypatch.setattr("chairlift.server.serve.run", lambda options, *_: found.append(options.access))
     assert invoke(["serve", "--allowed-hosts", "a.example,*.b.example"]).exit_code == 0
     assert found[0].allowed_hosts_for("127.0.0.1") == ("a.example", "*.b.example")
     error = invoke(["serve", "--allowed-hosts", "a b"]).exception

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.server.http.body_limits import json_depth
+from chairlift.structured_outputs import json_depth
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='[]{}"\\a\n', max_size=8),

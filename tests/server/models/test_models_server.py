@@ -67,10 +67,10 @@ def run_models(specs: list[ModelSpec], folders: dict[str, Path], memory: str | N
         ]
     )
     admission = AdmissionController(None, keys)
-    loader = ProcessLoader(120.0, 64, make_planners())
+    loader = ProcessLoader(120.0, make_planners())
     limits = ModelLimits(None if memory is None else parse_memory(memory))
     manager = make_model_manager(specs, loader, limits)
-    app = create_models_app(manager, admission, keys=keys)
+    app = create_models_app(manager, admission)
     with run_app(app) as (url, _server):
         yield ModelsServer(url, manager, folders)
     manager.close()

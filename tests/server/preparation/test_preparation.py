@@ -65,7 +65,7 @@ def setup(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPath
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("preparation"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, enable_prefix_caching=False)
     fingerprint = tokenizer_fingerprint(resolve_model(str(folder)))
-    return llm, WorkerSetup(str(folder), False, llm.engine.facts, ApiOptions(), 64, fingerprint, make_planners())
+    return llm, WorkerSetup(str(folder), False, llm.engine.facts, ApiOptions(), fingerprint, make_planners())
 
 
 def planning_model(setup: Any) -> PlanningModel:
@@ -157,7 +157,7 @@ def test_a_stream_does_not_depend_on_the_size_of_the_body(server: RunningServer)
     ("content", "problem"),
     [
         (b'{"prompt": ' + PADDING, "not valid JSON"),
-        (b"[" * 70 + PADDING, "70 deep, and max_json_depth=64"),
+        (b"[" * 70 + PADDING, "70 deep, and at most 64 levels"),
         (b'{"prompt": "\xff"}' + PADDING, "invalid unicode code point"),
     ],
 )
@@ -169,7 +169,7 @@ def test_large_bodies_that_are_not_json_are_reported(server: RunningServer, cont
 
 def test_the_error_of_a_body_does_not_keep_the_body_in_memory(setup: Any) -> None:
     outcome = prepare(
-        RequestPlanner(DetokenizeRequest, lambda _model, _body: None), planning_model(setup), b'{"tokens": ', 64
+        RequestPlanner(DetokenizeRequest, lambda _model, _body: None), planning_model(setup), b'{"tokens": '
     )
     assert isinstance(outcome, RequestError)
     assert "not valid JSON" in str(outcome)

@@ -62,7 +62,7 @@ class AdmissionController:
         self.queue = WaitingPrompts()
         self.num_calls = 0
         self._is_fair = is_fair
-        self._keys = keys or KeyRing()
+        self.keys = keys or KeyRing()
         self._meters: dict[str, KeyMeter] = {}
         self._queues: dict[str, WaitingPrompts] = {}
 
@@ -130,7 +130,7 @@ class AdmissionController:
     def update_limits(self) -> None:
         """Use the limits that the keys have now. Their rates begin with a full minute."""
         for tenant, meter in self._meters.items():
-            meter.set_limits(self._keys.limits_of(tenant))
+            meter.set_limits(self.keys.limits_of(tenant))
 
     def take_usage(self) -> dict[tuple[str, str], float]:
         """Return what tenants have used of this server since the last call, by tenant and unit."""
@@ -152,7 +152,7 @@ class AdmissionController:
             num_concurrent: their calls in progress now, by tenant.
         """
         for tenant in {*num_concurrent, *(tenant for tenant, _ in amounts)}:
-            if (key := self._keys.by_tenant.get(tenant)) is not None:
+            if (key := self.keys.by_tenant.get(tenant)) is not None:
                 self._meter(key.info)
         for tenant, meter in self._meters.items():
             meter.num_remote_concurrent = num_concurrent.get(tenant, 0)
@@ -177,7 +177,7 @@ class AdmissionController:
 
     def _meter(self, key: KeyInfo) -> KeyMeter:
         if key.tenant not in self._meters:
-            self._meters[key.tenant] = KeyMeter(key.name, self._keys.limits_of(key.tenant), self.clock)
+            self._meters[key.tenant] = KeyMeter(key.name, self.keys.limits_of(key.tenant), self.clock)
         return self._meters[key.tenant]
 
     def _salt(self, key: KeyInfo, cache_salt: str | None) -> str | None:

@@ -26,9 +26,6 @@ from chairlift.server.protocol.base import RequestBody
 ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 429, 503)
 """The statuses of the errors of the endpoints."""
 
-MAX_FLAT_DEPTH: Final = 8
-"""The maximum nesting depth of arrays and objects in a body of small, known structure."""
-
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -38,15 +35,11 @@ class EndpointCaller:
 
     small body --> parsed on the event loop --> model --> planned on a thread -----------------+--> served
     large body --> model --> parsed and planned in a preparation worker, or on a thread -------+
-
-    Args:
-        max_json_depth: the maximum nesting depth of arrays and objects in a body.
     """
 
-    def __init__(self, calls: ModelCalls, admission: AdmissionController, max_json_depth: int) -> None:
+    def __init__(self, calls: ModelCalls, admission: AdmissionController) -> None:
         self._calls = calls
         self._admission = admission
-        self._max_json_depth = max_json_depth
         self._parse_lock = asyncio.Lock()
 
     async def handle(self, endpoint: Endpoint[Any, Any], request: Request) -> Response:
@@ -72,7 +65,7 @@ class EndpointCaller:
         # would delay all other work.
         async with self._parse_lock:
             await asyncio.sleep(0)
-        body = parse_body(endpoint.body, await request.body(), self._max_json_depth)
+        body = parse_body(endpoint.body, await request.body())
         async with self._calls.lease(endpoint.id_prefix, ModelSelection.of(body), call) as lease:
             plan = await lease.service.preparation.plan(endpoint.path, body)
             return await endpoint.serve(CallContext(endpoint, call, lease, self._admission), body, plan)
@@ -85,7 +78,7 @@ class EndpointCaller:
             raw = await request.body()
             request._body = b""  # The body is not read again, but the request exists until its stream ends.
             prepare = lease.service.preparation.prepare
-            prepared = await prepare(call.key.tenant, endpoint.path, raw, self._max_json_depth)
+            prepared = await prepare(call.key.tenant, endpoint.path, raw)
             del raw
             self._calls.check(prepared.body, lease, call)
             context = CallContext(endpoint, call, lease, self._admission)
@@ -97,11 +90,11 @@ def _is_json(request: Request) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-async def read_body(request: Request, body_type: type[Body], max_json_depth: int = MAX_FLAT_DEPTH) -> Body:
+async def read_body(request: Request, body_type: type[Body]) -> Body:
     """Parse and validate the body of a call; raises RequestError."""
     if not _is_json(request):
         raise RequestError(NOT_JSON_MESSAGE)
-    return parse_body(body_type, await request.body(), max_json_depth)
+    return parse_body(body_type, await request.body())
 
 
 def make_router(endpoints: Iterable[Endpoint[Any, Any]], caller: EndpointCaller) -> APIRouter:

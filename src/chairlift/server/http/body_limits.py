@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from itertools import accumulate
 from typing import Final
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.errors import RequestError
-
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_DEPTH_CHANGES = bytes(1 if byte in b"[{" else 255 for byte in range(256))
+from chairlift.structured_outputs import json_depth
 
 LARGE_BODY: Final = 32 << 10
 """The size in bytes from which a body is prepared by a preparation worker, or on a thread without workers."""
 
-
-def json_depth(body: bytes) -> int:
-    """The nesting depth of arrays and objects in a JSON text.
-
-    For text that is not valid JSON it is at least the depth that a parser reaches before it fails.
-    """
-    brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
-    signed = memoryview(brackets.translate(_DEPTH_CHANGES)).cast("b")
-    return max(accumulate(signed, initial=0))
+MAX_JSON_DEPTH: Final = 64
+"""The maximum nesting depth of arrays and objects in a body."""
 
 
-def check_depth(body: bytes, limit: int) -> None:
-    """Raise RequestError if arrays and objects in a body are nested deeper than `limit` (`max_json_depth`)."""
-    if body.count(b"[") + body.count(b"{") <= limit:
-        return
-    depth = json_depth(body)
-    if depth > limit:
+def check_depth(body: bytes) -> None:
+    """Raise RequestError if arrays and objects in a body are nested deeper than MAX_JSON_DEPTH."""
+    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH and (depth := json_depth(body)) > MAX_JSON_DEPTH:
         problem = f"the request body has arrays and objects that are nested {depth} deep"
-        raise RequestError(f"{problem}, and max_json_depth={limit}: use fewer levels")
+        raise RequestError(f"{problem}, and at most {MAX_JSON_DEPTH} levels are allowed: use fewer")
 
 
 class BodyLimitMiddleware:

@@ -25,7 +25,6 @@ class ServerLimits:
         2_000_000, "Maximum number of tokens of the prompts that wait for their first token. More get a 429.", minimum=1
     )
     max_body_bytes: int = option(8 << 20, "Maximum size of a request body in bytes.", minimum=1024)
-    max_json_depth: int = option(64, "Maximum nesting depth of arrays and objects in a request body.", minimum=8)
     drain_timeout: float = option(
         60.0,
         "Seconds to answer the accepted requests after SIGTERM or Ctrl-C. A second signal ends them immediately.",

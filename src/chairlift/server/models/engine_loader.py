@@ -16,12 +16,10 @@ from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.startup.required_memory import plan_required_memory
 from chairlift.errors import EngineDeadError
-from chairlift.loading.resolve import resolve_model
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.planners import Planners
 from chairlift.server.preparation.preparation import PreparationWorkers
-from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 from chairlift.worker.memory import available_host_memory
 
 
@@ -65,14 +63,12 @@ class ProcessLoader:
 
     Args:
         watchdog_timeout: see ProcessClient.
-        max_json_depth: see WorkerSetup.
         planners: the planners of the endpoints.
     """
 
-    def __init__(self, watchdog_timeout: float, max_json_depth: int, planners: Planners) -> None:
+    def __init__(self, watchdog_timeout: float, planners: Planners) -> None:
         self._planners = planners
         self._watchdog_timeout = watchdog_timeout
-        self._max_json_depth = max_json_depth
         self._turns = Path(tempfile.mkdtemp(prefix="chairlift-turns-"))
         self._starting: set[ProcessClient] = set()
         self._lock = threading.Lock()
@@ -88,10 +84,8 @@ class ProcessLoader:
 
     def _load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
         assert model.spec is not None
-        config, api = plan.config, model.spec.api
-        fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
         client = ProcessClient(
-            config, watchdog_timeout=self._watchdog_timeout, events=model.events, turn_folder=self._turns
+            plan.config, watchdog_timeout=self._watchdog_timeout, events=model.events, turn_folder=self._turns
         )
         with self._lock:
             self._starting.add(client)
@@ -103,12 +97,9 @@ class ProcessLoader:
         finally:
             with self._lock:
                 self._starting.discard(client)
-        planners, facts = self._planners, client.engine.facts
-        setup = WorkerSetup(
-            config.model, config.skip_tokenizer_init, facts, api, self._max_json_depth, fingerprint, planners
-        )
-        workers = PreparationWorkers(setup)
-        service = ModelService(AsyncLLM(client=client), model.name, api, planners, workers)
+        api = model.spec.api
+        workers = PreparationWorkers.for_model(plan.config, client.engine.facts, api, self._planners)
+        service = ModelService(AsyncLLM(client=client), model.name, api, self._planners, workers)
         trim_memory()
         return service
 

@@ -61,9 +61,9 @@ class RequestPlanner(Generic[Fields, Result]):
         with rename_fields_in_errors(body.chat_field_names):
             return self.function(model, body)
 
-    def prepare(self, model: PlanningModel, raw: bytes, max_depth: int) -> PreparedRequest:
+    def prepare(self, model: PlanningModel, raw: bytes) -> PreparedRequest:
         """Parse, validate and plan a body; raises RequestError."""
-        body = parse_body(self.body_type, raw, max_depth)
+        body = parse_body(self.body_type, raw)
         plan = self.plan(model, body)  # This may also determine private attributes of the body.
         return PreparedRequest(body.without_content(), plan)
 
@@ -72,16 +72,9 @@ Planners = Mapping[str, RequestPlanner[Any, Any]]
 """Path of an endpoint -> its planner."""
 
 
-def parse_body(body_type: type[Fields], raw: bytes, max_depth: int) -> Fields:
-    """Parse and validate a body.
-
-    Args:
-        max_depth: the maximum nesting depth of arrays and objects.
-
-    Raises:
-        RequestError: the body is not valid.
-    """
-    check_depth(raw, max_depth)
+def parse_body(body_type: type[Fields], raw: bytes) -> Fields:
+    """Parse and validate a body; raises RequestError."""
+    check_depth(raw)
     try:
         given = from_json(raw)  # Unlike the standard library's parser it rejects unpaired surrogates.
     except ValueError as error:

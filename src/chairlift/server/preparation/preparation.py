@@ -10,9 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
+from chairlift.config import EngineConfig
+from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import EngineDeadError
+from chairlift.loading.resolve import resolve_model
+from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.planners import Planners, PlanningModel, PreparedRequest
-from chairlift.server.preparation.worker_process import PreparationProcess, WorkerSetup
+from chairlift.server.preparation.worker_process import PreparationProcess, WorkerSetup, tokenizer_fingerprint
 from chairlift.server.protocol.base import RequestBody
 
 Result = TypeVar("Result")
@@ -82,6 +86,14 @@ class PreparationWorkers:
         self._threads = ThreadPoolExecutor(count, "preparation-worker")
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stop_error: Exception | None = None
+
+    @classmethod
+    def for_model(
+        cls, config: EngineConfig, facts: EngineFacts, api: ApiOptions, planners: Planners
+    ) -> PreparationWorkers:
+        """The workers of a model, which use its tokenizer files on this machine."""
+        fingerprint = tokenizer_fingerprint(resolve_model(config.model, accept_terms=config.accept_terms))
+        return cls(WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, fingerprint, planners))
 
     async def run(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
         """Prepare a body in a worker. Cancelling this call kills the worker.
@@ -187,12 +199,12 @@ class Preparation:
         """
         return await self.run(self._planners[endpoint].plan, self.model, body)
 
-    async def prepare(self, tenant: str, endpoint: str, raw: bytes, max_depth: int) -> PreparedRequest:
+    async def prepare(self, tenant: str, endpoint: str, raw: bytes) -> PreparedRequest:
         """Parse, validate and plan a large body in a worker (see `PreparationWorkers.run`), or on a thread if there are
         no workers."""
         if self._workers is not None:
             return await self._workers.run(tenant, endpoint, raw)
-        return await self.run(self._planners[endpoint].prepare, self.model, raw, max_depth)
+        return await self.run(self._planners[endpoint].prepare, self.model, raw)
 
     def stop(self, message: str) -> None:
         """End all calls that workers are preparing with an error."""

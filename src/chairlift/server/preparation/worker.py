@@ -29,11 +29,11 @@ NICENESS: Final = 5
 
 
 def prepare(
-    planner: RequestPlanner[Any, Any], model: PlanningModel, raw: bytes, max_depth: int
+    planner: RequestPlanner[Any, Any], model: PlanningModel, raw: bytes
 ) -> PreparedRequest | RequestError | str:
     """The prepared request; the error if the body is invalid; a string if an unexpected error occurred."""
     try:
-        return planner.prepare(model, raw, max_depth)
+        return planner.prepare(model, raw)
     except RequestError as error:
         # The traceback of the first one would keep the body in memory.
         return RequestError(str(error), error.param, error.code)
@@ -61,8 +61,7 @@ def main() -> None:
     gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
-        planner, depth = setup.planners[endpoint], setup.max_json_depth
-        outcome = model if isinstance(model, str) else prepare(planner, model, raw, depth)
+        outcome = model if isinstance(model, str) else prepare(setup.planners[endpoint], model, raw)
         reply = WorkerReply(outcome, _resident_memory())
         write_frame(replies, pickle.dumps(reply))
         del frame, raw, outcome, reply

@@ -29,7 +29,6 @@ class WorkerSetup:
         skip_tokenizer_init: as `EngineConfig.skip_tokenizer_init`.
         facts: the description of the engine, as the engine reported it when it was ready.
         api: the options of the API.
-        max_json_depth: as `ServerLimits.max_json_depth`.
         fingerprint: `tokenizer_fingerprint` of the model's files when the server loaded them. A worker that finds
             other files fails, because it might tokenize differently from the server.
         planners: the planners of the endpoints. They are pickled by the names of their functions.
@@ -39,7 +38,6 @@ class WorkerSetup:
     skip_tokenizer_init: bool
     facts: EngineFacts
     api: ApiOptions
-    max_json_depth: int
     fingerprint: str
     planners: Planners
 
