@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
@@ -17,10 +17,8 @@ from chairlift.server.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from chairlift.config import EngineConfig
-    from chairlift.events import EngineStarted, Event
-    from chairlift.observability.step_cost import CostLine
+    from chairlift.events import Event
     from chairlift.server.serve import EngineCluster
-    from chairlift.server.web.page_options import SimulatedRequest
 
 serve = App(name="serve", config=service_sources(), group_arguments=ARGUMENTS, group_parameters=OPTIONS)
 
@@ -37,13 +35,11 @@ def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> No
     run(options, started, None if options.replicas is None else _local_cluster(options, options.replicas))
 
 
-def simulate_static_batching(
-    engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest], is_cancelled: Callable[[], bool]
-) -> list[Event]:
+def simulate_static_batching(*arguments: Any) -> list[Event]:
     """Simulate static batching for the live page. The simulator is imported at the first call."""
     from chairlift.lab.bench.static_comparison import simulate_static_batching
 
-    return simulate_static_batching(engine, cost, requests, is_cancelled)
+    return simulate_static_batching(*arguments)
 
 
 def _local_cluster(options: ServeOptions, replicas: int) -> Callable[[EngineConfig], EngineCluster]:

@@ -39,7 +39,8 @@ from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
-from chairlift.server.web.page_options import PageOptions, SimulatedRequest
+from chairlift.server.web.page_bodies import SimulatedRequestBody
+from chairlift.server.web.page_options import PageOptions
 from plain_http import NO_TLS
 from pooling_models import write_pooling_model
 from running_server import completion_body, run_app, wait_for
@@ -187,7 +188,10 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
         count_steps(llm, work)
 
     def simulate(
-        engine: EngineStarted, cost: CostLine, requests: Sequence[SimulatedRequest], is_cancelled: Callable[[], bool]
+        engine: EngineStarted,
+        cost: CostLine,
+        requests: Sequence[SimulatedRequestBody],
+        is_cancelled: Callable[[], bool],
     ) -> list[Event]:
         def count_event() -> bool:
             work.add()

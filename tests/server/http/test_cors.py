@@ -179,19 +179,14 @@ def test_a_body_that_needs_no_preflight_is_rejected(tiny_server: RunningServer) 
     assert answer.status_code == 400
 
 
-def test_methods_headers_and_credentials_follow_the_options(tiny_model_dir: Callable[..., Path]) -> None:
-    cors = CorsOptions((PAGE, "http://localhost:3000"), ("GET", "POST"), ("Authorization",), True)
+def test_credentials_follow_the_option(tiny_model_dir: Callable[..., Path]) -> None:
+    cors = CorsOptions((PAGE, "http://localhost:3000"), True)
     with serve(tiny_model_dir("llama"), cors=cors) as server:
-        rejected = preflight(server)
-        assert rejected.status_code == 400
-        assert rejected.text == "Disallowed CORS headers"
         headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "GET"}
         answer = httpx.options(server.url + PATH, headers=headers)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
-        assert answer.headers["access-control-allow-methods"] == "GET, POST"
         assert answer.headers["access-control-allow-credentials"] == "true"
-        assert preflight(server, method="DELETE").text.startswith("Disallowed CORS method")
         assert call(server, json=COMPLETION).headers["access-control-allow-credentials"] == "true"
 
 
@@ -214,17 +209,11 @@ def test_origins_that_browsers_send_are_valid(origin: str) -> None:
             """allowed_origins must be a JSON list of strings such as '["*"]'""",
         ),
         (["--allowed-origins", '"*"'], "allowed_origins must be a JSON list"),
-        (["--allowed-headers", "[1]"], "allowed_headers must be a JSON list"),
         (["--allowed-origins", '["https://a.example/"]'], "'https://a.example/' is not an origin; write"),
         (["--allowed-origins", '["https://A.example"]'], "is not an origin"),
         (["--allowed-origins", '["localhost:3000"]'], "is not an origin"),
         (["--allowed-origins", '["https://a b"]'], "is not an origin"),
-        (
-            ["--allowed-origins", '["*"]', "--allowed-methods", '["P OST"]'],
-            "allowed_methods: 'P OST' is not a valid name",
-        ),
         (["--allowed-origins", '["*"]', "--allow-credentials"], "name the origins"),
-        (["--allowed-methods", '["GET"]'], "no effect without allowed_origins"),
         (["--allow-credentials"], "no effect without allowed_origins"),
     ],
 )
@@ -240,8 +229,8 @@ def test_errors_name_the_option(options: list[str], match: str, monkeypatch: pyt
 def test_the_command_passes_the_lists_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr("chairlift.server.serve.run", lambda options, *_: given.append(options.access))
-    options = ["--allowed-origins", json.dumps([PAGE]), "--allowed-methods", '["POST"]', "--allow-credentials"]
+    options = ["--allowed-origins", json.dumps([PAGE]), "--allow-credentials"]
     result = invoke(["serve", *options])
     assert result.exception is None
     (access,) = given
-    assert access.cors == CorsOptions((PAGE,), ("POST",), allow_credentials=True)
+    assert access.cors == CorsOptions((PAGE,), allow_credentials=True)

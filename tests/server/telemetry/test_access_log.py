@@ -53,32 +53,6 @@ def test_a_full_disk_is_reported_once_and_lost_lines_are_counted(
     assert (tmp_path / "log").read_text().split("\n") == ["written 0", "too", "written 1", "too", ""]
 
 
-def test_a_partly_written_line_does_not_corrupt_the_next(tmp_path: Path) -> None:
-    log = LogFile(tmp_path / "log")
-    assert log._file is not None
-    whole = log._file
-    log._file = _ShortFile(whole)  # type: ignore[assignment]
-    log.write("first line")
-    log._file = whole
-    log.write("second line")
-    log.close()
-    assert (tmp_path / "log").read_text().split("\n") == ["fir", "second line", ""]
-
-
-class _ShortFile:
-    """A file that accepts three bytes only."""
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self._num_left = 3
-
-    def write(self, data: bytes) -> int:
-        if not self._num_left:
-            raise OSError(28, "No space left on device")
-        taken, self._num_left = data[: self._num_left], 0
-        return self._file.write(taken)
-
-
 def test_close_reports_lost_lines(caplog: pytest.LogCaptureFixture) -> None:
     log = LogFile(FULL)
     for _ in range(3):

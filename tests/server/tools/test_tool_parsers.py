@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.errors import ConfigError
 from chairlift.server.tools.answer_formats import (
     FORCED_CALLS,
     REASONING_FORMATS,
@@ -354,8 +353,6 @@ def test_the_call_format_is_derived_from_the_chat_template() -> None:
         text: TOOL_CALL_FORMATS[name] for text, name in expected.items()
     }
     assert tool_call_format("auto", None) is TOOL_CALL_FORMATS["hermes"]
-    with pytest.raises(ConfigError, match=r"tool_call_parser must be one of auto, hermes, .*, lfm2; got 'x'"):
-        tool_call_format("x", None)
 
 
 def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
@@ -371,5 +368,3 @@ def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
     }
     assert reasoning_format("auto", "<\uff5cAssistant\uff5c>") is None
     assert reasoning_format("none", "</think>") is None
-    with pytest.raises(ConfigError, match=r"reasoning_parser must be one of auto, none, qwen3, .*; got 'x'"):
-        reasoning_format("x", None)

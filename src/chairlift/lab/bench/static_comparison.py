@@ -12,7 +12,7 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.observability.step_cost import CostLine
-from chairlift.server.web.page_options import SimulatedRequest
+from chairlift.server.web.page_bodies import SimulatedRequestBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _CancellableEvents(EventList):
 def simulate_static_batching(
     engine: EngineStarted,
     cost: CostLine,
-    requests: Sequence[SimulatedRequest],
+    requests: Sequence[SimulatedRequestBody],
     is_cancelled: Callable[[], bool],
 ) -> list[Event]:
     """Simulate requests with their real lengths in static batches of `max_num_seqs` requests.

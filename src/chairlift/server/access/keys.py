@@ -10,14 +10,15 @@ import hashlib
 import hmac
 import json
 import logging
-import math
 import re
 import secrets
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from chairlift.errors import ConfigError, RequestError
 from chairlift.slo import SLO
@@ -28,8 +29,9 @@ logger = logging.getLogger("chairlift")
 MIN_SECRET_CHARACTERS: Final = 16
 """The minimum length of a secret in characters. The server warns of shorter ones, because they can be guessed."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HASH_PREFIX: Final = "sha256:"
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,20 @@ class KeyLimits:
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     max_concurrent: int | None = None
+
+
+class _KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of a key file."""
+
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{_NAME.pattern}\Z")]
+    hash: Annotated[str, msgspec.Meta(pattern=rf"^({_HASH_PREFIX})?[0-9a-f]{{64}}\Z")]
+    admin: bool = False
+    weight: _Positive = 1.0
+    models: Annotated[frozenset[str], msgspec.Meta(min_length=1)] | None = None
+    requests_per_minute: _Positive | None = None
+    tokens_per_minute: _Positive | None = None
+    max_concurrent: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    slo: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +125,7 @@ def key_record(secret: str, **given: object) -> dict[str, object]:
         ConfigError: a field is invalid.
     """
     fields = {name: value for name, value in given.items() if value is not None}
-    record = {"hash": f"sha256:{digest(secret).hex()}", **fields}
+    record = {"hash": f"{_HASH_PREFIX}{digest(secret).hex()}", **fields}
     parse_key(record, "key")
     return record
 
@@ -182,8 +198,7 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
     """Load the keys of a file, and add keys that are given as plain text.
 
     Args:
-        path: a TOML file with an array of tables `keys`, or JSON lines (.jsonl). Each entry has the fields `name`,
-            `hash` (hexadecimal SHA-256), `admin`, `weight`, `models`, `slo`, and those of `KeyLimits`.
+        path: a TOML file with an array of tables `keys`, or JSON lines (.jsonl). `hash` is the hexadecimal SHA-256.
         secrets_given: keys as SECRET or NAME=SECRET. They are admin keys.
 
     Raises:
@@ -233,60 +248,18 @@ def parse_key(record: Any, where: str) -> Key:
     Raises:
         ConfigError: a field is unknown, missing or invalid.
     """
-    if not isinstance(record, dict):
-        raise ConfigError(f"{where} must be a table, got {record!r:.80}")
-    known = {"name", "hash", "admin", "weight", "models", "slo", *KeyLimits.__dataclass_fields__}
-    if unknown := record.keys() - known:
-        names = ", ".join(sorted(unknown))
-        raise ConfigError(f"{where}: unknown fields {names}: remove them; known are {', '.join(sorted(known))}")
-    name, admin = record.get("name"), record.get("admin", False)
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{where}: name must match {_NAME.pattern}, got {name!r:.80}")
-    hashed = _HASH.fullmatch(record["hash"]) if isinstance(record.get("hash"), str) else None
-    if hashed is None:
-        raise ConfigError(f"{where} ({name}): hash must be the hexadecimal SHA-256 of the secret; see `chairlift key`")
-    if not isinstance(admin, bool):
-        raise ConfigError(f"{where} ({name}): admin must be true or false, got {admin!r}")
-    limits = KeyLimits(
-        _number(record, "requests_per_minute", where),
-        _number(record, "tokens_per_minute", where),
-        _count(record, "max_concurrent", where),
-    )
-    weight = _number(record, "weight", where)
-    return Key(
-        KeyInfo(name, name, admin, _models(record, where)),
-        bytes.fromhex(hashed[1]),
-        limits,
-        1.0 if weight is None else weight,
-        slo=_slo(record, where),
-    )
-
-
-def _slo(record: dict[str, Any], where: str) -> SLO | None:
     try:
-        return None if record.get("slo") is None else SLO.from_mapping(record["slo"])
+        found = msgspec.convert(record, _KeyRecord)
+        slo = None if found.slo is None else SLO.from_mapping(found.slo)
+    except msgspec.ValidationError as error:
+        known = ", ".join(_KeyRecord.__struct_fields__)
+        raise ConfigError(f"{where}: {error}; the fields are {known}; see `chairlift key --help`") from None
     except RequestError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _models(record: dict[str, Any], where: str) -> frozenset[str] | None:
-    names = record.get("models")
-    if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise ConfigError(f"{where}: models must be a list of names of models, got {names!r:.80}")
-    return None if names is None else frozenset(names)
-
-
-def _number(record: dict[str, Any], name: str, where: str) -> float | None:
-    value = record.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"{where}: {name} must be a number > 0, got {value!r}")
-    return float(value)
-
-
-def _count(record: dict[str, Any], name: str, where: str) -> int | None:
-    value = _number(record, name, where)
-    if value is not None and not value.is_integer():
-        raise ConfigError(f"{where}: {name} must be a whole number, got {value:g}")
-    return None if value is None else int(value)
+    return Key(
+        KeyInfo(found.name, found.name, found.admin, found.models),
+        bytes.fromhex(found.hash.removeprefix(_HASH_PREFIX)),
+        KeyLimits(found.requests_per_minute, found.tokens_per_minute, found.max_concurrent),
+        found.weight,
+        slo=slo,
+    )

@@ -14,7 +14,6 @@ EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry")
 """Response headers that pages may read in addition to the standard ones. Clients use them to retry."""
 
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~\w-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,8 @@ class CorsOptions:
     """The CORS options of a server.
 
     Raises:
-        ConfigError: a value is not an origin, method or header that a browser can send; credentials are allowed for
-            every origin; or other options are given without origins.
+        ConfigError: a value is not an origin that a browser can send, or credentials are allowed for every origin or
+            for none.
     """
 
     OPTION_GROUP: ClassVar = "Browsers"
@@ -33,12 +32,6 @@ class CorsOptions:
         "Origins of web pages that may call the server, as browsers send them, in a JSON list; * is every origin. "
         "Default: none.",
         parse=parse_names,
-    )
-    allowed_methods: tuple[str, ...] = option(
-        (ANY,), "HTTP methods that these pages may use, as a JSON list. Default: all.", parse=parse_names
-    )
-    allowed_headers: tuple[str, ...] = option(
-        (ANY,), "Headers that these pages may send, as a JSON list. Default: all.", parse=parse_names
     )
     allow_credentials: bool = option(False, "Allow these pages to send cookies and certificates.")
 
@@ -50,29 +43,19 @@ class CorsOptions:
                     f"allowed_origins: {origin!r} is not an origin; write SCHEME://HOST or SCHEME://HOST:PORT "
                     'in lower case, without a path or trailing slash, or "*" for every origin'
                 )
-        for name in ("allowed_methods", "allowed_headers"):
-            for word in getattr(self, name):
-                if not _TOKEN.fullmatch(word):
-                    raise ConfigError(
-                        f'{name}: {word!r} is not a valid name; write names such as "POST", or "*" for all'
-                    )
         if self.allow_credentials and ANY in self.allowed_origins:
             raise ConfigError(
                 'allow_credentials with allowed_origins=["*"] lets every page act for its visitor: name the origins'
             )
-        given = (self.allowed_methods, self.allowed_headers, self.allow_credentials)
-        if not self.allowed_origins and given != ((ANY,), (ANY,), False):
-            raise ConfigError(
-                "allowed_methods, allowed_headers and allow_credentials have no effect without allowed_origins: name "
-                "the origins, or omit these options"
-            )
+        if self.allow_credentials and not self.allowed_origins:
+            raise ConfigError("allow_credentials has no effect without allowed_origins: name the origins")
 
     def middleware_options(self) -> dict[str, Any]:
         """The arguments of Starlette's CORSMiddleware."""
         return {
             "allow_origins": self.allowed_origins,
-            "allow_methods": self.allowed_methods,
-            "allow_headers": self.allowed_headers,
+            "allow_methods": (ANY,),
+            "allow_headers": (ANY,),
             "allow_credentials": self.allow_credentials,
             "expose_headers": EXPOSED_HEADERS,
         }

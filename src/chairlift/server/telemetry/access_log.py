@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
+import os
 import sys
 from http import HTTPStatus
 from pathlib import Path
@@ -101,8 +103,7 @@ class LogFile:
     """Appends lines to the access log, without a buffer.
 
     Lines are dropped and counted while they cannot be written, so that a full disk does not stop the server. A warning
-    reports the first line that cannot be written. Another warning reports the number of lost lines when a line can be
-    written again, or when the file is closed.
+    reports the first of them, and another one their number when a line can be written again or the file is closed.
 
     Args:
         path: the file; None is standard error.
@@ -113,8 +114,6 @@ class LogFile:
 
     def __init__(self, path: Path | None) -> None:
         self._name = "standard error" if path is None else f"access_log={path}"
-        self._is_closed = False
-        self._is_partial = False  # The last line was written in part.
         self.num_lost = 0
         """The number of lines that were lost since the last written line."""
         try:
@@ -125,41 +124,25 @@ class LogFile:
 
     def write(self, line: str) -> None:
         """Append a line and a newline. Errors of the file are logged, not raised."""
-        if self._file is None or self._is_closed:
-            return
         data = line.encode(errors="backslashreplace") + b"\n"
         try:
-            self._write_all(self._file, b"\n" + data if self._is_partial else data)
+            while data:
+                if not (num_written := self._file.write(data)):
+                    raise BlockingIOError(0, "only a part of a line could be written")
+                data = data[num_written:]
         except OSError as error:
-            self._lose_line(error)
+            if not self.num_lost:
+                text = "%s: cannot be written (%s); lines are dropped until it can be written"
+                logger.warning(text, self._name, error.strerror or error)
+            self.num_lost += 1
         else:
-            self._is_partial = False
             self._report_lost_lines("can be written again")
 
     def close(self) -> None:
-        """Close the file. Errors of the file are logged, not raised."""
-        self._is_closed = True
+        """Close the file."""
         self._report_lost_lines("is closed")
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:
-                logger.warning("%s: cannot be closed (%s)", self._name, error.strerror or error)
-
-    def _write_all(self, file: io.FileIO, data: bytes) -> None:
-        num_written = 0
-        while num_written < len(data):
-            count = file.write(data[num_written:])
-            if not count:
-                raise BlockingIOError(0, "only a part of a line could be written")
-            num_written += count
-            self._is_partial = True
-
-    def _lose_line(self, error: OSError) -> None:
-        if self.num_lost == 0:
-            reason = error.strerror or error
-            logger.warning("%s: cannot be written (%s); lines are dropped until it can be written", self._name, reason)
-        self.num_lost += 1
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _report_lost_lines(self, when: str) -> None:
         if self.num_lost:
@@ -167,9 +150,9 @@ class LogFile:
             self.num_lost = 0
 
 
-def _standard_error() -> io.FileIO | None:
-    """Standard error without a buffer; None if the process has no standard error."""
+def _standard_error() -> io.FileIO:
+    """Standard error without a buffer, or nothing if the process has no standard error."""
     try:
         return io.FileIO(sys.stderr.fileno(), "w", closefd=False)
     except (AttributeError, OSError, ValueError):
-        return None
+        return io.FileIO(os.devnull, "w")

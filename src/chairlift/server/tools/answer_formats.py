@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.errors import ConfigError
 from chairlift.server.tools.literal_scanners import FUNCTION_GEMMA, GEMMA, LiteralSyntax
 from chairlift.server.tools.tag_scanner import TagSyntax
 
@@ -136,31 +135,17 @@ REASONING_MARKS: Final = (
 
 
 def tool_call_format(name: str, chat_template: str | None) -> CallFormat:
-    """The format of this name; `auto` derives it from what the chat template of the model writes.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """The format of this name; `auto` derives it from what the chat template of the model writes."""
     if name == "auto":
         name = _name_from_template(CALL_MARKS, chat_template) or "hermes"
-    if name not in TOOL_CALL_FORMATS:
-        raise ConfigError(f"tool_call_parser must be one of auto, {', '.join(TOOL_CALL_FORMATS)}; got {name!r}")
     return TOOL_CALL_FORMATS[name]
 
 
 def reasoning_format(name: str, chat_template: str | None) -> ReasoningFormat | None:
-    """The format of this name; `auto` derives it from the tags in the chat template of the model, `none` is None.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """The format of this name; `auto` derives it from the tags in the chat template of the model, `none` is None."""
     if name == "auto":
         name = _name_from_template(REASONING_MARKS, chat_template) or "none"
-    if name == "none":
-        return None
-    if name not in REASONING_FORMATS:
-        raise ConfigError(f"reasoning_parser must be one of auto, none, {', '.join(REASONING_FORMATS)}; got {name!r}")
-    return REASONING_FORMATS[name]
+    return REASONING_FORMATS.get(name)
 
 
 def _name_from_template(marks: Iterable[tuple[tuple[str, ...], str]], chat_template: str | None) -> str | None:

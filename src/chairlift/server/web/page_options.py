@@ -1,40 +1,15 @@
-"""The options of the live page, and the interface of the simulation that it can show."""
+"""The options of the live page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
-from chairlift.events import EngineStarted, Event
-from chairlift.observability.step_cost import CostLine
+from chairlift.events import Event
 from chairlift.options import option
 
 NO_SIMULATION: Final = "this server has no simulator: start it with `chairlift serve`"
-
-
-class SimulatedRequest(Protocol):
-    """A request to simulate. `arrival_time` is in seconds of the engine's clock."""
-
-    request_id: str
-    arrival_time: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-
-
-class StaticBatchingSimulation(Protocol):
-    """Simulates static batching of requests on an engine with the limits and the step cost of the running one."""
-
-    def __call__(
-        self,
-        engine: EngineStarted,
-        cost: CostLine,
-        requests: Sequence[SimulatedRequest],
-        is_cancelled: Callable[[], bool],
-    ) -> list[Event]:
-        """The events of the simulated run, with times on the clock of the arrival times. It may end early with any
-        error once `is_cancelled`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +17,8 @@ class PageOptions:
     """The options of the live page.
 
     Attributes:
-        simulate_static: None if the live page cannot compare with static batching.
+        simulate_static: simulates static batching of requests, as `lab.bench.static_comparison`; None if the live page
+            cannot compare with it.
     """
 
     OPTION_GROUP: ClassVar = "Browsers"
@@ -51,4 +27,4 @@ class PageOptions:
         None,
         "Allow the live page to send bursts of synthetic requests. Default: only without keys on the loopback.",
     )
-    simulate_static: StaticBatchingSimulation | None = None
+    simulate_static: Callable[..., list[Event]] | None = None
