@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from cyclopts import App, CycloptsError
 
-from chairlift.cli.option_tables import option_tables, options_page
+from docs.option_tables import option_tables, options_page
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.option_sources import Given, read_options, service_sources, with_options
@@ -103,4 +103,4 @@ def test_a_selection_has_only_some_options() -> None:
 
 def test_the_page_of_options_is_the_declared_one() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert page == options_page(), "run `python -m chairlift.cli.option_tables > docs/options.md`"
+    assert page == options_page(), "run `python -m docs.option_tables > docs/options.md`"

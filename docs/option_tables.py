@@ -1,4 +1,4 @@
-"""Writes the tables of options of the documentation: `python -m chairlift.cli.option_tables > docs/options.md`."""
+"""Writes the tables of options of the documentation: `python -m docs.option_tables > docs/options.md`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chairlift.server.serve_options import ServeOptions
 
 INTRODUCTION = """# Options
 
-The options of `chairlift serve`, which are written from their declarations by `python -m chairlift.cli.option_tables`.
+The options of `chairlift serve`, which are written from their declarations by `python -m docs.option_tables`.
 Each of them is also a variable `CHAIRLIFT_NAME`, and `name: value` in the file of `--config`. The fields of
 `EngineConfig` are the options of the group *Engine*. [Serving](guide/serving.md) explains how to use them.
 """
