@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 from cyclopts import App, CycloptsError
-
 from docs.option_tables import option_tables, options_page
+
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.option_sources import Given, read_options, service_sources, with_options

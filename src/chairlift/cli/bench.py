@@ -28,10 +28,9 @@ BenchedEngine = Annotated[EngineConfig, Selection(without=SAMPLING_DEFAULTS)]
 def throughput(*, as_json: Json = False, options: ThroughputOptions, config: BenchedEngine) -> None:
     """Measure throughput, latency, batch size and KV use of an engine under a workload, without HTTP."""
     prepare_engine()
-    from chairlift.lab.bench.benchmark_result import print_benchmark
     from chairlift.lab.bench.throughput import run_throughput
 
-    print_benchmark(run_throughput(config, options), as_json=as_json)
+    run_throughput(config, options).print(as_json)
 
 
 @bench.command
@@ -39,10 +38,9 @@ def throughput(*, as_json: Json = False, options: ThroughputOptions, config: Ben
 def latency(*, as_json: Json = False, options: LatencyOptions, config: BenchedEngine) -> None:
     """Measure the latency of one batch, with prefill and decode separately, without HTTP."""
     prepare_engine()
-    from chairlift.lab.bench.benchmark_result import print_benchmark
     from chairlift.lab.bench.latency import run_latency
 
-    print_benchmark(run_latency(config, options), as_json=as_json)
+    run_latency(config, options).print(as_json)
 
 
 NOT_FOR_COMPARE = ("batching", "static_batch_size", "static_run_to", "kv", "kv_arena", "event_log", "record_trace")
@@ -59,11 +57,10 @@ def compare(
 ) -> None:
     """Compare batching and KV policies on one loaded model with equal memory and equal requests."""
     prepare_engine()
-    from chairlift.lab.bench.benchmark_result import print_benchmark
     from chairlift.lab.bench.compare import run_compare
 
     result, tokens = run_compare(config, options)
-    print_benchmark(result, [tokens.describe()], as_json=as_json)
+    result.print(as_json, tokens.describe())
     if not tokens.is_sound:
         raise SystemExit(1)
 
@@ -97,10 +94,9 @@ def perplexity(
 ) -> None:
     """Measure the perplexity of a text, and compare the predictions with a reference."""
     prepare_engine()
-    from chairlift.lab.bench.benchmark_result import print_benchmark
     from chairlift.lab.bench.perplexity import run_perplexity
 
-    print_benchmark(run_perplexity(config, options), as_json=as_json)
+    run_perplexity(config, options).print(as_json)
 
 
 KERNEL_OPTIONS = ("model", "kv_cache_dtype", "block_size", "load_format", "num_threads")

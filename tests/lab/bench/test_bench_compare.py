@@ -18,7 +18,7 @@ from chairlift.engine.startup.factory import Engine
 from chairlift.errors import ConfigError
 from chairlift.events import RequestArrived, read_events
 from chairlift.lab.bench import driver
-from chairlift.lab.bench.benchmark_result import BenchmarkResult, MeasuredRange, print_benchmark
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, MeasuredRange
 from chairlift.lab.bench.compare import (
     RATIOS,
     CompareOptions,
@@ -333,8 +333,8 @@ def test_a_file_in_place_of_the_folder_is_rejected(tiny_config: Path, tmp_path: 
 
 def test_the_report_has_tables_and_one_json_line(result: Compared) -> None:
     out = io.StringIO()
-    print_benchmark(result[0], [result[1].describe()], out)
-    print_benchmark(result[0], file=out, as_json=True)
+    result[0].print(False, result[1].describe(), file=out)
+    result[0].print(True, file=out)
     *lines, last = out.getvalue().splitlines()
     record = json.loads(last)
     assert record["benchmark"] == "compare"

@@ -13,7 +13,6 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestArrived, Step
-from chairlift.lab.bench.benchmark_result import print_benchmark
 from chairlift.lab.bench.latency import Iteration, LatencyOptions, measure_iteration, run_latency
 from command_runner import invoke
 
@@ -65,8 +64,8 @@ def test_every_iteration_is_one_batch(tiny_model_dir: TinyModel) -> None:
 def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel) -> None:
     result = run_latency(config(tiny_model_dir, num_kv_blocks=20), OPTIONS)
     out = io.StringIO()
-    print_benchmark(result, file=out)
-    print_benchmark(result, file=out, as_json=True)
+    result.print(file=out)
+    result.print(True, file=out)
     *table, last = out.getvalue().splitlines()
     record = json.loads(last)
     assert record["benchmark"] == "latency"

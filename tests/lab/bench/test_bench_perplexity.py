@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.lab.bench.benchmark_result import BenchmarkResult, print_benchmark
+from chairlift.lab.bench.benchmark_result import BenchmarkResult
 from chairlift.lab.bench.perplexity import (
     PerplexityOptions,
     PerplexityTally,
@@ -191,8 +191,8 @@ def test_unreadable_texts_are_rejected(tmp_path: Path) -> None:
 
 def printed(result: BenchmarkResult) -> tuple[str, dict[str, Any]]:
     out = io.StringIO()
-    print_benchmark(result, file=out)
-    print_benchmark(result, file=out, as_json=True)
+    result.print(file=out)
+    result.print(True, file=out)
     *table, line = out.getvalue().splitlines()
     return "\n".join(table), json.loads(line)
 

@@ -13,7 +13,7 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import RequestArrived, read_events
-from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, print_benchmark
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
 from chairlift.lab.bench.throughput import ThroughputOptions, run_throughput
 from chairlift.lab.metrics.run import REPORTED_METRICS
 
@@ -68,8 +68,8 @@ def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel, tmp
     log = tmp_path / "events.jsonl"
     result = run_throughput(config(tiny_model_dir, event_log=log), OPTIONS)
     out = io.StringIO()
-    print_benchmark(result, file=out)
-    print_benchmark(result, file=out, as_json=True)
+    result.print(file=out)
+    result.print(True, file=out)
     *table, last = out.getvalue().splitlines()
     record = json.loads(last)
     assert record["workload"]["input_len"] == "uniform:5..40"

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rich.table import Table
 
 from chairlift.events import EngineStarted
-from chairlift.lab.bench.machine import MachineFacts, machine_caption
+from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
 from chairlift.lab.metrics.run import ReportedMetric
 from chairlift.lab.tables import make_table, print_report
 
@@ -38,7 +38,7 @@ class MeasuredRange:
         return cls(median(known), min(known), max(known))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkResult:
     """The runs of one or several systems, with the machine, the engines and the workload that they belong to.
 
@@ -55,12 +55,12 @@ class BenchmarkResult:
 
     benchmark: str
     title: str
-    machine: MachineFacts
     options: Any
     engines: Mapping[str, EngineStarted]
     runs: Mapping[str, Sequence[RunValues]]
     metrics: Sequence[ReportedMetric]
-    peak_rss_bytes: int | None
+    machine: MachineFacts = field(default_factory=machine_facts)
+    peak_rss_bytes: int | None = field(default_factory=peak_rss_bytes)
     ratios: Sequence[str] = ()
     notes: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -104,6 +104,10 @@ class BenchmarkResult:
             "runs": [dict(run) for run in self.runs[name]],
         }
 
+    def print(self, as_json: bool = False, *lines: str, file: TextIO | None = None) -> None:
+        """Write the table and further lines, or the JSON line, to `file` (standard output if None)."""
+        print_report([self.table(), *lines], self.to_dict(), file, as_json)
+
     def table(self) -> Table:
         """A table of all metrics: a column for each of several systems, or the median and the range of a single one."""
         caption = "\n".join([machine_caption(self.machine, self.peak_rss_bytes), *self.notes])
@@ -132,13 +136,6 @@ class BenchmarkResult:
             ratios = [self.ratio(name, metric.key) for name in self.runs]
             cells = ("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios)
             table.add_row(f"  ratio to {self.baseline}", *cells, end_section=True)
-
-
-def print_benchmark(
-    result: BenchmarkResult, lines: Sequence[str] = (), file: TextIO | None = None, as_json: bool = False
-) -> None:
-    """Write the table and further lines, or the JSON line, to `file` (standard output if None)."""
-    print_report([result.table(), *lines], result.to_dict(), file, as_json)
 
 
 def engine_limits(engine: EngineStarted) -> str:

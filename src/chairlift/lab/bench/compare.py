@@ -18,7 +18,6 @@ from chairlift.events import EngineStarted, EventBroadcaster, EventList, EventSi
 from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
-from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
 from chairlift.lab.bench.workload_options import first_requests, format_arrivals, format_lengths, text_tokenizer
 from chairlift.lab.metrics.run import REPORTED_METRICS
@@ -251,12 +250,10 @@ class _Rounds:
             title=f"{engines[baseline].model}: {run['num_requests']} requests {format_arrivals(self._options)}, "
             f"{run['prompt_tokens']:,} prompt and {run['output_tokens']:,} output tokens; {len(self._order)} "
             f"{'round' if len(self._order) == 1 else 'rounds'} with one run of each policy",
-            machine=machine_facts(),
             options=self._options,
             engines=engines,
             runs=self._runs,
             metrics=[each for each in COMPARED if any(each.key in run for runs in self._runs.values() for run in runs)],
-            peak_rss_bytes=peak_rss_bytes(),
             ratios=RATIOS,
             notes=[
                 f"{dtype}; all policies: {engine_limits(engines[baseline])}",

@@ -15,7 +15,6 @@ from chairlift.events import Event, EventList, RequestArrived, RequestWaiting, S
 from chairlift.lab.bench.bench_options import LatencyOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, engine_limits, engine_policies
 from chairlift.lab.bench.driver import forced_requests, run_forced
-from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.lab.metrics.run import ReportedMetric
 from chairlift.request import WaitReason
 
@@ -74,12 +73,10 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> BenchmarkResul
         benchmark="latency",
         title=f"{started.model}: one batch of {options.batch_size} requests, {options.input_len} prompt and "
         f"{options.output_len} output tokens each",
-        machine=machine_facts(),
         options=options,
         engines={started.model: started},
         runs={started.model: [asdict(iteration) for iteration in iterations]},
         metrics=METRICS,
-        peak_rss_bytes=peak_rss_bytes(),
         notes=[
             engine_policies(started),
             engine_limits(started),

@@ -23,7 +23,6 @@ from chairlift.engine.startup.loaded_model import load_decoder
 from chairlift.errors import ConfigError, RequestError
 from chairlift.lab.bench.bench_options import PerplexityOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult
-from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.lab.metrics.run import ReportedMetric
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel
@@ -187,12 +186,10 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Benchmar
         benchmark="perplexity",
         title=f"{started.model}: {options.text.name}, {tally.num_tokens:,} tokens predicted in {len(windows)} windows "
         f"of {options.window}",
-        machine=machine_facts(),
         options=options,
         engines={started.model: started},
         runs={started.model: [tally.values()]},
         metrics=METRICS,
-        peak_rss_bytes=peak_rss_bytes(),
         notes=[] if options.against is None else [f"reference: {options.against}"],
     )
 

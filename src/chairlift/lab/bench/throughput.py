@@ -11,7 +11,6 @@ from chairlift.events import EventList
 from chairlift.lab.bench.bench_options import ThroughputOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
-from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import first_requests, format_arrivals, format_lengths, text_tokenizer
 from chairlift.lab.metrics.run import REPORTED_METRICS, summarize
 
@@ -50,11 +49,9 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Benchmar
         benchmark="throughput",
         title=f"{started.model}: {run.num_requests} requests {format_arrivals(options)}, {run.prompt_tokens:,} prompt "
         f"and {run.output_tokens:,} output tokens, {len(runs)} runs",
-        machine=machine_facts(),
         options=options,
         engines={started.model: started},
         runs={started.model: runs},
         metrics=REPORTED_METRICS,
-        peak_rss_bytes=peak_rss_bytes(),
         notes=[engine_policies(started), engine_limits(started), format_lengths(options)],
     )

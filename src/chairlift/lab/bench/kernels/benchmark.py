@@ -72,16 +72,9 @@ class KernelTime:
 
     def to_dict(self) -> dict[str, Any]:
         """The time for JSON."""
-        return {
-            "kernel": self.kernel,
-            "format": self.format,
-            **self.case,
-            "seconds": asdict(self.seconds),
-            "operations_per_s": self.operations_per_s,
-            "bytes_per_s": self.bytes_per_s,
-            "ceiling_share": self.ceiling_share,
-            "limited_by": self.limited_by,
-        }
+        names = ("operations_per_s", "bytes_per_s", "ceiling_share", "limited_by")
+        values = {name: getattr(self, name) for name in names}
+        return {"kernel": self.kernel, "format": self.format, **self.case, "seconds": asdict(self.seconds), **values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +146,8 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     attention = list(_measure_each(passes, options.repeats, meter))
     recurrence = list(_measure_each(_recurrence_measurements(model, options), options.repeats, meter))
     sampling = list(_measure_each(_sampling_measurements(model, options), options.repeats, meter))
-    samples = [sample for measured in (*linear, *attention, *recurrence, *sampling) for sample in measured.ceilings]
-    times = [time for measured in linear for time in measured.times()]
+    samples = [sample for each in (*linear, *attention, *recurrence, *sampling) for sample in each.ceilings]
+    measured = zip(KINDS, (linear, attention, recurrence, sampling), strict=True)
     return KernelResult(
         machine=machine_facts(),
         model=files.name,
@@ -162,10 +155,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         options=options,
         ceilings=combine_ceilings([best, *samples], max),
         median_ceilings=combine_ceilings(samples, median),
-        linear=times,
-        attention=[time for measured in attention for time in measured.times()],
-        recurrence=[time for measured in recurrence for time in measured.times()],
-        sampling=[time for measured in sampling for time in measured.times()],
+        **{kind: [time for each in passes for time in each.times()] for kind, passes in measured},
         peak_rss_bytes=peak_rss_bytes(),
     )
 
