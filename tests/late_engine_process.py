@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import runpy
 import time
 from pathlib import Path
@@ -10,15 +9,15 @@ from typing import Any
 
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import FrontEnd
-from chairlift.engine.process.wire import Address, Link, open_engine_link
+from chairlift.engine.process.wire import TO_ENGINE, Link, open_engine_link
 
 LATE_SECONDS = 0.3
 connect: list[Any] = []
 
 
-def unconnected_link(address: Address) -> Link[Any]:
-    link = open_engine_link(dataclasses.replace(address, to_engine=f"{address.to_engine}-not-yet"))
-    connect.append(lambda: link._incoming.connect(address.to_engine))
+def unconnected_link(folder: Path) -> Link[Any]:
+    link = open_engine_link(folder, "not-yet")
+    connect.append(lambda: link._incoming.connect(f"ipc://{folder / TO_ENGINE}"))
     return link
 
 

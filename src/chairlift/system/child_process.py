@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -136,7 +137,7 @@ class ChildProcess:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             is_leader = self._options.get("start_new_session") or self._options.get("process_group") == 0
-            if sys.platform != "win32" and is_leader:
+            if is_leader:
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
@@ -187,8 +188,6 @@ def write_frame(file: IO[bytes], content: bytes) -> None:
 
 def limit_memory(num_bytes: int) -> None:
     """Limit the address space of this process, and write no core dumps, on systems that support these limits."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -25,7 +25,7 @@ def open_regular_file(path: Path) -> int:
         OSError: the file cannot be opened, or is not a regular file; `strerror` has the reason.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except ValueError as error:  # a null character in the path, or one that cannot be encoded
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

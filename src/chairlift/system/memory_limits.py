@@ -7,15 +7,11 @@ cannot be started, or an abort in a native library, which cannot be handled.
 from __future__ import annotations
 
 import errno
+import resource
 from collections.abc import Iterator
 from typing import Final
 
 from chairlift.errors import ConfigError
-
-try:
-    import resource  # Imported early: when memory has run out, this could fail.
-except ImportError:  # Windows has no resource limits.
-    resource = None  # type: ignore[assignment]
 
 MIN_ADDRESS_SPACE: Final = 1 << 30
 """The least address space of an engine, in bytes. The libraries of PyTorch alone map 640 MB."""
@@ -33,8 +29,6 @@ _THREAD_WORDS: Final = ("can't start new thread", "resource temporarily unavaila
 
 def address_space_limit() -> int | None:
     """The limit of the address space in bytes (RLIMIT_AS); None if there is no limit."""
-    if resource is None:
-        return None
     limit, _hard = resource.getrlimit(resource.RLIMIT_AS)
     return None if limit == resource.RLIM_INFINITY else limit
 

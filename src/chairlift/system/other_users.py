@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from pathlib import Path
 from typing import Final
@@ -18,12 +19,8 @@ NO_LOGIN: Final = ("nologin", "false")
 def other_users() -> list[str]:
     """The names of the other users that have a login or a running process, without accounts of the system.
 
-    Accounts of a directory service, which cannot be listed, are found by their processes. Empty on Windows.
+    Accounts of a directory service, which cannot be listed, are found by their processes.
     """
-    if sys.platform == "win32":
-        return []
-    import pwd
-
     users = {
         entry.pw_uid: entry.pw_name
         for entry in pwd.getpwall()
@@ -37,11 +34,10 @@ def other_users() -> list[str]:
 
 
 def is_readable_by_others(path: Path) -> bool:
-    """Whether another user or the group has permission to read a file and to enter all of its folders.
-
-    False for a file that does not exist, and on Windows.
-    """
+    """Whether a file exists, and another user or the group may read it and enter all of its folders."""
     path = path.resolve()
-    if sys.platform == "win32" or not path.is_file():
-        return False
-    return bool(path.stat().st_mode & 0o044) and all(folder.stat().st_mode & 0o011 for folder in path.parents)
+    return (
+        path.is_file()
+        and bool(path.stat().st_mode & 0o044)
+        and all(folder.stat().st_mode & 0o011 for folder in path.parents)
+    )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Final
-
-try:
-    import fcntl
-except ImportError:  # Windows has no advisory locks; there, processes compute at the same time.
-    fcntl = None  # type: ignore[assignment]
+from typing import Final, TextIO
 
 MAX_WAIT_SECONDS: Final = 10.0
 FIRST_PAUSE_SECONDS: Final = 50e-6
@@ -46,36 +42,29 @@ class StepTurn:
 
     def __enter__(self) -> None:
         deadline = self._clock() + (MAX_WAIT_SECONDS if self._was_free else 0.0)
-        has_next = self._lock(self._next.fileno(), deadline)
-        self._was_free = self._lock(self._now.fileno(), deadline)
+        has_next = self._lock(self._next, deadline)
+        self._was_free = self._lock(self._now, deadline)
         if has_next:
-            _unlock(self._next.fileno())
+            fcntl.flock(self._next, fcntl.LOCK_UN)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _unlock(self._now.fileno())
+        fcntl.flock(self._now, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Release the locks and close the files."""
         self._next.close()
         self._now.close()
 
-    def _lock(self, descriptor: int, deadline: float) -> bool:
-        if fcntl is None:
-            return False
+    def _lock(self, file: TextIO, deadline: float) -> bool:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
                 if self._clock() >= deadline:
                     return False
                 self._sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-
-
-def _unlock(descriptor: int) -> None:
-    if fcntl is not None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)

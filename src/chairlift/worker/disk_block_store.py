@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -23,11 +24,6 @@ from chairlift.kernels.attention import KVCache
 from chairlift.kernels.recurrence import RecurrentState
 from chairlift.system.input_files import read_bytes
 from chairlift.worker.memory import format_memory
-
-try:
-    import fcntl
-except ImportError:  # Windows: several processes write the same files, which does no harm.
-    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("chairlift")
 
@@ -299,12 +295,11 @@ class DiskBlockStore:
         with open(self.folder / "model.json", "w", encoding="utf-8", opener=_open_privately) as file:
             file.write(self._description + "\n")
         lock_file = open(self.folder / "lock", "w", opener=_open_privately)  # noqa: SIM115 - open until `close`
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock_file.close()
-                raise BlockingIOError(errno.EAGAIN, "another process writes to this folder") from None
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock_file.close()
+            raise BlockingIOError(errno.EAGAIN, "another process writes to this folder") from None
         self._lock_file = lock_file
 
     def _find_files(self) -> None:

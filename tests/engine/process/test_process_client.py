@@ -54,9 +54,9 @@ async def answers_and_events(llm: AsyncLLM) -> tuple[list[RequestOutput | Except
 
 
 def test_a_process_returns_the_same_outputs_as_a_thread(
-    tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The outputs are also the same over an authenticated socket on the loopback interface."""
+    """The outputs are also the same if the path of the folder for temporary files is too long for sockets."""
 
     async def run(llm: AsyncLLM) -> list[list[list[int]]]:
         outcomes, events = await answers_and_events(llm)
@@ -76,7 +76,8 @@ def test_a_process_returns_the_same_outputs_as_a_thread(
     caplog.clear()
     assert asyncio.run(run(AsyncLLM(client=started(config)))) == expected
     assert [record.message for record in caplog.records] == messages, "the log lines are the same"
-    monkeypatch.setattr(wire, "MAX_IPC_PATH", 0)
+    (long_folder := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long_folder))
     assert asyncio.run(run(AsyncLLM(client=started(config)))) == expected
 
 

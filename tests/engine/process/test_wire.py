@@ -62,12 +62,8 @@ def make_event(event_type: type[Event]) -> Event:
     return event_type(**{f.name: values[str(f.type)] for f in fields})
 
 
-@pytest.mark.parametrize("has_files", [True, False])
-def test_records_arrive_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool) -> None:
-    if not has_files:
-        monkeypatch.setattr("chairlift.engine.process.wire.MAX_IPC_PATH", 0)
-    front, address = open_front_link(tmp_path)
-    engine = open_engine_link(address)
+def test_records_arrive_unchanged(tmp_path: Path) -> None:
+    front, engine = open_front_link(tmp_path), open_engine_link(tmp_path)
     request = EngineRequest("a~1", [1, 2], PARAMS, 5, [2, 7], seed=2**64 - 1, arrival_time=0.5, leader_id="a~0")
     for message in (LogLine(20, "chairlift", "line"), EngineFailed("why"), StepResult([FULL_OUTPUT], [], 2)):
         engine.send(message)
@@ -84,8 +80,7 @@ def test_records_arrive_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
-    front, address = open_front_link(tmp_path)
-    engine = open_engine_link(address)
+    front, engine = open_front_link(tmp_path), open_engine_link(tmp_path)
     front_end = FrontEnd(engine)
     events = [make_event(kind) for kind in EVENT_TYPES.values()]
     for event in events:
@@ -102,8 +97,7 @@ def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
 
 def test_unread_step_events_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "MAX_UNREAD_EVENTS", 3)
-    front, address = open_front_link(tmp_path)
-    engine = open_engine_link(address)
+    front, engine = open_front_link(tmp_path), open_engine_link(tmp_path)
     front_end = FrontEnd(engine)
 
     def received(num_events: int) -> tuple[list[Any], int, int]:

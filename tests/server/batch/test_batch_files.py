@@ -115,7 +115,6 @@ def test_the_output_must_be_a_writable_file_without_another_writer(tmp_path: Pat
         BatchIndex(tmp_path / "absent.jsonl")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
 def test_a_full_disk_leaves_complete_lines(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(9)])
     out = tmp_path / "out.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import tempfile
@@ -21,7 +22,6 @@ from chairlift.engine.process.engine_process import STACKS_FILE, EngineLaunch
 from chairlift.engine.process.in_flight import InFlightRequests
 from chairlift.engine.process.watchdog import Watchdog, main_frame, write_state_dump
 from chairlift.engine.process.wire import (
-    Address,
     EngineReady,
     Link,
     LogLine,
@@ -41,6 +41,9 @@ STACK_DUMP_SECONDS: Final = 0.5
 """Time from `request_stack_dump` until the stacks are written."""
 
 CONNECT_SECONDS: Final = 10.0
+MAX_TEMPORARY_PATH: Final = 70
+"""Maximum bytes of the path of the folder for temporary files, else /tmp is used: the path of a socket in it has at
+most 104 on all systems."""
 
 GRACE_SECONDS: Final = 0.05
 """Time from the end of a process until its last messages have arrived."""
@@ -67,12 +70,12 @@ class EngineChild:
         with contextlib.ExitStack() as undo:
             self._folder = _make_private_folder()
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self.link, address = _open_link(self._folder)
+            self.link = _open_link(self._folder)
             undo.callback(self.link.close)
             self._process = ChildProcess(command, stdout=None, start_new_session=True)
             self._process.start()
             undo.callback(self._process.close)
-            launch = EngineLaunch.create(config, address, self._folder, log_level, turn_folder)
+            launch = EngineLaunch.create(config, self._folder, log_level, turn_folder)
             self._process.send(msgspec.json.encode(launch))
             undo.pop_all()
         self.kill = self._process.kill
@@ -116,7 +119,7 @@ class EngineChild:
 
     def request_stack_dump(self) -> None:
         """Make the process write the stacks of its threads, which takes up to STACK_DUMP_SECONDS."""
-        if hasattr(signal, "SIGUSR1") and not self.has_exited:
+        if not self.has_exited:
             self._process.send_signal(signal.SIGUSR1)
 
     def stacks(self) -> str:
@@ -187,7 +190,7 @@ def _check_start(child: EngineChild, watchdog: Watchdog) -> None:
     )
 
 
-def _open_link(folder: Path) -> tuple[Link[ToFront], Address]:
+def _open_link(folder: Path) -> Link[ToFront]:
     try:
         return open_front_link(folder)
     except zmq.ZMQError as error:  # is not a subclass of OSError
@@ -196,6 +199,7 @@ def _open_link(folder: Path) -> tuple[Link[ToFront], Address]:
 
 def _make_private_folder() -> Path:
     try:
-        return Path(tempfile.mkdtemp(prefix="chairlift-"))
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= MAX_TEMPORARY_PATH
+        return Path(tempfile.mkdtemp(prefix="chairlift-", dir=None if is_short else "/tmp"))
     except OSError as error:
         raise ConfigError(f"no folder for temporary files is writable: {error}. Set TMPDIR to a writable one") from None

@@ -1,6 +1,6 @@
 """The engine in a process of its own: `python -m chairlift.engine.process.engine_process`, started by a ProcessClient.
 
-The first frame on standard input has the configuration of the engine and the address of the front end. Standard input
+The first frame on standard input has the configuration of the engine and the folder of its sockets. Standard input
 stays open as long as the front end runs; when it is closed, this process exits.
 """
 
@@ -31,7 +31,6 @@ from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.commands import Command
 from chairlift.engine.process.core_loop import AdapterCommands, run_core
 from chairlift.engine.process.wire import (
-    Address,
     EngineFailed,
     EngineReady,
     EventCredit,
@@ -66,18 +65,15 @@ NO_TURN: Final[AbstractContextManager[None]] = nullcontext()
 class EngineLaunch(msgspec.Struct):
     """The frame on standard input, as JSON. `folder` is private to the two processes, and the last one removes it."""
 
-    address: Address
     config: dict[str, Any]
     folder: str
     log_level: int
     turn_folder: str | None
 
     @classmethod
-    def create(
-        cls, config: EngineConfig, address: Address, folder: Path, log_level: int, turn_folder: Path | None
-    ) -> EngineLaunch:
+    def create(cls, config: EngineConfig, folder: Path, log_level: int, turn_folder: Path | None) -> EngineLaunch:
         fields = json.loads(json.dumps(asdict(config), default=str))
-        return cls(address, fields, str(folder), log_level, None if turn_folder is None else str(turn_folder))
+        return cls(fields, str(folder), log_level, None if turn_folder is None else str(turn_folder))
 
 
 class FrontEnd:
@@ -173,11 +169,10 @@ def main() -> None:
     launch = msgspec.json.decode(read_frame(sys.stdin.buffer) or b"", type=EngineLaunch)
     threading.Thread(target=_exit_with_front_end, args=(launch.folder,), name="chairlift-lifeline", daemon=True).start()
     faulthandler.enable()
-    link = open_engine_link(launch.address)
+    link = open_engine_link(Path(launch.folder))
     logging.basicConfig(level=launch.log_level, handlers=[ForwardingLogHandler(link)], format="%(message)s")
     with Path(launch.folder, STACKS_FILE).open("w") as stacks:
-        if hasattr(faulthandler, "register"):
-            faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         with open_step_turn(launch.turn_folder) as turn:
             status = run(EngineConfig(**launch.config), link, turn)
     link.close(LINGER_SECONDS)

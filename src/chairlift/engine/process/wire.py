@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -20,8 +19,8 @@ from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EVENT_TYPES, Event
 from chairlift.outputs import EngineCoreOutput
 
-MAX_IPC_PATH: Final = 100
-"""Maximum length of a socket path in bytes; the limit of Unix domain sockets is slightly higher."""
+TO_ENGINE: Final = "to-engine"
+TO_FRONT: Final = "to-front"
 
 
 class EventCredit(msgspec.Struct, frozen=True, array_like=True, tag="event_credit"):
@@ -86,17 +85,6 @@ def unpack_events(packed: Iterable[tuple[str, msgspec.Raw]]) -> list[Event]:
     return [_EVENT_DECODERS[name].decode(raw) for name, raw in packed]
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The endpoints of a front end. The keys (CURVE, in Z85) protect TCP endpoints; files have permissions."""
-
-    to_engine: str
-    to_front: str
-    front_key: bytes | None = None
-    public_key: bytes | None = None
-    secret_key: bytes | None = None
-
-
 Received = TypeVar("Received")
 
 
@@ -152,36 +140,28 @@ class Link(Generic[Received]):
         self._incoming.close(0)
 
 
-def open_front_link(folder: Path) -> tuple[Link[ToFront], Address]:
-    """Open the front end's end: sockets in a private folder, or on the loopback interface if that is impossible."""
-    decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+def open_front_link(folder: Path) -> Link[ToFront]:
+    """Open the front end's end of the connection, with two sockets in a folder that is private to both ends."""
     outgoing, incoming = _sockets()
-    paths = folder / "to-engine", folder / "to-front"
-    if zmq.has("ipc") and max(len(bytes(path)) for path in paths) <= MAX_IPC_PATH:
-        for socket, path in zip((outgoing, incoming), paths, strict=True):
-            socket.bind(f"ipc://{path}")
-        return Link(outgoing, incoming, decoder), Address(f"ipc://{paths[0]}", f"ipc://{paths[1]}")
-    front_key, front_secret = zmq.curve_keypair()
-    public_key, secret_key = zmq.curve_keypair()
-    for socket in (outgoing, incoming):
-        socket.curve_server = True
-        socket.curve_secretkey = front_secret
-        socket.bind("tcp://127.0.0.1:*")
-    to_engine, to_front = (socket.getsockopt(zmq.LAST_ENDPOINT).decode() for socket in (outgoing, incoming))
-    return Link(outgoing, incoming, decoder), Address(to_engine, to_front, front_key, public_key, secret_key)
+    outgoing.bind(_endpoint(folder, TO_ENGINE))
+    incoming.bind(_endpoint(folder, TO_FRONT))
+    return Link(outgoing, incoming, msgspec.msgpack.Decoder(ToFront))
 
 
-def open_engine_link(address: Address) -> Link[ToEngine]:
-    """Open the engine's end of the sockets between the front end and the engine."""
-    decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+def open_engine_link(folder: Path, to_engine: str = TO_ENGINE) -> Link[ToEngine]:
+    """Open the engine's end of the connection.
+
+    Args:
+        to_engine: the name of the socket for messages to the engine.
+    """
     outgoing, incoming = _sockets()
-    for socket, endpoint in ((outgoing, address.to_front), (incoming, address.to_engine)):
-        if address.front_key is not None:
-            socket.curve_serverkey = address.front_key
-            socket.curve_publickey = address.public_key
-            socket.curve_secretkey = address.secret_key
-        socket.connect(endpoint)
-    return Link(outgoing, incoming, decoder)
+    outgoing.connect(_endpoint(folder, TO_FRONT))
+    incoming.connect(_endpoint(folder, to_engine))
+    return Link(outgoing, incoming, msgspec.msgpack.Decoder(ToEngine))
+
+
+def _endpoint(folder: Path, name: str) -> str:
+    return f"ipc://{folder / name}"
 
 
 def _sockets() -> tuple[Any, Any]:
