@@ -61,7 +61,7 @@ class StructuredOutputs:
         whitespace_pattern: a regular expression for the text between the tokens of JSON.
         reasoning: the answer may begin with free reasoning, and the constraint applies from the first character after
             it that is not a newline. None applies the constraint from the beginning.
-        calls: the Lark grammar of tool calls (`call_grammar.py`), which an answer may consist of instead.
+        calls: the Lark grammar of tool calls (`grammar_text.relax_calls`), which an answer may consist of instead.
 
     Raises:
         RequestError: a value is invalid; the message names the field, the value and the limit.

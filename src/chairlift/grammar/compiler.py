@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeVar
 
 from chairlift.errors import RequestError
-from chairlift.grammar.call_grammar import relax_calls
 from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
-from chairlift.grammar.grammar_text import complete_grammar, reject
+from chairlift.grammar.grammar_text import complete_grammar, reject, relax_calls
 from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs

@@ -30,6 +30,8 @@ ANSWER: Final = "answer"
 """The name of the grammar of the constraint, beside which that of tool calls is an alternative."""
 
 CALLS: Final = "calls"
+RELAXABLE: Final = re.compile(r"^// relaxable (.+)\n(\w+): (%json .+)$", re.MULTILINE)
+"""A rule of the grammar of tool calls with the schema of a tool that is not strict."""
 
 
 def grammar_text(constraint: StructuredOutputs) -> str:
@@ -126,3 +128,24 @@ def _lark(constraint: StructuredOutputs, grammar: str) -> str:
         return any_to_lark(grammar)
     except (GbnfToLarkError, ValueError, RecursionError) as error:
         reject(constraint, f"is not valid GBNF: {' '.join(str(error).split())}")
+
+
+def relax_calls(calls: str, can_compile: Callable[[str], bool]) -> tuple[str, list[str]]:
+    """Replace each relaxable schema that cannot be compiled by any object.
+
+    Args:
+        can_compile: whether a Lark grammar can be compiled.
+
+    Returns:
+        The grammar of the calls, and what was left out, as names for `x-chairlift-ignored`.
+    """
+    ignored: list[str] = []
+
+    def replacement(found: re.Match[str]) -> str:
+        name, rule, schema = found.groups()
+        if can_compile(f"start: {schema}"):
+            return found[0]
+        ignored.append(f"tools.{name}.parameters")
+        return f'{rule}: %json {{"type": "object"}}'
+
+    return RELAXABLE.sub(replacement, calls), ignored

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
+import resource
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Final
 import psutil
 
 from chairlift.kernels.registry import find_kernel_set
+from chairlift.system.cpu_topology import allowed_cpus
 from chairlift.version import __version__
 
 VECTOR_FLAGS: Final = (
@@ -69,7 +70,7 @@ def machine_facts() -> MachineFacts:
     return MachineFacts(
         cpu=model,
         vector_flags=flags,
-        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cores=len(allowed_cpus()),
         memory_bytes=int(psutil.virtual_memory().total),
         system=platform.platform(),
         num_threads=max(torch.get_num_threads(), num_threads),
@@ -92,18 +93,14 @@ def machine_caption(machine: MachineFacts, peak_rss_bytes: int | None) -> str:
     )
 
 
-def peak_rss_bytes() -> int | None:
-    """The maximum memory of this process so far, in bytes; None if the system does not report it.
+def peak_rss_bytes() -> int:
+    """The maximum memory of this process so far, in bytes.
 
     VmHWM is preferred: the number of getrusage survives exec, so it may be that of the parent process.
     """
     status = Path("/proc/self/status")
     if status.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.MULTILINE)):
         return int(found[1]) * 1024
-    try:
-        import resource
-    except ImportError:
-        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

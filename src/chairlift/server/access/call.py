@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from chairlift.server.access.admission import CallSlot
@@ -42,3 +43,9 @@ def call_of(request: HTTPConnection) -> Call:
     """The call of a request that `KeyMiddleware` has accepted."""
     call: Call = request.state.call
     return call
+
+
+def require_admin(request: HTTPConnection, effect: str) -> None:
+    """Raise HTTPException 403 if a request that `KeyMiddleware` has accepted has no admin key."""
+    if not call_of(request).key.is_admin:
+        raise HTTPException(403, f"{request.url.path} {effect} and needs an admin key")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from chairlift.engine.event_hub import Subscription
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import to_json
 from chairlift.observability.step_cost import CostLine
-from chairlift.server.access.call import call_of
+from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.api.stream_chunks import to_named_event
@@ -27,7 +26,6 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver
-from chairlift.server.telemetry.merged_metrics import MergedMetrics, ReplicaMetrics
 
 MAX_BUFFERED_EVENTS: Final = 4096
 """Maximum number of events that are buffered for a slow reader before the oldest ones are dropped."""
@@ -98,12 +96,12 @@ def router(manager: ModelManager, keys: KeyRing) -> APIRouter:
     routes = APIRouter()
     readers = EventReaders(keys, MAX_READERS)
     registry = CollectorRegistry()
-    registry.register(MergedMetrics(partial(_collectors, manager)))
+    registry.register(_AllMetrics(manager))
 
     @routes.get("/v1/engine", responses=ADMIN_ERRORS)
     async def get_engine(request: Request, model: str | None = None, replica: str | None = None) -> EngineView:
         """Return the status, configuration, KV pool and batch of the engine of a model, or of one of its replicas."""
-        _require_admin(request)
+        require_admin(request, "shows the requests of all keys")
         served = manager.find(model, call_of(request).key)
         engine = served.engine(replica)
         return _engine_view(engine, list(served.replicas))
@@ -112,7 +110,7 @@ def router(manager: ModelManager, keys: KeyRing) -> APIRouter:
     async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the engine of a model, or of one of its replicas, from now on, the configuration first.
         A slow reader loses the oldest events and receives their number."""
-        _require_admin(request)
+        require_admin(request, "shows the requests of all keys")
         key = call_of(request).key
         served = manager.find(model, key).engine(replica)
         readers.check(key)
@@ -127,17 +125,22 @@ def router(manager: ModelManager, keys: KeyRing) -> APIRouter:
     return routes
 
 
-def _require_admin(request: Request) -> None:
-    if not call_of(request).key.is_admin:
-        raise HTTPException(403, f"{request.url.path} shows the requests of all keys and needs an admin key")
+class _AllMetrics(Collector):
+    """Collects the metrics of all engines, those of replicas with the label `replica`. Each name occurs once in the
+    output, as the text format of Prometheus requires."""
 
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
 
-def _collectors(manager: ModelManager) -> Iterator[Collector]:
-    for model in manager.models:
-        for replica_id, replica in model.replicas.items():
-            yield ReplicaMetrics(replica.metrics, replica_id)
-        if not model.replicas:
-            yield model.metrics
+    def collect(self) -> Iterable[Metric]:
+        merged: dict[str, Metric] = {}
+        for engine in (each for model in self._manager.models for each in (model.replicas.values() or [model])):
+            label = {} if engine.replica_id is None else {"replica": engine.replica_id}
+            for metric in engine.metrics.collect():
+                samples = [sample._replace(labels=sample.labels | label) for sample in metric.samples]
+                known = merged.setdefault(metric.name, metric)
+                known.samples = samples if known is metric else known.samples + samples
+        return merged.values()
 
 
 async def event_stream(model: VisibleEngine, subscription: Subscription) -> AsyncGenerator[bytes, None]:

@@ -7,10 +7,9 @@ from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from chairlift.server.access.call import call_of
+from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.api.routes import add_body_route, read_body
 from chairlift.server.models.model_manager import ModelChange, ModelManager
@@ -60,7 +59,7 @@ def router(manager: ModelManager) -> APIRouter:
     @routes.get("/models/changes", responses=ERRORS)
     async def list_changes(request: Request) -> ModelSwitchList:
         """List the latest loads and unloads, the oldest first."""
-        _require_admin(request)
+        require_admin(request, "changes what all keys use")
         changes, limit = list(manager.changes), manager.limits.memory_bytes
         return ModelSwitchList(data=changes, memory_bytes=manager.memory_bytes, budget_bytes=limit)
 
@@ -99,7 +98,7 @@ def _add_admin_route(
     """Add a route of admin keys that calls `change`, whose name and docstring describe it."""
 
     async def handle(request: Request) -> Response:
-        _require_admin(request)
+        require_admin(request, "changes what all keys use")
         result = await change(await read_body(request, body), call_of(request).key)
         return JSONResponse(result.model_dump())
 
@@ -127,8 +126,3 @@ def model_card(model: ServedModel, key: KeyInfo, adapter: str | None = None) -> 
             load_seconds=model.load_seconds or None,
         ),
     )
-
-
-def _require_admin(request: Request) -> None:
-    if not call_of(request).key.is_admin:
-        raise HTTPException(403, f"{request.url.path} changes what all keys use and needs an admin key")

@@ -27,7 +27,7 @@ class CallGrammar:
     """Writes grammars in llguidance's dialect of Lark for the calls of some tools.
 
     A schema is a document of its own, whose references are resolved by the rules of JSON Schema. A tool that is not
-    strict has a rule that the compiler may relax (see `call_grammar.py`).
+    strict has a rule that the compiler may relax (see `grammar_text.relax_calls`).
 
     Args:
         is_parallel: permits more than one call.
