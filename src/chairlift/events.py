@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
 
+from chairlift.errors import ConfigError
 from chairlift.system.output_files import unwritable_file_error
 
 logger = logging.getLogger("chairlift")
@@ -351,14 +352,19 @@ def read_events(path: Path) -> Iterator[Event]:
     """The events of a log file, in order.
 
     Raises:
-        ValueError: a line is not an event; the message has its number.
+        ConfigError: the file cannot be read, or a line is not an event; the message has its number.
     """
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
+    number = 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):  # noqa: B007 - used in messages
                 yield from_json(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"event log {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"not an event log: {path}, line {number + 1}: not UTF-8") from None
+    except ValueError as error:
+        raise ConfigError(f"not an event log: {path}, line {number}: {error}") from None
 
 
 class EventFile:

@@ -170,7 +170,7 @@ def test_the_progress_bar_advances_to_its_end(
         (["--device", "abacus"], "no such device or file"),
         (["--max-model-len", "4096"], "max_model_len=4096 exceeds the model's context of 2048"),
         (["--kv-cache-memory-bytes", "1KB"], "holds 0 blocks"),
-        (["--fitted-to", "nowhere.jsonl"], "fitted_to=nowhere.jsonl: No such file"),
+        (["--fitted-to", "nowhere.jsonl"], "event log nowhere.jsonl cannot be read: No such file"),
         (["--fitted-to", "x", "--tensor-parallel-size", "2"], "leave one of them out"),
         (["--event-log", "nowhere/at/all"], "event_log=nowhere/at/all: No such file"),
     ],

@@ -114,7 +114,7 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
     """
     device = find_device(options.device)
     model = find_model(config.model, device)
-    log = None if options.fitted_to is None else _read_log(options.fitted_to)
+    log = None if options.fitted_to is None else list(read_events(options.fitted_to))
     cost_model: CostModel = Roofline(model, device, options.tensor_parallel_size)
     if log is not None:
         cost_model = fit_cost_model(log, str(options.fitted_to))
@@ -237,15 +237,6 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
 
 def _engine_rows(engine: EngineStarted, prefix: str = "") -> list[tuple[str, str]]:
     return [(f"{prefix}policies", engine_policies(engine)), (f"{prefix}limits", engine_limits(engine))]
-
-
-def _read_log(path: Path) -> list[Event]:
-    try:
-        return list(read_events(path))
-    except OSError as error:
-        raise ConfigError(f"fitted_to={path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"fitted_to={path}: {error}") from None
 
 
 def print_simulation(result: SimulationResult, file: TextIO | None = None, as_json: bool = False) -> None:

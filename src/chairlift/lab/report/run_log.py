@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, Event, RequestArrived, Step, read_events
+from chairlift.events import EngineStarted, Event, Step, read_events
 from chairlift.lab.metrics.requests import RequestMetrics, request_metrics
 from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.report.memory import MemoryKinds, live_kinds, true_kinds
@@ -70,7 +70,7 @@ def load_runs(arguments: Sequence[str]) -> list[RecordedRun]:
     """
     given = [_split(argument) for argument in arguments]
     with _without_garbage_collection():
-        runs = [recorded_run(read_log(path), label) for label, path in given]
+        runs = [_load_run(path, label) for label, path in given]
     alike = Counter(run.label for run in runs)
     for run, (label, path) in zip(runs, given, strict=True):
         if label is None and alike[run.label] > 1:
@@ -79,6 +79,17 @@ def load_runs(arguments: Sequence[str]) -> list[RecordedRun]:
     if count > 1:
         raise ConfigError(f"label {label!r} is used for several event logs: use a different LABEL=PATH for each")
     return runs
+
+
+def _load_run(path: Path, label: str | None) -> RecordedRun:
+    events = read_log(path)
+    try:
+        for event in events:
+            if isinstance(event, Step):
+                event.request_ids[:] = map(sys.intern, event.request_ids)
+        return recorded_run(events, label)
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"event log {path} is damaged: its events do not belong together ({error!r})") from None
 
 
 @contextmanager
@@ -106,78 +117,17 @@ def read_log(path: Path) -> list[Event]:
     """The events of the log of one run.
 
     Raises:
-        ConfigError: the file is not a valid event log; the message has the line and the reason.
+        ConfigError: the file is not a valid event log, or has no step or not exactly one run.
     """
-    events: list[Event] = []
-    checker = _LogChecker(path)
-    try:
-        for event in read_events(path):
-            checker.check(event)
-            events.append(event)
-    except OSError as error:
-        raise ConfigError(f"event log {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"not an event log: {path}, line {len(events) + 1}: not UTF-8") from None
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"not an event log: {error}") from None
-    checker.check_end()
+    events = list(read_events(path))
+    if not events:
+        raise ConfigError(f"event log {path} is empty: record one with --event-log")
+    starts = [number for number, event in enumerate(events, start=1) if isinstance(event, EngineStarted)]
+    if starts != [1]:
+        raise ConfigError(
+            f"event log {path} must have exactly one run, which begins in line 1 with engine_started; its event is in "
+            f"lines {', '.join(map(str, starts)) or 'none'}"
+        )
+    if not any(isinstance(event, Step) for event in events):
+        raise ConfigError(f"event log {path} has {len(events)} lines but no step, so there is nothing to draw")
     return events
-
-
-class _LogChecker:
-    """Checks the order of the events of one run and the lengths of the columns of steps."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._line = 0
-        self._last_step: Step | None = None
-        self._known: set[str] = set()
-        self._running: set[str] = set()
-
-    def check(self, event: Event) -> None:
-        self._line += 1
-        if (self._line == 1) is not isinstance(event, EngineStarted):
-            problem = "the first event must be" if self._line == 1 else "a second run begins with"
-            raise self._error(f"{problem} engine_started; an event log must have exactly one run")
-        if isinstance(event, RequestArrived):
-            self._known.add(event.request_id)
-        elif isinstance(event, Step):
-            self._check_step(event)
-
-    def _check_step(self, step: Step) -> None:
-        try:
-            self._check_columns(step)
-            self._check_order(step)
-        except TypeError as error:
-            raise self._error(f"a step with a field of the wrong type: {error}") from None
-        step.request_ids[:] = map(sys.intern, step.request_ids)
-
-    def _check_columns(self, step: Step) -> None:
-        num_rows = len(step.request_ids)
-        for name in ("num_scheduled", "num_computed", "num_new"):
-            if len(getattr(step, name)) != num_rows:
-                raise self._error(f"column {name} has {len(getattr(step, name))} entries for {num_rows} request_ids")
-        for name in ("num_padding", "num_draft"):
-            if len(getattr(step, name)) not in (0, num_rows):
-                raise self._error(f"column {name} has {len(getattr(step, name))} entries for {num_rows} request_ids")
-        self._running.update(step.admitted)
-        if strangers := self._running - self._known:
-            raise self._error(f"request {min(strangers)!r} was admitted without an arrival")
-        if strangers := {*step.request_ids, *step.new_blocks} - self._running:
-            raise self._error(f"request {min(strangers)!r} is in a step without an admission")
-
-    def _check_order(self, step: Step) -> None:
-        last, self._last_step = self._last_step, step
-        if step.time < step.scheduled_time or (last is not None and step.time < last.time):
-            raise self._error(f"time goes backwards in step {step.step}")
-
-    def check_end(self) -> None:
-        if not self._line:
-            raise ConfigError(f"event log {self._path} is empty: record one with --event-log")
-        if self._last_step is None:
-            raise ConfigError(f"event log {self._path} has {self._line} lines but no step, so there is nothing to draw")
-
-    def _error(self, message: str) -> ConfigError:
-        return ConfigError(f"{self._path}, line {self._line}: {message}")

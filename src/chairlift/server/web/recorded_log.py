@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Mount, Route
 
-from chairlift.errors import ConfigError
 from chairlift.events import read_events
 from chairlift.server.web.page_bodies import PageView, SimulationView
 from chairlift.server.web.page_routes import PAGE_HEADERS, STATIC, PageFiles
@@ -61,12 +60,7 @@ def serve_recorded_log(log: Path, on_ready: Callable[[str], None]) -> None:
     Raises:
         ConfigError: the file cannot be read, or is not an event log.
     """
-    try:
-        next(read_events(log), None)
-    except OSError as error:
-        raise ConfigError(f"events {log} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"events: {error}") from None
+    next(read_events(log), None)
     listener = socket.create_server((HOST, 0))
     server = uvicorn.Server(uvicorn.Config(recorded_log_app(log), log_level="warning"))
     on_ready(f"http://{HOST}:{listener.getsockname()[1]}/")
