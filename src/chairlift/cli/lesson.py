@@ -38,8 +38,7 @@ def lesson(
         bar.enter_context(progress_bar("load the model", 1))
         from chairlift.lab.lesson.page import write_page
         from chairlift.lab.lesson.page_data import num_results, page_data
-        from chairlift.lab.lesson.progress import RunBars
-        from chairlift.lab.lesson.runs import TITLES, VOCAB_SIZE, lesson_config, lesson_options, run_lesson
+        from chairlift.lab.lesson.runs import TITLES, VOCAB_SIZE, RunBars, lesson_config, lesson_options, run_lesson
         from chairlift.lab.lesson.summary import lesson_table
         from chairlift.lab.tables import print_parts
 

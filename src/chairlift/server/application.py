@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from chairlift.config import FAIR_POLICIES
 from chairlift.engine.async_llm import AsyncLLM
-from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ChairliftError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
@@ -34,11 +33,9 @@ from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.error_responses import describe_error
 from chairlift.server.http.root_path import route_path
 from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_calls import ModelCalls
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_observers import ModelObservers
-from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.preparation import PreparationWorkers
@@ -100,18 +97,6 @@ def make_single_manager(
         # Memory of the pool is allocated when it is first written, and most of it has not been.
         model.memory_bytes = service.memory_bytes + llm.engine.facts.kv_cache_plan.num_bytes
     return ModelManager([model])
-
-
-def make_model_manager(
-    specs: Sequence[ModelSpec], loader: EngineLoader, limits: ModelLimits | None = None
-) -> ModelManager:
-    """Create the manager of models that are loaded on demand.
-
-    Args:
-        specs: the models; their names and aliases differ.
-    """
-    models = [ServedModel(spec.name, spec, EventHub()) for spec in specs]
-    return ModelManager(models, loader, limits)
 
 
 class Application(FastAPI):

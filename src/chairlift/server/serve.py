@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from chairlift.config import FAIR_POLICIES, EngineConfig
+from chairlift.engine.event_hub import EventHub
 from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.process_client import ProcessClient
@@ -97,10 +98,12 @@ def run(
     # These modules are imported while the engine process loads the model, because they take long to import.
     from chairlift.server.access.admission import AdmissionController
     from chairlift.server.api.endpoints import make_planners
-    from chairlift.server.application import create_models_app, make_model_manager
+    from chairlift.server.application import create_models_app
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
     from chairlift.server.models.engine_loader import ProcessLoader
+    from chairlift.server.models.model_manager import ModelManager
+    from chairlift.server.models.served_model import ServedModel
 
     admission = AdmissionController(options.limits, access.keys, is_fair=config.scheduling_policy in FAIR_POLICIES)
     if engine is not None:
@@ -110,7 +113,8 @@ def run(
     else:
         assert models is not None
         loader = ProcessLoader(options.watchdog_timeout, make_planners())
-        manager = make_model_manager(models, loader, options.models.limits(config))
+        served = [ServedModel(spec.name, spec, EventHub()) for spec in models]
+        manager = ModelManager(served, loader, options.models.limits(config))
     hosts = access.allowed_hosts_for(host)
     pages = options.pages
     if pages.page_control is None:

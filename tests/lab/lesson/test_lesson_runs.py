@@ -14,7 +14,7 @@ from rich.console import Console
 from chairlift.events import Event, EventList, Step
 from chairlift.lab.bench.compare import run_compare
 from chairlift.lab.bench.policies import ComparedPolicy
-from chairlift.lab.lesson import progress, summary
+from chairlift.lab.lesson import runs, summary
 from chairlift.lab.lesson.runs import POLICIES, TITLES, Lesson, lesson_options, run_lesson, simulated_events
 from chairlift.lab.lesson.summary import ROWS, lesson_reasons, lesson_rows, lesson_table, lesson_values
 from command_runner import invoke
@@ -70,8 +70,8 @@ def small_lesson(folder: Path, bars: dict[str, int]) -> Lesson:
     options = lesson_options(1, 32)
     num_tokens = sum(item.output_len for item in options.workload(CONFIG["vocab_size"], token_round=1))
     with pytest.MonkeyPatch.context() as patch, ExitStack() as bar:
-        patch.setattr(progress, "progress_bar", counting_bar)
-        return run_lesson(tiny_config(folder), options, progress.RunBars(bar, TITLES.values(), num_tokens))
+        patch.setattr(runs, "progress_bar", counting_bar)
+        return run_lesson(tiny_config(folder), options, runs.RunBars(bar, TITLES.values(), num_tokens))
 
 
 def test_bench_compare_has_the_same_steps_and_counts(small_lesson: Lesson, folder: Path) -> None:

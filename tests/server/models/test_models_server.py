@@ -22,14 +22,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, SamplingParams
 from chairlift.config import EngineConfig
+from chairlift.engine.event_hub import EventHub
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.endpoints import make_planners
-from chairlift.server.application import create_models_app, make_model_manager
+from chairlift.server.application import create_models_app
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models.engine_loader import ProcessLoader
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_spec import ModelLimits, ModelSpec
+from chairlift.server.models.served_model import ServedModel
 from chairlift.system.memory_amounts import parse_memory
 from pooling_models import TEXTS, write_pooling_model
 from running_server import run_app, wait_for
@@ -69,7 +71,7 @@ def run_models(specs: list[ModelSpec], folders: dict[str, Path], memory: str | N
     admission = AdmissionController(None, keys)
     loader = ProcessLoader(120.0, make_planners())
     limits = ModelLimits(None if memory is None else parse_memory(memory))
-    manager = make_model_manager(specs, loader, limits)
+    manager = ModelManager([ServedModel(spec.name, spec, EventHub()) for spec in specs], loader, limits)
     app = create_models_app(manager, admission)
     with run_app(app) as (url, _server):
         yield ModelsServer(url, manager, folders)

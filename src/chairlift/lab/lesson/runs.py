@@ -6,13 +6,15 @@ ShareGPT (161 prompt and 338 output tokens), 15,728 KV slots and max_model_len=2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from chairlift.config import EngineConfig
-from chairlift.events import EngineStarted, Event, EventBroadcaster, EventList, EventSink
+from chairlift.engine.progress import progress_bar
+from chairlift.events import EngineStarted, Event, EventBroadcaster, EventList, EventSink, Step
 from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
 from chairlift.lab.bench.compare import TokenCheck, run_compare, with_max_tokens
@@ -136,3 +138,25 @@ def run_lesson(config: EngineConfig, options: CompareOptions, progress: EventSin
     result, tokens = run_compare(config, replace(options, repeats=1), EventBroadcaster(*sinks))
     names = [policy.name for policy in options.policies]
     return Lesson(options, result, tokens, dict(zip(names, collected.runs, strict=True)))
+
+
+class RunBars:
+    """An event sink that shows a progress bar for each run of the lesson, one at a time.
+
+    Args:
+        bar: has the bar that is shown; the bar of a run replaces it.
+        titles: of the runs, in their order.
+        num_tokens: output tokens of each run.
+    """
+
+    def __init__(self, bar: ExitStack, titles: Iterable[str], num_tokens: int) -> None:
+        self._bar = bar
+        self._titles = iter(titles)
+        self._num_tokens = num_tokens
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, EngineStarted):
+            self._bar.close()
+            self._advance = self._bar.enter_context(progress_bar(next(self._titles), self._num_tokens))
+        elif isinstance(event, Step):
+            self._advance(sum(event.num_new))
