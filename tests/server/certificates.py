@@ -12,12 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def self_signed(folder: Path, passphrase: bytes | None = None, valid_days: int = 1) -> tuple[Path, Path]:
+def self_signed(folder: Path, passphrase: bytes | None = None) -> tuple[Path, Path]:
     """Create a certificate for 127.0.0.1 and its key as PEM files.
 
     Args:
         passphrase: The passphrase that encrypts the key; None for an unencrypted key.
-        valid_days: Days until the certificate expires. With a negative number it has expired.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
@@ -28,8 +27,8 @@ def self_signed(folder: Path, passphrase: bytes | None = None, valid_days: int =
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=30))
-        .not_valid_after(now + datetime.timedelta(days=valid_days))
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .sign(key, hashes.SHA256())
     )
