@@ -129,7 +129,7 @@ HASH = "sha256:" + digest("x").hex()
         (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nweight = inf', r"Expected `float` <= .* at `\$\.weight`"),
         (
             f'[[keys]]\nname = "a"\nhash = "{HASH}"\nmax_concurrent = 1.5',
-            r"Expected `int`, got `float` - at `\$\.max_concurrent`",
+            r"Expected `int \| null`, got `float` - at `\$\.max_concurrent`",
         ),
         (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nsecret = "x"', "unknown field `secret`"),
         (

@@ -93,8 +93,8 @@ def test_a_new_key_is_shown_once_and_accepted_by_a_server_over_tls(
         (["serve", "--scheduling-policy", "srpt", "--length-predictor", "none"], "set --length-predictor history"),
         (["serve", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free port, got 99999: choose another"),
         (["serve", "--kv-cache-memory-bytes", "lots"], "kv_cache_memory_bytes must be a positive amount such as 4GiB"),
-        (["key", "a b"], "name must match"),
-        (["key", "a", "--weight", "-1"], "weight must be a number > 0"),
+        (["key", "a b"], "Expected `str` matching regex"),
+        (["key", "a", "--weight", "-1"], "Expected `float` > 0.0 - at `$.weight`"),
     ],
 )
 def test_option_errors_are_raised_before_the_model_is_loaded(

@@ -43,13 +43,13 @@ def print_kernels(result: KernelResult, file: TextIO | None = None, as_json: boo
         tables += [_formats_table(result, kernel) for kernel in (LAYERS, LM_HEAD)]
     else:
         note = "All layers of the model, one after the other. `layers`: as in a step, in one call with up to 64 rows. "
-        columns = {**ROWS, "format": attrgetter("format")}
+        columns: dict[str, Column] = {**ROWS, "format": attrgetter("format")}
         tables.append(_time_table(f"{result.model}: linear layers", result.linear, columns, MILLI, note + CEILING_NOTE))
     if result.attention:
         title = f"{result.model}: attention, one layer, K and V in {result.kv_cache_dtype}"
         note = "new tokens: computed for each sequence (1: decode). Norm, rotation and KV writes are included. "
-        columns = {**SEQUENCES, "context": _size("context")}
-        tables.append(_time_table(title, result.attention, columns, MICRO, note + CEILING_NOTE))
+        contexts = {**SEQUENCES, "context": _size("context")}
+        tables.append(_time_table(title, result.attention, contexts, MICRO, note + CEILING_NOTE))
     if result.recurrence:
         note = "Convolution, gates, states and norm: everything between the projections. "
         title = f"{result.model}: recurrence, one layer"
