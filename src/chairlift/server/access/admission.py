@@ -106,7 +106,7 @@ class AdmissionController:
         meter.record("tokens", num_tokens)
         deadline = None if timeout is None else self.clock() + timeout
         slot = CallSlot(self, meter)
-        return Permit(key.tenant, self._salt(key, cache_salt), deadline, slot, self._keys.slo_of(key.tenant))
+        return Permit(key.tenant, self._salt(key, cache_salt), deadline, slot, self.keys.slo_of(key.tenant))
 
     def check_token_rate(self, key: KeyInfo) -> None:
         """Reject a call before its prompts are tokenized if its key has no tokens left.
