@@ -158,13 +158,22 @@ def test_a_pause_and_a_replay_show_earlier_states(page: Page, server: RunningSer
     expect(page.locator("#time")).to_have_text("now")
 
 
-def test_static_batching_of_the_same_burst_is_shown_beside_it(page: Page, server: RunningServer) -> None:
+def test_another_policy_of_the_same_burst_is_shown_beside_it(page: Page, server: RunningServer) -> None:
+    """Static batching, and then another order of the queue."""
     open_page(page, server)
     send_burst(page)
-    page.get_by_label("Compare with static batching").check()
-    expect(page.locator("#compare-static-text")).to_contain_text("total", timeout=30_000)
+    page.get_by_label("Compare with").check()
+    text = page.locator("#compare-simulated-text")
+    expect(text).to_contain_text("total", timeout=30_000)
+    expect(page.locator("#compare-real-name")).to_have_text("Continuous batching, fcfs")
+    expect(page.locator("#compare-simulated-name")).to_have_text("Static batching")
     expect(page.locator("#compare-real-text")).to_contain_text("mean latency")
-    assert _num_colors(page, "#compare-static") >= 3
+    assert _num_colors(page, "#compare-simulated") >= 3
+    static = text.inner_text()
+    page.get_by_label("Simulated policy").select_option("srpt")
+    expect(page.locator("#compare-simulated-name")).to_have_text("Continuous batching, srpt")
+    expect(text).to_contain_text("total", timeout=30_000)
+    expect(text).not_to_have_text(static)
 
 
 def test_an_earlier_page_is_not_needed_for_the_history(page: Page, server: RunningServer) -> None:

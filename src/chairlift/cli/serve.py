@@ -31,15 +31,15 @@ def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> No
     prepare_engine(options.observability.access_log_format)
     from chairlift.server.serve import run
 
-    options = replace(options, pages=replace(options.pages, simulate_static=simulate_static_batching))
+    options = replace(options, pages=replace(options.pages, simulate_policy=simulate_policy))
     run(options, started, None if options.replicas is None else _local_cluster(options, options.replicas))
 
 
-def simulate_static_batching(*arguments: Any) -> list[Event]:
-    """Simulate static batching for the live page. The simulator is imported at the first call."""
-    from chairlift.lab.bench.static_comparison import simulate_static_batching
+def simulate_policy(*arguments: Any) -> list[Event]:
+    """Simulate another policy for the live page. The simulator is imported at the first call."""
+    from chairlift.lab.bench.policy_comparison import simulate_policy
 
-    return simulate_static_batching(*arguments)
+    return simulate_policy(*arguments)
 
 
 def _local_cluster(options: ServeOptions, replicas: int) -> Callable[[EngineConfig], EngineCluster]:

@@ -25,7 +25,7 @@ from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.events import EngineStarted, Event
-from chairlift.lab.bench.static_comparison import simulate_static_batching
+from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.loading.resolve import resolve_model
 from chairlift.observability.step_cost import CostLine
 from chairlift.observability.what_if import BlockedRequest, WhatIf
@@ -190,6 +190,7 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
     def simulate(
         engine: EngineStarted,
         cost: CostLine,
+        policy: str,
         requests: Sequence[SimulatedRequestBody],
         is_cancelled: Callable[[], bool],
     ) -> list[Event]:
@@ -198,10 +199,10 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
             return is_cancelled()
 
         with work.running():
-            return simulate_static_batching(engine, cost, requests, count_event)
+            return simulate_policy(engine, cost, policy, requests, count_event)
 
     manager = ModelManager([serve_model("tiny", models[0], workers), serve_model("encoder", models[1])])
-    pages = PageOptions(page_control=True, simulate_static=simulate)
+    pages = PageOptions(page_control=True, simulate_policy=simulate)
     with run_app(create_models_app(manager, AdmissionController(), pages=pages)) as (url, uvicorn):
         yield WorkingServer(url, uvicorn, models, workers, work)
     manager.close()

@@ -18,7 +18,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
-from chairlift.lab.bench.static_comparison import simulate_static_batching
+from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing, key_record, parse_key
@@ -56,7 +56,7 @@ def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def open_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """A server without keys, and with bursts and the simulator."""
-    pages = PageOptions(page_control=True, simulate_static=simulate_static_batching)
+    pages = PageOptions(page_control=True, simulate_policy=simulate_policy)
     with run_server(tiny_llm(tiny_model_dir), "tiny", pages=pages) as running:
         yield running
 
@@ -275,6 +275,8 @@ def test_a_burst_is_served_and_its_static_batching_simulated(open_server: Runnin
         {"request_id": r["id"], "arrival_time": 50.0} | {k: r[k] for k in ("num_prompt_tokens", "num_output_tokens")}
         for r in burst
     ]
+    continuous = open_server.post("/v1/page/simulation", {"requests": requests, "policy": "srpt"}).json()["events"]
+    assert (continuous[0]["batching"], continuous[0]["scheduling_policy"]) == ("continuous", "srpt")
     simulated = open_server.post("/v1/page/simulation", {"requests": requests}).json()["events"]
     assert simulated[0]["batching"] == "static"
     assert simulated[0]["time"] == 50.0
@@ -306,6 +308,7 @@ SIMULATED = {"request_id": "a", "arrival_time": 1.0, "num_prompt_tokens": 5, "nu
         ("burst", {"min_output_tokens": 9, "max_output_tokens": 4}, "min_output_tokens=9 must be at most"),
         ("burst", {"max_prompt_tokens": 4000}, "max_model_len="),
         ("burst", [], "body must be an object"),
+        ("simulation", {"policy": "x", "requests": [SIMULATED]}, "policy must be one of static, fcfs, "),
         ("simulation", {"requests": []}, "requests must have at least 1 entry"),
         ("simulation", {"requests": [SIMULATED, SIMULATED]}, "two requests have the same request_id"),
         ("simulation", {"requests": [{**SIMULATED, "num_output_tokens": 1 << 20}]}, "at most 32768 can be simulated"),
@@ -328,7 +331,7 @@ def test_only_json_is_accepted_because_other_sites_can_send_other_types(open_ser
 
 
 def test_a_simulation_needs_the_cost_of_steps(tiny_model_dir: Callable[..., Path]) -> None:
-    pages = PageOptions(page_control=True, simulate_static=simulate_static_batching)
+    pages = PageOptions(page_control=True, simulate_policy=simulate_policy)
     with run_server(tiny_llm(tiny_model_dir), "tiny", pages=pages) as server:
         answer = server.post("/v1/page/simulation", {"requests": [SIMULATED]})
     assert answer.status_code == 409

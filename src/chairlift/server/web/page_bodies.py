@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from chairlift.config import SCHEDULING_POLICIES
 from chairlift.server.protocol.base import RequestBody
 
 MAX_BURST_REQUESTS: Final = 1000
@@ -13,13 +14,17 @@ MAX_SIMULATED_REQUESTS: Final = 1000
 MAX_SIMULATED_TOKENS: Final = 32_768
 """Bounds a simulation to less than a second, in which other calls wait for the interpreter lock at times."""
 
+SIMULATED_POLICIES: Final = ("static", *SCHEDULING_POLICIES)
+"""What the live page can simulate: static batching, and continuous batching with each order of the queue."""
+
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class SimulationView(BaseModel):
-    """Whether the page can simulate static batching, and otherwise why not."""
+    """Whether the page can simulate other policies, and otherwise why not."""
 
     available: bool
+    policies: tuple[str, ...] = SIMULATED_POLICIES
     message: str | None
 
 
@@ -86,7 +91,15 @@ class SimulatedRequestBody(RequestBody):
 
 
 class SimulationBody(RequestBody):
+    policy: str = "static"
     requests: Annotated[list[SimulatedRequestBody], Field(min_length=1, max_length=MAX_SIMULATED_REQUESTS)]
+
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, policy: str) -> str:
+        if policy not in SIMULATED_POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(SIMULATED_POLICIES)}, got {policy!r:.100}")
+        return policy
 
     @model_validator(mode="after")
     def _check_requests(self) -> Self:

@@ -17,8 +17,8 @@ class PageOptions:
     """The options of the live page.
 
     Attributes:
-        simulate_static: simulates static batching of requests, as `lab.bench.static_comparison`; None if the live page
-            cannot compare with it.
+        simulate_policy: simulates requests under another policy, as `lab.bench.policy_comparison`; None if the live page
+            cannot compare policies.
     """
 
     OPTION_GROUP: ClassVar = "Browsers"
@@ -27,4 +27,4 @@ class PageOptions:
         None,
         "Allow the live page to send bursts of synthetic requests. Default: only without keys on the loopback.",
     )
-    simulate_static: Callable[..., list[Event]] | None = None
+    simulate_policy: Callable[..., list[Event]] | None = None

@@ -120,7 +120,7 @@ def data_router(
         """What the page can show and do with this key."""
         key = call_of(request).key
         known = [each.name for each in manager.visible(key)]
-        available = options.simulate_static is not None
+        available = options.simulate_policy is not None
         return PageView(
             version=__version__,
             models=known,
@@ -161,9 +161,9 @@ def data_router(
 
     @routes.post("/v1/page/simulation")
     async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
-        """Simulate static batching of requests. This counts towards the requests per minute of the key."""
+        """Simulate requests under another policy. This counts towards the requests per minute of the key."""
         require_control()
-        if (simulate_static := options.simulate_static) is None:
+        if (simulate_policy := options.simulate_policy) is None:
             raise HTTPException(403, NO_SIMULATION)
         admission.count_request(call_of(request).key)
         body = await _read_page_body(request, SimulationBody)
@@ -174,7 +174,7 @@ def data_router(
         is_cancelled = threading.Event()
 
         def run() -> bytes:
-            events = simulate_static(engine, cost, body.requests, is_cancelled.is_set)
+            events = simulate_policy(engine, cost, body.policy, body.requests, is_cancelled.is_set)
             return b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, events))
 
         async def run_alone() -> Response:

@@ -1,4 +1,4 @@
-/** Sends a burst of synthetic requests, and compares its run with static batching of the same requests. */
+/** Sends a burst of synthetic requests, and compares its run with a simulation under another policy. */
 
 import { ApiError, modelQuery, post, postAndFollow } from "./api.js";
 import { LanesView } from "./lanes.js";
@@ -26,6 +26,8 @@ export class LoadPanel {
     this.form = document.getElementById("burst-form");
     this.status = document.getElementById("burst-status");
     this.toggle = document.getElementById("compare-toggle");
+    this.policy = document.getElementById("compare-policy");
+    this.policy.append(...view.simulation.policies.map((name) => new Option(policyTitle(name), name)));
     this.panel = document.getElementById("compare");
     const note = document.getElementById("burst-note");
     this.form.querySelector("fieldset").disabled = !view.control;
@@ -34,12 +36,16 @@ export class LoadPanel {
     document.getElementById("compare-note").textContent = view.simulation.message ?? "";
     const status = document.getElementById("cell-status");
     this.real = new LanesView(document.getElementById("compare-real"), status, onSelect);
-    this.static = new LanesView(document.getElementById("compare-static"), status, onSelect);
+    this.other = new LanesView(document.getElementById("compare-simulated"), status, onSelect);
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
     });
     this.toggle.addEventListener("change", () => this.update());
+    this.policy.addEventListener("change", () => {
+      this.simulated = null;
+      this.update();
+    });
   }
 
   async #send() {
@@ -57,7 +63,7 @@ export class LoadPanel {
       this.burst = { ids: new Set(requests.map((entry) => entry.id)), requests, entries: new Map() };
       this.simulated = null;
       this.status.textContent = `${plural(requests.length, "request")} sent.`;
-      // Other prompts next time: the prefix cache would have the same ones already, and static batching would not.
+      // Other prompts next time: the prefix cache would have the same ones already, and the simulation would not.
       seed.value = String(body.seed + 1);
       this.onSelect(null);
     } catch (error) {
@@ -66,7 +72,7 @@ export class LoadPanel {
     }
   }
 
-  /** Redraw the comparison, and simulate static batching once the burst has ended. */
+  /** Redraw the comparison, and simulate the selected policy once the burst has ended. */
   update(selected = null) {
     const isShown = this.toggle.checked && this.burst !== null;
     this.panel.hidden = !isShown;
@@ -101,6 +107,7 @@ export class LoadPanel {
 
   async #simulate(own) {
     this.isSimulating = true;
+    const policy = this.policy.value;
     const requests = own.map((entry) => ({
       request_id: entry.id,
       arrival_time: entry.arrival,
@@ -108,10 +115,10 @@ export class LoadPanel {
       num_output_tokens: Math.max(1, entry.output),
     }));
     try {
-      const { events } = await post(`v1/page/simulation${modelQuery()}`, { requests });
+      const { events } = await post(`v1/page/simulation${modelQuery()}`, { policy, requests });
       const run = new RunHistory();
       for (const event of events) run.add(event);
-      this.simulated = run;
+      if (policy === this.policy.value) this.simulated = run;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.status.textContent = error.message;
@@ -128,6 +135,9 @@ export class LoadPanel {
     const simulated = this.simulated ? [...this.simulated.state.requests.values()] : [];
     const span = [start, Math.max(...ends, ...simulated.map((entry) => entry.end ?? start), start + 0.1)];
     const numSeats = this.history.state.started.max_num_seqs;
+    const { batching, scheduling_policy: order } = this.history.state.started;
+    document.getElementById("compare-real-name").textContent = policyTitle(batching === "static" ? batching : order);
+    document.getElementById("compare-simulated-name").textContent = policyTitle(this.policy.value);
     const draw = (view, run) =>
       view.draw({ columns: run.columns, numColumns: run.columns.length, numSeats, selected, span });
     draw(this.real, this.history);
@@ -138,15 +148,20 @@ export class LoadPanel {
     document.getElementById("compare-cached").textContent = numCached
       ? `${formatCount(numCached)} prompt tokens came from the prefix cache, which the simulation does not have.`
       : "";
-    const text = document.getElementById("compare-static-text");
-    document.getElementById("compare-static").parentElement.hidden = this.simulated === null;
+    const text = document.getElementById("compare-simulated-text");
+    document.getElementById("compare-simulated").parentElement.hidden = this.simulated === null;
     if (this.simulated) {
-      draw(this.static, this.simulated);
+      draw(this.other, this.simulated);
       text.textContent = summary(simulated, start);
     } else {
       text.textContent = "simulated when the burst has finished";
     }
   }
+}
+
+/** The name of a policy on the page: static batches, or an order of the queue under continuous batching. */
+function policyTitle(policy) {
+  return policy === "static" ? "Static batching" : `Continuous batching, ${policy}`;
 }
 
 function controlNote(view) {

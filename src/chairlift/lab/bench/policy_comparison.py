@@ -1,4 +1,4 @@
-"""Simulates static batching of the requests of a running engine, for a comparison on the live page."""
+"""Simulates the requests of a running engine under another policy, for a comparison on the live page."""
 
 from __future__ import annotations
 
@@ -48,20 +48,23 @@ class _CancellableEvents(EventList):
         self.events.append(event)
 
 
-def simulate_static_batching(
+def simulate_policy(
     engine: EngineStarted,
     cost: CostLine,
+    policy: str,
     requests: Sequence[SimulatedRequestBody],
     is_cancelled: Callable[[], bool],
 ) -> list[Event]:
-    """Simulate requests with their real lengths in static batches of `max_num_seqs` requests.
+    """Simulate requests with their real lengths in static batches, or in continuous batches with an order of the queue.
 
     Everything else is as in the running engine: its KV memory, its limits and its step cost. Every prompt is different,
-    so nothing is found in the prefix cache. Requests that exceed a limit of static batching are rejected.
+    so nothing is found in the prefix cache, and output lengths are known to policies that predict them. Requests that
+    exceed a limit of static batching are rejected.
 
     Args:
         engine: the configuration of the running engine.
         cost: the cost of its steps.
+        policy: one of `SIMULATED_POLICIES`; static batches have `max_num_seqs` requests.
         is_cancelled: called before each event.
 
     Returns:
@@ -71,12 +74,15 @@ def simulate_static_batching(
         SimulationCancelledError: it was cancelled.
     """
     config = EngineConfig(
-        batching="static",
         max_num_seqs=engine.max_num_seqs,
-        static_batch_size=engine.max_num_seqs,
         kv=engine.kv,
         kv_arena=engine.kv_arena or "buddy",
+        length_predictor="oracle",
     )
+    if policy == "static":
+        config = replace(config, batching="static", static_batch_size=engine.max_num_seqs)
+    else:
+        config = replace(config, scheduling_policy=policy)
     sim = sim_config_from_recording(config, replace(engine, speculative_config=None))
     ordered = sorted(requests, key=lambda request: request.arrival_time)
     log, next_token, workload = _CancellableEvents(is_cancelled), 0, []
