@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
 from chairlift.core.speculation.prompt_lookup import PromptLookup, Proposal
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.decoder_engine import prepare_decoder
@@ -23,6 +24,8 @@ from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished, Step
 from chairlift.models.decoder import DecoderModel
 from chairlift.outputs import NewRequest, SchedulerOutput
+from fakes import collect, make_request, run_to_end
+from kv_invariants import check_manager
 from native import needs_native
 
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
@@ -181,6 +184,41 @@ def test_tokens_do_not_depend_on_the_predictor(kernels: str, tiny_model_dir: Cal
             steps = [event for event in events if isinstance(event, Step)]
             assert 0 < sum(step.num_accepted for step in steps) < sum(sum(step.num_draft) for step in steps)
             assert options != crowd or any(step.preempted for step in steps)
+
+
+@pytest.mark.usefixtures("all_drafts")
+@pytest.mark.parametrize("arch", ["granite4_h", "lfm2", "qwen3_5"])
+def test_aborts_while_draft_tokens_are_computed_leave_nothing_behind(
+    arch: str, tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model_dir(arch)
+    plain, _ = generate(folder)
+    known = KnownAnswers(plain)
+    monkeypatch.setattr(PromptLookup, "propose", lambda _, tokens, count: known.propose(tokens, count))
+    core = build_engine(make_config(folder, speculative_config={"method": "ngram"})).core
+    executor, manager = core._executor, core.scheduler._kv
+    assert isinstance(manager, HybridKVCacheManager)
+    for number, prompt in enumerate(prompts()):
+        core.add(make_request(str(number), prompt, NEW_TOKENS))
+    answers: dict[str, list[int]] = {}
+    aborted: list[str] = []
+    while (output := core.scheduler.schedule(core.now())) is not None:
+        handle = executor.submit(output)
+        with_checkpoint = [name for name in output.draft_token_ids if name in output.checkpoints]
+        if with_checkpoint and len(aborted) < 3:
+            aborted.append(with_checkpoint[0])
+            assert core.abort(aborted[-1])
+        collect(core.scheduler.update(executor.result(handle), core.now()), answers)
+        check_manager(manager)
+    assert len(aborted) == 3
+    assert all(answers[str(n)] == plain[n] for n in range(len(prompts())) if str(n) not in aborted)
+    assert manager.num_free_blocks == manager.num_blocks
+    assert not manager._states
+    assert manager.checkpoints.num_used == len(manager.checkpoints._index)
+    for name in aborted:
+        core.add(make_request(f"{name} again", prompts()[int(name)], NEW_TOKENS))
+    again = run_to_end(core)
+    assert again == {f"{name} again": plain[int(name)] for name in aborted}
 
 
 def worse_model(arch: str, tiny_model_dir: Callable[..., Path]) -> Path:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
+from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.errors import RequestError
 from chairlift.events import RequestFinished, Step
+from chairlift.request import Request
 from fakes import (
     CheckingExecutor,
     PartlyRightProposals,
@@ -212,6 +214,34 @@ def test_draft_tokens_leave_the_checkpoints_of_plain_decoding(acceptance: float,
         states = {prefix_key(known[:length]) for length in range(0, len(known), BLOCK_SIZE)}
         assert {executor.checkpoints[each.slot] for each in manager.checkpoints._index.values()} <= states
     assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("num_right", range(4))
+def test_a_checkpoint_among_draft_tokens_is_kept_if_those_before_it_are_accepted(num_right: int) -> None:
+    """The step with three draft tokens computes positions 12 to 15, and the next block begins at 16."""
+    prompt = tokens(1, 12)
+    known = [*prompt, *expected_tokens(prompt, 30)]
+
+    def propose(request: Request, max_tokens: int) -> Proposal | None:
+        start = len(request.token_ids)
+        if start != 13:
+            return None
+        right = known[start : start + max_tokens]
+        return Proposal([t if index < num_right else t + 1 for index, t in enumerate(right)], 8)
+
+    core, manager, executor, _ = make_hybrid_engine(propose=propose)
+    core.add(request := make_request("a", prompt, 30))
+    core.step()
+    core.step()
+    assert executor.outputs[-1].num_drafts("a") == 3, "as many as the block of the request has slots for"
+    assert [position for position, _ in executor.outputs[-1].checkpoints["a"]] == [16]
+    manager.begin_step()
+    assert manager.checkpoints.num_used == (num_right >= 3)
+    assert not manager._unregistered
+    run_to_end(core)
+    assert request.token_ids == known
+    for entry in manager.checkpoints._index.values():
+        assert executor.checkpoints[entry.slot] in {prefix_key(known[:length]) for length in range(0, 42, BLOCK_SIZE)}
 
 
 def test_salts_do_not_share_checkpoints() -> None:

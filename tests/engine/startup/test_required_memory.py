@@ -11,6 +11,7 @@ import pytest
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.loading import resolve
@@ -35,6 +36,26 @@ def test_the_parameters_of_recurrences_are_in_the_plan(arch: str, tiny_model_dir
     given = EngineConfig(str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, max_num_seqs=2)
     config, required = plan_required_memory(given, PROCESS_BYTES + (64 << 20))
     assert required.weights == parameter_bytes(build_engine(config).loaded.model)
+
+
+@pytest.mark.parametrize(("arch", "draft"), [("llama", "llama"), ("granite4_h", "lfm2")])
+def test_a_draft_model_is_in_the_plan(arch: str, draft: str, tiny_model_dir: Callable[..., Path]) -> None:
+    given = EngineConfig(
+        str(tiny_model_dir(arch)),
+        skip_tokenizer_init=True,
+        num_threads=1,
+        max_num_seqs=2,
+        speculative_config={"model": str(tiny_model_dir(draft))},
+    )
+    config, required = plan_required_memory(given, PROCESS_BYTES + (64 << 20))
+    engine = build_engine(config)
+    assert isinstance(engine.loaded, LoadedDecoder)
+    assert engine.loaded.draft is not None
+    models = engine.loaded.model, engine.loaded.draft.model
+    assert required.weights == sum(map(parameter_bytes, models))
+    assert required.kv_cache == engine.facts.kv_cache_plan.num_bytes
+    _, alone = plan_required_memory(replace(given, speculative_config=None), PROCESS_BYTES + (64 << 20))
+    assert required.activations > alone.activations
 
 
 def test_the_metadata_of_a_gguf_file_is_released(smollm2_gguf: Path) -> None:

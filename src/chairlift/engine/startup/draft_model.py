@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
+from chairlift.engine.startup.memory_plan import draft_config
 from chairlift.errors import ConfigError
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.kv_layout import KVLayout
-from chairlift.speculative_config import SpeculativeConfig
 
 
 def provide_draft_model(config: EngineConfig, loaded: LoadedDecoder, layout: KVLayout) -> LoadedDecoder | None:
@@ -30,24 +28,11 @@ def provide_draft_model(config: EngineConfig, loaded: LoadedDecoder, layout: KVL
             "sliding window: set disable_hybrid_kv_cache_manager, or use method=ngram"
         )
     draft = loaded.draft
-    if draft is None or not draft.matches(_draft_config(config, speculative)):
-        draft = load_decoder(_draft_config(config, speculative))
+    if draft is None or not draft.matches(draft_config(config, speculative)):
+        draft = load_decoder(draft_config(config, speculative))
     _check(draft, loaded, config.max_model_len or loaded.config.max_position_embeddings)
     loaded.draft = draft
     return draft
-
-
-def _draft_config(config: EngineConfig, speculative: SpeculativeConfig) -> EngineConfig:
-    return replace(
-        config,
-        model=speculative.model,
-        quantization=speculative.quantization,
-        speculative_config=None,
-        generation_config="vllm",
-        override_generation_config=None,
-        event_log=None,
-        record_trace=None,
-    )
 
 
 def _check(draft: LoadedDecoder, loaded: LoadedDecoder, max_model_len: int) -> None:

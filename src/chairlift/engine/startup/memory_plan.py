@@ -43,6 +43,7 @@ from chairlift.models.declaration import (
     RecurrenceSpec,
 )
 from chairlift.models.kv_layout import KVLayout
+from chairlift.speculative_config import SpeculativeConfig
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS, format_memory
 
@@ -92,7 +93,7 @@ class MemoryPlan:
         layout: the groups of layers with block tables of their own.
         weights, activations: the items of each kind.
         token_bytes: bytes of K and V of one token in all layers.
-        slot_bytes: the same in the layers of one group.
+        slot_bytes: the same in the layers of one group, and in the draft model.
         memory_bytes: memory of the engine; None if the size of the pool is given.
         free_share: share of the memory left by weights and activations that K and V get.
         kv_bytes: memory for the pool; None if it is given in blocks.
@@ -113,6 +114,34 @@ class MemoryPlan:
     max_model_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedDraft:
+    """A draft model whose memory is planned with that of a model.
+
+    Attributes:
+        config: the configuration that it is loaded with.
+        formats: see plan_memory.
+    """
+
+    config: EngineConfig
+    model_config: ModelConfig
+    formats: MatrixFormats
+
+
+def draft_config(config: EngineConfig, speculative: SpeculativeConfig) -> EngineConfig:
+    """The configuration that the draft model of an engine is loaded with."""
+    return replace(
+        config,
+        model=speculative.model,
+        quantization=speculative.quantization,
+        speculative_config=None,
+        generation_config="vllm",
+        override_generation_config=None,
+        event_log=None,
+        record_trace=None,
+    )
+
+
 def plan_memory(
     config: EngineConfig,
     model_config: ModelConfig,
@@ -122,6 +151,7 @@ def plan_memory(
     *,
     budget: str | None = None,
     is_pooling: bool = False,
+    draft: PlannedDraft | None = None,
 ) -> MemoryPlan:
     """Plan the memory of an engine.
 
@@ -132,6 +162,7 @@ def plan_memory(
         free_share: share of the memory left by weights and activations that K and V get.
         budget: a description of `memory_bytes` for messages; None for "memory=24 GiB".
         is_pooling: whether the model computes vectors or scores.
+        draft: the draft model, whose K and V and states are in the same pool; None if there is none.
 
     Raises:
         ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
@@ -145,14 +176,21 @@ def plan_memory(
     layout = plan_layout(config, model_config)
     weights = plan_weights(model_config, memory, formats) + plan_lora(model_config, config, choice.dtype)
     activations = plan_activations(model_config, memory, limits, config.block_size, layout)
+    slot_bytes, draft_state_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype, layout), 0
+    if draft is not None:
+        other = choose_kernels(draft.config, draft.model_config.dtype)
+        kernels = other.memory(draft.config.device.split(":")[0])
+        weights += plan_weights(draft.model_config, kernels, draft.formats)
+        activations += plan_activations(draft.model_config, kernels, limits, config.block_size)
+        slot_bytes += kv_slot_bytes(draft.model_config, other.kv_cache_dtype)
+        draft_state_bytes = sequence_state_bytes(draft.model_config)
     kv_bytes = config.kv_cache_memory_bytes
     if model_config.encoder is None and config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share, budget)
-    slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype, layout)
     pool, max_model_len = NO_POOL, limits.max_model_len
     if model_config.encoder is None:
-        state_bytes = sequence_state_bytes(model_config)
-        pool = plan_pool_with_states(config, slot_bytes, context, kv_bytes or 0, layout.windows, state_bytes)
+        states = sequence_state_bytes(model_config), draft_state_bytes
+        pool = plan_pool_with_states(config, slot_bytes, context, kv_bytes or 0, layout.windows, *states)
         max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
     return MemoryPlan(
         choice=choice,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift.config import EngineConfig
-from chairlift.engine.startup.memory_plan import ENCODER_LACKS, plan_memory
+from chairlift.engine.startup.memory_plan import ENCODER_LACKS, MemoryPlan, PlannedDraft, draft_config, plan_memory
 from chairlift.kernels.kernel_memory import total
 from chairlift.loading.pooling_config import load_pooling_config
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
@@ -66,19 +66,34 @@ def plan_required_memory(
     if (pooling := load_pooling_config(files, model_config)) is not None:
         model_config = pooling.without_unused_head(model_config)
     formats = matrix_formats(files, model_config)
+    draft = _planned_draft(config)
     close_gguf()
-    plan = plan_memory(
-        config,
-        model_config,
-        formats,
-        memory_bytes - PROCESS_BYTES,
-        FREE_MEMORY_SHARE[config.device.split(":")[0]],
-        budget=f"models_memory_bytes={format_memory(memory_bytes)} for model {files.name!r}",
-        is_pooling=pooling is not None,
-    )
-    if config.num_kv_blocks is None:
+
+    def planned(config: EngineConfig) -> MemoryPlan:
+        return plan_memory(
+            config,
+            model_config,
+            formats,
+            memory_bytes - PROCESS_BYTES,
+            FREE_MEMORY_SHARE[config.device.split(":")[0]],
+            budget=f"models_memory_bytes={format_memory(memory_bytes)} for model {files.name!r}",
+            is_pooling=pooling is not None,
+            draft=draft,
+        )
+
+    plan = planned(config)
+    if config.num_kv_blocks is None and plan.kv_bytes != config.kv_cache_memory_bytes:
         config = replace(config, kv_cache_memory_bytes=plan.kv_bytes)
+        plan = planned(config)  # Checkpoints may use all of a budget that is given.
     return config, RequiredMemory(total(plan.weights), total(plan.activations), plan.pool.num_bytes)
+
+
+def _planned_draft(config: EngineConfig) -> PlannedDraft | None:
+    if (speculative := config.speculative) is None or speculative.model is None:
+        return None
+    files = resolve_model(speculative.model, accept_terms=config.accept_terms)
+    model_config = load_config(files)
+    return PlannedDraft(draft_config(config, speculative), model_config, matrix_formats(files, model_config))
 
 
 def _encoder_config(config: EngineConfig, common: EngineConfig, name: str) -> EngineConfig:
