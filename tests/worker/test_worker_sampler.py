@@ -104,7 +104,7 @@ def _random_logits(seed: int, num_rows: int, vocab_size: int = VOCAB) -> torch.T
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32))
 def test_the_sampler_equals_the_reference(sampling: SamplingKernels, requests: list[NewRequest], seed: int) -> None:
     logits = _random_logits(seed, len(requests))
