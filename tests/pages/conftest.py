@@ -37,6 +37,16 @@ def server(smollm2_gguf: Path) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
+def recurrent(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """A tiny model with recurrent layers."""
+    llm = AsyncLLM(
+        model=str(tiny_model_dir("lfm2")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=4
+    )
+    with run_server(llm, "tiny") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """A tiny model with keys, read-only."""
     llm = AsyncLLM(

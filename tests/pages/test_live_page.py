@@ -62,6 +62,22 @@ def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, server: RunningS
     assert _num_colors(page, "#lanes") >= 4
 
 
+def test_recurrent_states_and_checkpoints_are_below_the_blocks(
+    page: Page, server: RunningServer, recurrent: RunningServer
+) -> None:
+    open_page(page, server)
+    expect(page.locator("#map-note")).to_contain_text("blocks of 1,000")
+    expect(page.locator("#states")).to_be_hidden()
+    open_page(page, recurrent)
+    body = {"model": "tiny", "prompt": list(range(3, 60)), "max_tokens": 4}
+    assert httpx.post(f"{recurrent.url}/v1/completions", json=body).status_code == 200
+    note = (
+        r"0 of 4 states of requests \(0.0 MiB\) and [1-9]\d* of \d+ checkpoints \(.* MiB\) in use; each takes .* MiB."
+    )
+    expect(page.locator("#states-note")).to_have_text(re.compile(note))
+    assert _num_colors(page, "#states-map") == 3, "checkpoints, free states, and the gaps between them"
+
+
 def test_the_page_is_accessible_and_fits_on_a_phone(
     page: Page, server: RunningServer, check_page: Callable[[str], None]
 ) -> None:

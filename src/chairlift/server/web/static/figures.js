@@ -1,6 +1,6 @@
 /** The current figures, and the sentences about batch and memory. */
 
-import { formatCount, formatPercent, formatSeconds, percentile, plural } from "./format.js";
+import { formatBytes, formatCount, formatPercent, formatSeconds, percentile, plural } from "./format.js";
 
 const element = (id) => document.getElementById(id);
 
@@ -54,10 +54,24 @@ export function drawMapNote(state, numHeld) {
   element("map-note").textContent =
     `${plural(numHeld, "block")} of ${formatCount(total)} in use (${share}), ${formatCount(cached)} hold cached ` +
     `prefixes; a block has ${plural(size, "slot")}, one for the K and V of a token.`;
+  drawStatesNote(state);
   const step = state.running().length ? state.step : null;
   element("slots-note").textContent = step
     ? `Slots: ${formatCount(step.token_states)} token states, ${formatCount(step.reserved)} reserved, ` +
       `${formatCount(step.internal)} internal and ${formatCount(step.external)} external fragmentation, ` +
       `${formatCount(step.free)} free.`
     : `Slots: ${formatCount(total * size)} free.`;
+}
+
+/** Describe the recurrent states, if the model has them: those of running requests and the checkpoints of prefixes. */
+function drawStatesNote(state) {
+  const { state_bytes: bytes, max_num_seqs: seats, num_checkpoints: checkpoints } = state.started;
+  element("states").hidden = !bytes;
+  if (!bytes) return;
+  const running = state.running().length;
+  const used = state.step?.num_checkpoints ?? 0;
+  element("states-note").textContent =
+    `${formatCount(running)} of ${plural(seats, "state")} of requests (${formatBytes(running * bytes)}) and ` +
+    `${formatCount(used)} of ${plural(checkpoints, "checkpoint")} (${formatBytes(used * bytes)}) in use; each takes ` +
+    `${formatBytes(bytes)}.`;
 }

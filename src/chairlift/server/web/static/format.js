@@ -11,6 +11,12 @@ export function formatPercent(share) {
   return `${percent > 0 && percent < 10 ? percent.toFixed(1) : percent.toFixed(0)} %`;
 }
 
+/** Bytes in MiB, or in GiB from 1 GiB on. */
+export function formatBytes(bytes) {
+  const mebibytes = bytes / 2 ** 20;
+  return mebibytes < 1024 ? `${mebibytes.toFixed(mebibytes < 10 ? 1 : 0)} MiB` : `${(mebibytes / 1024).toFixed(1)} GiB`;
+}
+
 /** Seconds with a unit that fits: "12 ms", "3.4 s", "2 min 5 s". */
 export function formatSeconds(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";

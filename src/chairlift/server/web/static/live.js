@@ -8,7 +8,7 @@ import { batchSentence, drawFigures, drawMapNote } from "./figures.js";
 import { formatCount, formatSeconds, isForeign, plural } from "./format.js";
 import { LanesView } from "./lanes.js";
 import { LoadPanel } from "./load.js";
-import { MemoryMapView } from "./memory_map.js";
+import { MemoryMapView, drawStates } from "./memory_map.js";
 import { drawBatch, drawQueue, drawSelected, explain } from "./request_views.js";
 import { RunHistory, runOfLog } from "./run_history.js";
 
@@ -169,6 +169,7 @@ function draw() {
   drawBatch(element("batch"), state, selected, select);
   drawFigures(shown, state, time, numHeld);
   drawMapNote(state, numHeld);
+  if (state.started?.state_bytes) drawStates(element("states-map"), state);
   drawPlayer(time);
   const entry = selected === null ? undefined : state.requests.get(selected);
   element("selected").hidden = selected === null;

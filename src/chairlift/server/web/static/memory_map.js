@@ -43,12 +43,9 @@ export class MemoryMapView {
     this.options = options;
     const held = heldBlocks(state);
     this.blocks = options.scope === "all" ? allBlocks(state, held) : usedBlocks(state, held);
-    const width = this.canvas.parentElement.clientWidth;
-    const count = Math.max(1, this.blocks.length);
-    const cell = Math.max(2, Math.min(MAX_CELL, Math.floor(Math.sqrt((width * MAX_HEIGHT) / count))));
-    const perRow = Math.max(1, Math.floor(width / cell));
+    const { cell, perRow } = cells(this.canvas, this.blocks.length, MAX_HEIGHT);
     Object.assign(this, { cell, perRow });
-    const { context } = prepare(this.canvas, Math.ceil(count / perRow) * cell);
+    const { context } = prepare(this.canvas, Math.ceil(Math.max(1, this.blocks.length) / perRow) * cell);
     const gap = cell > 4 ? 1 : 0;
     this.blocks.forEach((block, index) => {
       const x = (index % perRow) * cell;
@@ -136,6 +133,33 @@ export class MemoryMapView {
     const block = this.#blockAt(event);
     showTooltip(block ? describeBlock(block) : [], event.clientX, event.clientY);
   }
+}
+
+/** Draw one cell for the recurrent state of each seat, and then one for each checkpoint. */
+export function drawStates(canvas, state) {
+  const { max_num_seqs: seats, num_checkpoints: checkpoints } = state.started;
+  const numUsed = state.step?.num_checkpoints ?? 0;
+  const fills = state.lanes.map((id) => {
+    const owner = id === null ? undefined : state.requests.get(id);
+    return owner ? (isForeign(id) ? color("--foreign") : ownerColor(owner.order)) : color("--cell-empty");
+  });
+  for (let index = 0; index < checkpoints; index++) {
+    fills.push(color(index < numUsed ? "--cached" : "--cell-empty"));
+  }
+  const { cell, perRow } = cells(canvas, seats + checkpoints, MAX_HEIGHT / 2);
+  const { context } = prepare(canvas, Math.ceil(fills.length / perRow) * cell);
+  fills.forEach((fill, index) => {
+    context.fillStyle = fill;
+    const size = cell > 4 ? cell - 1 : cell;
+    context.fillRect((index % perRow) * cell, Math.floor(index / perRow) * cell, size, size);
+  });
+}
+
+/** The size of square cells with which so many of them fit, and their number in a row. */
+function cells(canvas, count, maxHeight) {
+  const width = canvas.parentElement.clientWidth;
+  const cell = Math.max(2, Math.min(MAX_CELL, Math.floor(Math.sqrt((width * maxHeight) / Math.max(1, count)))));
+  return { cell, perRow: Math.max(1, Math.floor(width / cell)) };
 }
 
 const MIN_PATTERN = 6;
