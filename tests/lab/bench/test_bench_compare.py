@@ -176,6 +176,15 @@ def test_options_apply_to_the_policies_that_have_them() -> None:
     assert (paged.kv, paged.kv_arena, paged.static_run_to) == ("paged", "buddy", None)
 
 
+def test_reservations_of_the_whole_pool_are_reported(tiny_config: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_compare(engine(tiny_config, num_kv_blocks=16), options(["static", "exact", "paged"], repeats=1))
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.partition(":")[0] for message in warned] == ["static", "exact"]
+    assert "max_model_len=64" in warned[0]
+    assert "a pool of 64 slots" in warned[0]
+    assert "--max-tokens" in warned[0]
+
+
 # -- the run -----------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +228,11 @@ def test_every_policy_has_its_characteristic_figures(result: Compared) -> None:
     assert metrics("static-global").padding_tokens > metrics("static").padding_tokens > 0
     assert metrics("exact").padding_tokens == metrics("paged").padding_tokens == metrics("exact").preemptions == 0
     assert metrics("paged").mean_batch_size > metrics("exact").mean_batch_size > 1
+    assert metrics("static").mean_busy_seats < metrics("static").mean_batch_size
+    assert metrics("paged").mean_busy_seats == metrics("paged").mean_batch_size
+    assert metrics("exact").waste == pytest.approx(
+        metrics("exact").reserved + metrics("exact").internal + metrics("exact").external
+    )
     assert len({metrics(name).output_tokens for name in NAMES}) == 1
     internal = {name: result[0].runs[name][0]["internal"] or 0.0 for name in NAMES}
     assert internal["exact"] > internal["paged"]

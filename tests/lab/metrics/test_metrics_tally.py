@@ -46,6 +46,7 @@ def test_a_static_batch_returns_tokens_when_it_ends() -> None:
     run = summarize(BATCH)
     assert (run.itl, run.tpot, run.padding_tokens, run.output_tokens) == (None, None, 4, 4)
     assert (run.num_answered, run.num_unfinished) == (2, 1)
+    assert (run.mean_batch_size, run.mean_busy_seats) == (2, 4 / 3)
 
 
 def test_an_aborted_member_of_a_static_batch_has_no_tokens() -> None:

@@ -46,8 +46,12 @@ RATIOS: Final = (
 )
 """The metrics whose ratio to the baseline is also shown."""
 
-_KEYS: Final = (*RATIOS, "goodput", "slo_attainment", "mean_batch_size", "mean_batch_tokens", *KINDS, "padding_tokens",
-                "recomputed_tokens", "preemptions", "length_error_mean", "length_coverage")  # fmt: skip
+_KEYS: Final = (*RATIOS, "goodput", "slo_attainment", "mean_batch_size", "mean_busy_seats", "mean_batch_tokens", *KINDS,
+                "waste", "padding_tokens", "recomputed_tokens", "preemptions", "length_error_mean",
+                "length_coverage")  # fmt: skip
+WASTED: Final = ("reserved", "internal", "external")
+"""The kinds of slots that hold nothing and cannot be used by another request."""
+
 COMPARED: Final = tuple(metric for key in _KEYS for metric in REPORTED_METRICS if metric.key == key)
 """The metrics of a comparison, in the order of the table."""
 
@@ -231,9 +235,12 @@ class _Rounds:
         waste = waste_shares(run)
         if not waste.is_saturated:
             self._unsaturated[name] = None
-        self._runs[name].append(run.metrics.values() | waste.shares)
+        wasted = sum(waste.shares[kind] for kind in WASTED)
+        self._runs[name].append(run.metrics.values() | waste.shares | {"waste": wasted})
         number, repeats, speed = len(self._order), self._options.repeats, run.metrics.output_tokens_per_s
         logger.info("round %d of %d, %s: %.1f output tokens/s", number, repeats, name, speed)
+        if number == 1 and self._configs[name].kv != "paged" and run.metrics.peak_batch_size == 1 < len(workload):
+            logger.warning("%s: %s", name, _one_at_a_time(engine.facts.started, workload))
         if number == 1 and self._options.save_events is not None:
             _save_events(log, self._options.save_events / f"{name.replace('/', '-').replace(':', '-')}.jsonl")
         return tokens
@@ -260,7 +267,7 @@ class _Rounds:
                 *(f"{name}: {engine_policies(engine)}" for name, engine in engines.items()),
                 f"{format_lengths(self._options)}; max_tokens of the requests: "
                 f"{high if low == high else f'{low} to {high}'}",
-                f"{slots}; mean batch size: finished rows of static batches are included",
+                f"{slots}; batch, mean: with finished rows of static batches; seats with work: without them",
             ],
             facts={
                 "dtype": dtype,
@@ -270,6 +277,15 @@ class _Rounds:
             },
         )
         return benchmark, self._tokens
+
+
+def _one_at_a_time(engine: EngineStarted, workload: Sequence[WorkloadRequest]) -> str:
+    """Why requests ran one after the other, and what to change."""
+    return (
+        f"requests ran one at a time: with max_model_len={engine.max_model_len} and max_tokens up to "
+        f"{max(item.max_output_len for item in workload)}, a pool of {engine.num_blocks * engine.block_size} slots has "
+        f"space for one reservation. Lower --max-model-len and --max-tokens, or enlarge the pool."
+    )
 
 
 def _create_folder(folder: Path | None) -> None:

@@ -12,7 +12,7 @@ from chairlift.events import Event, EventList, RequestArrived, Step
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.policies import parse_policies
 from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson
-from chairlift.lab.lesson.summary import SOURCES, busy_seats, lesson_reasons, lesson_rows
+from chairlift.lab.lesson.summary import SOURCES, lesson_reasons, lesson_rows
 from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.sim.cost_model import StepShape
@@ -149,7 +149,7 @@ def explored_values(run: RecordedRun) -> dict[str, float]:
         "p50": latency.p50,
         "p99": latency.p99,
         "seats": metrics.mean_batch_size,
-        "busy": busy_seats(run.trace.steps),
+        "busy": metrics.mean_busy_seats,
         **waste_shares(run).shares,
     }
     return {name: float(f"{value:.4g}") for name, value in values.items()}

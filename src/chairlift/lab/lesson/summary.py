@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from rich.table import Table
 
-from chairlift.events import Step
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.lesson.runs import POLICIES, VOCAB_SIZE, Lesson
 from chairlift.lab.metrics.run import ReportedMetric
@@ -42,7 +41,7 @@ ROWS: Final = (
         ReportedMetric("mean_batch_size", "seats in use, mean", "", decimals=1),
         {"max": "7.0", "pow2": "9.8", "paged": "30.4"},
     ),
-    LessonRow(ReportedMetric("busy_seats", "seats with work, mean", "", decimals=1)),
+    LessonRow(ReportedMetric("mean_busy_seats", "seats with work, mean", "", decimals=1)),
     LessonRow(
         ReportedMetric("token_states", "KV slots: token states", "%", 100, 1),
         {"max": "20.4", "pow2": "26.8", "paged": "96.3"},
@@ -60,26 +59,18 @@ ROWS: Final = (
         {"max": "60-80", "pow2": "60-80", "paged": "under 4"},
     ),
 )
+RESERVED: Final = (
+    "static: batches of at most 8. A request reserves all that max_model_len allows (static, max); the "
+    "rest of its output rounded up to a power of two (pow2); nothing (paged)"
+)
 SOURCES: Final = "Kwon et al., SOSP'23, Figures 2 and 13a; throughput: Daniel et al., Anyscale, 2023"
-
-WASTED: Final = ("reserved", "internal", "external")
 
 
 def lesson_values(lesson: Lesson, policy: str) -> dict[str, float]:
     """The values of the rows for a policy, unscaled."""
     values = {key: value for key, value in lesson.values(policy).items() if value is not None}
-    steps = lesson.runs[policy].trace.steps
     speedup = lesson.result.ratio(policy, "output_tokens_per_s")
-    return values | {
-        "speedup": 0.0 if speedup is None else speedup.median,
-        "busy_seats": busy_seats(steps),
-        "waste": sum(values[kind] for kind in WASTED),
-    }
-
-
-def busy_seats(steps: Sequence[Step]) -> float:
-    """The mean number of requests of which a step computes a token."""
-    return fmean(sum(map(bool, step.num_scheduled)) for step in steps)
+    return values | {"speedup": 0.0 if speedup is None else speedup.median}
 
 
 def lesson_rows(lesson: Lesson) -> list[dict[str, Any]]:
@@ -98,7 +89,7 @@ def lesson_rows(lesson: Lesson) -> list[dict[str, Any]]:
 def lesson_table(lesson: Lesson) -> Table:
     """The table for the terminal, with a line of published values under each line that has some."""
     result = lesson.result
-    caption = f"{machine_caption(result.machine, result.peak_rss_bytes)}\npublished: {SOURCES}"
+    caption = f"{machine_caption(result.machine, result.peak_rss_bytes)}\n{RESERVED}\npublished: {SOURCES}"
     table = make_table(result.title, ["", *(policy.name.partition("/")[0] for policy in POLICIES)], caption)
     for row in lesson_rows(lesson):
         table.add_row(row["label"], *row["measured"])

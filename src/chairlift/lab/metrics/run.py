@@ -32,6 +32,7 @@ class RunMetrics:
         length_error: the difference of predicted and true output lengths of answered requests, in tokens.
         length_coverage: the share of them whose output is not longer than predicted; None without predictions.
         mean_batch_size, mean_batch_tokens: mean number of requests, and of computed tokens without padding, per step.
+        mean_busy_seats: mean number of requests of which a step computes a token; padding is not counted.
         kv_use_mean, kv_use_peak: share of the blocks that requests hold after each schedule; None without an
             EngineStarted event.
         preemptions: number of preemptions of requests.
@@ -66,6 +67,7 @@ class RunMetrics:
     length_error: Summary | None
     length_coverage: float | None
     mean_batch_size: float
+    mean_busy_seats: float
     peak_batch_size: int
     mean_batch_tokens: float
     kv_use_mean: float | None
@@ -157,6 +159,7 @@ class RunTally:
             requests_per_s=counts["num_answered"] * per_second,
             itl=Summary.from_values(requests.itls),
             mean_batch_size=steps.per_step(steps.num_rows),
+            mean_busy_seats=steps.per_step(steps.num_busy_seats),
             peak_batch_size=steps.peak_batch_size,
             mean_batch_tokens=steps.per_step(steps.num_tokens),
             kv_use_mean=steps.per_step(steps.kv_use_sum) if steps.has_kv_use else None,
@@ -224,7 +227,7 @@ class _StepTotals:
         )
         self.kinds = dict.fromkeys(SLOT_KINDS, 0.0)
         self.last_time: float | None = None
-        self.num_blocks = self.num_rows = self.peak_batch_size = self.num_tokens = 0
+        self.num_blocks = self.num_rows = self.num_busy_seats = self.peak_batch_size = self.num_tokens = 0
         self.kv_use_sum = self.kv_use_peak = 0.0
 
     def add(self, step: Step) -> None:
@@ -238,6 +241,7 @@ class _StepTotals:
             counts["accepted_draft_tokens"] += step.num_accepted
         self.last_time = step.time
         self.num_rows += num_rows
+        self.num_busy_seats += sum(map(bool, step.num_scheduled))
         self.peak_batch_size = max(self.peak_batch_size, num_rows)
         self.num_tokens += sum(step.num_scheduled)
         if self.num_blocks:
@@ -300,6 +304,7 @@ REPORTED_METRICS: Final = (
     ReportedMetric("length_error_mean", "predicted output length, mean error", "tokens"),
     ReportedMetric("length_coverage", "outputs within the predicted length", "%", 100),
     ReportedMetric("mean_batch_size", "batch, mean", "requests"),
+    ReportedMetric("mean_busy_seats", "seats with work, mean", ""),
     ReportedMetric("mean_batch_tokens", "step, mean", "tokens"),
     ReportedMetric("kv_use_mean", "KV blocks held, mean over steps", "%", 100),
     ReportedMetric("kv_use_peak", "KV blocks held, peak", "%", 100),
@@ -308,6 +313,7 @@ REPORTED_METRICS: Final = (
     ReportedMetric("internal", "KV slots, internal fragmentation", "%", 100),
     ReportedMetric("external", "KV slots, external fragmentation", "%", 100),
     ReportedMetric("free", "KV slots free", "%", 100),
+    ReportedMetric("waste", "KV slots wasted (reserved, internal, external)", "%", 100),
     ReportedMetric("preemptions", "preemptions", ""),
     ReportedMetric("recomputed_tokens", "tokens computed again after preemption", ""),
     ReportedMetric("padding_tokens", "padding tokens computed", ""),
