@@ -74,9 +74,7 @@ def calibrate(
         (outputs, inputs): 2 * rows * outputs * inputs / _linear_seconds(rows, outputs, inputs, repeats)
         for outputs, inputs in shapes
     }
-    # A decode step reads all weights for one row.
-    outputs = weight_bytes // 4 // READ_INPUTS
-    bandwidth = outputs * READ_INPUTS * 4 / _linear_seconds(1, outputs, READ_INPUTS, repeats)
+    bandwidth = measure_bandwidth(weight_bytes, repeats)
     facts = machine_facts()
     device = Device(
         name=facts.cpu,
@@ -97,6 +95,13 @@ def calibrate(
         ("layer overhead", f"{layer_overhead * 1e6:.4g} us"),
     ]
     return Calibration(device, measured)
+
+
+def measure_bandwidth(weight_bytes: int = WEIGHT_BYTES, repeats: int = 5) -> float:
+    """Measure the bytes per second at which a matrix of this size is read from memory, as a decode step reads weights
+    for one row."""
+    outputs = weight_bytes // 4 // READ_INPUTS
+    return outputs * READ_INPUTS * 4 / _linear_seconds(1, outputs, READ_INPUTS, repeats)
 
 
 def _linear_seconds(rows: int, outputs: int, inputs: int, repeats: int) -> float:
