@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, Prompt
@@ -23,6 +23,9 @@ from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
 
 logger = logging.getLogger("chairlift")
+
+MAX_PENDING: Final = 256
+"""Maximum number of deltas that a slow reader has not read, before they are added up."""
 
 
 class Generation:
@@ -48,8 +51,7 @@ class Generation:
         self.core_ids = core_ids
         self._on_abort = on_abort
         self._on_output = on_output
-        self._first: RequestOutput | None = None
-        self._sum: AnswerBuilder | None = None
+        self._pending: list[RequestOutput] = []
         self._error: Exception | None = None
         self._changed = asyncio.Event()
         self._ended = False
@@ -61,24 +63,20 @@ class Generation:
             return
         if self._on_output is not None:
             self._on_output(update)
-        self._add(update)
+        self._pending.append(update)
+        if len(self._pending) > MAX_PENDING:
+            self._pending = [self._take()]
         self._changed.set()
 
-    def _add(self, delta: RequestOutput) -> None:
-        """Keep the first delta unchanged, because most readers read every delta, and add up later ones."""
-        if self._first is None:
-            self._first = delta
-            return
-        if self._sum is None:
-            self._sum = AnswerBuilder()
-            self._sum.add(self._first)
-        self._sum.add(delta)
-
     def _take(self) -> RequestOutput:
-        first, total = self._first, self._sum
-        self._first = self._sum = None
-        assert first is not None
-        return first if total is None else total.build()
+        """Remove and add up the pending deltas. Most readers read every delta, which is then returned unchanged."""
+        pending, self._pending = self._pending, []
+        if len(pending) == 1:
+            return pending[0]
+        total = AnswerBuilder()
+        for delta in pending:
+            total.add(delta)
+        return total.build()
 
     def fail(self, error: Exception) -> None:
         """End the iteration with an error. Call it on the event loop."""

@@ -118,7 +118,7 @@ class StopStrings:
             shown = self._held[: at + len(string) if self._include else at]
             self._held = ""
             return shown, string
-        keep = max(map(self._overlap, self._stop))
+        keep = overlap(self._held, self._stop)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown, None
 
@@ -127,7 +127,8 @@ class StopStrings:
         text, self._held = self._held, ""
         return text
 
-    def _overlap(self, stop: str) -> int:
-        """The length of the longest suffix of the held text that is a prefix of `stop`."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+def overlap(text: str, markers: tuple[str, ...]) -> int:
+    """The length of the longest suffix of a text that is a proper prefix of one of the markers."""
+    longest = min(len(text), max(map(len, markers), default=0) - 1)
+    return next((n for n in range(longest, 0, -1) if any(m.startswith(text[-n:]) and len(m) > n for m in markers)), 0)

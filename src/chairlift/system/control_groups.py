@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from chairlift.system.input_files import read_or_empty
+
 MEMORY: Final = "memory"
 CPU: Final = "cpu"
 
@@ -57,7 +59,7 @@ class ControlGroups:
 
     def _folders(self, controller: str) -> Iterator[Path]:
         """The folder of each group whose limits for the controller apply to this process."""
-        for line in _read(self.process).splitlines():
+        for line in read_or_empty(self.process).splitlines():
             _hierarchy, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if controllers == "":
@@ -73,23 +75,23 @@ class ControlGroups:
 
 def _memory_limits(folder: Path) -> list[int]:
     names = [name for limits, _usage, _cache in MEMORY_FILES for name in limits]
-    limits = (_number(_read(folder / name)) for name in names)
+    limits = (_number(read_or_empty(folder / name)) for name in names)
     return [limit for limit in limits if limit is not None and limit < UNLIMITED_BYTES]
 
 
 def _free_memory(folder: Path) -> int | None:
     limits = _memory_limits(folder)
     for _names, usage_name, cache_key in MEMORY_FILES:
-        usage = _number(_read(folder / usage_name))
+        usage = _number(read_or_empty(folder / usage_name))
         if limits and usage is not None:
             return max(0, min(limits) - usage + _line(folder / "memory.stat", cache_key))
     return None
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    words = _read(folder / "cpu.max").split() or [
-        _read(folder / "cpu.cfs_quota_us").strip(),
-        _read(folder / "cpu.cfs_period_us").strip(),
+    words = read_or_empty(folder / "cpu.max").split() or [
+        read_or_empty(folder / "cpu.cfs_quota_us").strip(),
+        read_or_empty(folder / "cpu.cfs_period_us").strip(),
     ]
     quota, period = (_number(word) for word in (*words, "")[:2])
     return quota / period if quota is not None and period else None
@@ -101,7 +103,7 @@ def _oom_kills(folder: Path) -> int:
 
 def _line(path: Path, key: str) -> int:
     """The number in the line `key number`; 0 if there is no such line."""
-    pairs = (line.split() for line in _read(path).splitlines())
+    pairs = (line.split() for line in read_or_empty(path).splitlines())
     return next((_number(pair[1]) or 0 for pair in pairs if len(pair) == 2 and pair[0] == key), 0)
 
 
@@ -109,10 +111,3 @@ def _number(text: str) -> int | None:
     """The number in a file; None for `max`, for -1 (no limit in version 1) and for any other text."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, ValueError):
-        return ""

@@ -7,6 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.system.input_files import read_or_empty
+
 
 @dataclass(frozen=True, slots=True)
 class CpuTopology:
@@ -26,13 +28,13 @@ class CpuTopology:
     def numa_nodes(self, cpus: Collection[int]) -> list[int]:
         """The NUMA nodes that contain one of the CPUs, in ascending order; empty without descriptions."""
         lists = self.folder.glob("node/node*/cpulist")
-        found = [path.parent.name for path in lists if not parse_cpu_list(_read(path)).isdisjoint(cpus)]
+        found = [path.parent.name for path in lists if not parse_cpu_list(read_or_empty(path)).isdisjoint(cpus)]
         return sorted(int(name.removeprefix("node")) for name in found)
 
     def _siblings(self, cpu: int) -> frozenset[int]:
         """The logical CPUs of the core of a CPU."""
         path = self.folder / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-        return frozenset(parse_cpu_list(_read(path))) or frozenset((cpu,))
+        return frozenset(parse_cpu_list(read_or_empty(path))) or frozenset((cpu,))
 
 
 def allowed_cpus() -> set[int]:
@@ -52,10 +54,3 @@ def parse_cpu_list(text: str) -> set[int]:
         except ValueError:
             return set()
     return cpus
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, ValueError):
-        return ""

@@ -57,3 +57,11 @@ def read_text(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
         ValueError: the content is not valid UTF-8.
     """
     return read_bytes(path, max_bytes).decode("utf-8")
+
+
+def read_or_empty(path: Path) -> str:
+    """The content of a small file of the system; "" if it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""

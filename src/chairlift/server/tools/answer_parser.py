@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from chairlift.engine.detokenizer import overlap
 from chairlift.server.tools.literal_scanners import completion
 
 
@@ -161,12 +162,6 @@ class CallingParser(MarkerParser):
     def _add_call_delta(self, call_id: str | None, name: str | None, arguments: str) -> None:
         if self._max_calls is None or self._num_calls <= self._max_calls:
             self._piece.tool_calls.append(DeltaToolCall(self._num_calls - 1, call_id, name, arguments))
-
-
-def overlap(text: str, markers: tuple[str, ...]) -> int:
-    """The length of the longest suffix of a text that is a proper prefix of one of the markers."""
-    longest = min(len(text), max(map(len, markers), default=0) - 1)
-    return next((n for n in range(longest, 0, -1) if any(m.startswith(text[-n:]) and len(m) > n for m in markers)), 0)
 
 
 def new_call_id(length: int | None = None) -> str:

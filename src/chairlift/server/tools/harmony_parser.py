@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from chairlift.server.tools.answer_parser import CallingParser, DeltaMessage, overlap
+from chairlift.engine.detokenizer import overlap
+from chairlift.server.tools.answer_parser import CallingParser, DeltaMessage
 from chairlift.server.tools.literal_scanners import JsonCallScanner
 
 START: Final = "<|start|>"

@@ -17,8 +17,8 @@ class PageOptions:
     """The options of the live page.
 
     Attributes:
-        simulate_policy: simulates requests under another policy, as `lab.bench.policy_comparison`; None if the live page
-            cannot compare policies.
+        simulate_policy: simulates requests under another policy, as `lab.bench.policy_comparison`; None if the live
+            page cannot compare policies.
     """
 
     OPTION_GROUP: ClassVar = "Browsers"
