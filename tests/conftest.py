@@ -396,6 +396,17 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 48,
         },
     ),
+    "olmo_hybrid": (
+        "OlmoHybrid",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "linear_num_key_heads": 4,  # transformers writes a convolution of three equal parts
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 12,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         {

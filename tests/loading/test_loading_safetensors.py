@@ -89,6 +89,7 @@ def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, m
         "qwen3_5",
         "qwen3_5_moe",
         "qwen3_next",
+        "olmo_hybrid",
     ],
 )
 @pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])

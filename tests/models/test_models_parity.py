@@ -137,6 +137,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": ("qwen3_5_moe", {}),
     "qwen3_next": ("qwen3_next", {}),
     "qwen3_next-weights-of-all": ("qwen3_next", {"norm_topk_prob": False, "mlp_only_layers": []}),
+    "olmo_hybrid": ("olmo_hybrid", {}),
+    "olmo_hybrid-no-positions": (
+        "olmo_hybrid",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "linear_allow_neg_eigval": False},
+    ),
     "opt": ("opt", {}),
     "opt-projections": ("opt", {"word_embed_proj_dim": 32}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),

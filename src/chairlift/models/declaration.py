@@ -238,12 +238,14 @@ class ConvolutionSpec:
 
     Attributes:
         name: its parameters are `<name>.weight` [channels, 1, width] and, with `has_bias`, `<name>.bias` [channels].
+        parts: (name, channels) of the weights that its own consists of; empty for one weight.
     """
 
     name: str
     channels: int
     width: int
     has_bias: bool = False
+    parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def num_values(self) -> int:

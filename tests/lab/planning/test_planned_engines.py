@@ -303,6 +303,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "qwen3_5",
         "qwen3_5_moe",
         "qwen3_next",
+        "olmo_hybrid",
         "opt",
     ],
 )
@@ -371,6 +372,7 @@ def test_a_predictor_is_planned_to_the_byte_and_its_k_and_v_take_a_part_of_the_p
         "qwen3_5",
         "qwen3_5_moe",
         "qwen3_next",
+        "olmo_hybrid",
         "opt",
     ],
 )
