@@ -14,7 +14,7 @@ from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.system.output_files import check_writable
 
-SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt", "mlfq", "dlpm")
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt", "mlfq", "dlpm", "edf")
 FAIR_POLICIES = ("fair", "dlpm")
 PRIORITY_POLICIES = ("priority", "fair")
 """The scheduling policies that share the engine between tenants, and those on which priorities have an influence."""
@@ -200,7 +200,8 @@ class EngineConfig:
         "fcfs",
         "Order of the queue. priority: the smallest number first. fair: the tenant (API key) with the least service "
         "first. srpt: the request with the least work left, by --length-predictor. mlfq: the request that received the "
-        "least service, in levels. dlpm: fair, with a preference for cached prompts.",
+        "least service, in levels. dlpm: fair, with a preference for cached prompts. edf: the request whose "
+        "SLO expires first, if it can still be met.",
         choices=SCHEDULING_POLICIES,
     )
     tenant_weights: Mapping[str, float] | None = option(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.events import Step
+from chairlift.slo import SLO
 from chairlift.step_time import CHUNK_MULTIPLE, StepTime
 from fakes import make_engine, make_request
 
@@ -82,3 +83,14 @@ def test_chunks_exceed_the_target_only_by_the_guaranteed_tokens(
     longest = max(start for start, _ in wanted)
     guaranteed = time.chunk_seconds(longest, CHUNK_MULTIPLE) + len(wanted) * time.chunk_seconds(longest, 1)
     assert seconds <= (1.0 + guaranteed) * (1 + 1e-9)
+
+
+def test_under_edf_a_step_keeps_the_time_per_output_token_of_the_streams() -> None:
+    for policy, slo_ms, seconds in (("edf", 30, 0.03), ("edf", 9e6, 0.05), ("fcfs", 30, 0.05)):
+        core, _, _, events = engine(scheduling_policy=policy)
+        core.add(make_request("stream", [1, 2], max_tokens=40, slo=SLO(tpot_ms=slo_ms)))
+        core.step()
+        core.add(make_request("prompt", list(range(1, 601)), max_tokens=1))
+        core.step()
+        rest = seconds - TIME.fixed - TIME.chunk_seconds(2, 1)
+        assert chunks(events, "prompt")[-1] == max(CHUNK_MULTIPLE, TIME.largest_chunk(0, rest))

@@ -19,6 +19,7 @@ from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import RequestStatus, WaitReason
+from chairlift.slo import SLO
 from fakes import PartlyRightProposals, collect, expected_tokens, make_engine, make_request
 from kv_invariants import check_manager
 from slot_census import slot_census
@@ -106,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         leader: str | None = None,
         output_len: int | None = None,
         tenant: str = "",
+        ttft_ms: float | None = None,
     ) -> str:
         self.count += 1
         name = f"r{self.count}"
@@ -120,7 +122,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             leader_id=leader,
             output_len=output_len,
             tenant=tenant,
+            slo=None if ttft_ms is None else SLO(ttft_ms),
         )
+        request.arrival_time = self.core.now()
         try:
             self.core.add(request)
             self.expected[name] = expected_tokens(prompt, output_len or max_tokens, stop)
@@ -148,10 +152,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         stop_at=st.integers(0, 20),
         tenant=st.sampled_from("abc"),
+        ttft_ms=st.sampled_from([None, 1, 2000, 20_000]),
     )
-    def arrive(self, prompt: list[int], max_tokens: int, priority: int, stop_at: int, tenant: str) -> None:
+    def arrive(
+        self, prompt: list[int], max_tokens: int, priority: int, stop_at: int, tenant: str, ttft_ms: float | None
+    ) -> None:
         stop = expected_tokens(prompt, 20)[stop_at : stop_at + 1]
-        self.add(prompt, max_tokens, priority, stop, tenant=tenant)
+        self.add(prompt, max_tokens, priority, stop, tenant=tenant, ttft_ms=ttft_ms)
 
     @rule(prompt=PROMPTS, output_len=st.integers(1, 8), unused=st.integers(0, 6))
     def arrive_with_forced_length(self, prompt: list[int], output_len: int, unused: int) -> None:
@@ -186,6 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         collect(self.core.step(), self.answers)
+        self.core._clock.advance(0.5)  # type: ignore[attr-defined]
 
     @rule(count=st.integers(2, 10))
     def several_steps(self, count: int) -> None:

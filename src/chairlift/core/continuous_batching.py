@@ -77,6 +77,7 @@ class RunningBatch(ABC):
     def begin_step(self, now: float) -> None:
         """Remove finished requests, and sort the others in the order of the scheduling policy."""
         self.drop_finished()
+        self.waiting.begin_step(now)
         self._meter.begin_step(self._kv.begin_step(), now)
         if not self.waiting.has_constant_keys:
             self.running.sort(key=self.waiting.key)
@@ -196,7 +197,7 @@ class ContinuousBatching(RunningBatch):
     def fill(self, plan: StepPlan) -> None:
         if (head := find_displacing_head(self.waiting, self.running, self._kv, self._config.max_num_seqs)) is not None:
             self.preempt_last(plan, head)
-        chunks = ChunkAllowance(self._config.step_time, self.running)
+        chunks = ChunkAllowance(self._config.step_time, self.running, self._config.scheduling_policy == "edf")
         budget, has_preempted = self._schedule_running(plan, chunks)
         self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)
 

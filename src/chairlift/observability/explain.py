@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -228,9 +229,21 @@ class Explainer:
             return self._tracker.last_step is not None and one.request_id == self._tracker.last_step.head_id
         if policy == "srpt":
             return (_remaining_work(one), one.index) < (_remaining_work(other), other.index)
+        if policy == "edf":
+            return self._deadline_order(one) < self._deadline_order(other)
         if policy not in PRIORITY_POLICIES:
             return one.index < other.index
         return (one.arrived.priority, one.index) < (other.arrived.priority, other.index)
+
+    def _deadline_order(self, request: TrackedRequest) -> tuple[float, int]:
+        """The order of a waiting request under edf. Which requests yield before their deadline is not known here."""
+        slo, last = request.slo, self._tracker.last_step
+        deadline = math.inf
+        if slo is not None and slo.ttft_ms is not None:
+            deadline = request.arrived.time + slo.ttft_ms / 1e3
+        if last is not None and deadline < last.scheduled_time:
+            deadline = math.inf
+        return (-math.inf if request.num_preemptions else deadline, request.index)
 
     def _needed_blocks(self, request: TrackedRequest) -> int:
         """The needed blocks in the last event of the request, or those of all its tokens without sharing."""

@@ -19,6 +19,7 @@ HEAD_REASONS = {
     "srpt": "which has the least work left",
     "mlfq": "which received less service or was promoted after a long wait",
     "dlpm": "of whose prompt more was cached, or which was overtaken often",
+    "edf": "whose SLO expires first, or whose turn it is",
 }
 """Why the request at the head of the queue is ahead, for policies whose order is not visible in the requests."""
 

@@ -31,6 +31,7 @@ from chairlift.lab.sim.executor import SimExecutor
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
+from chairlift.slo import SLO
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 COMBINATIONS = [*product(BATCHINGS, KV_POLICIES), ("static-global", "oracle")]
@@ -59,7 +60,8 @@ class Arrival:
     tenant: str
 
     def request(self) -> Request:
-        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=self.max_tokens)
+        slo = SLO(ttft_ms=1 + len(self.prompt) * 37 % 100) if self.step % 3 else None
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=self.max_tokens, slo=slo)
         return Request(
             self.request_id,
             self.prompt,

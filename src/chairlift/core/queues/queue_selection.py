@@ -6,6 +6,7 @@ from typing import Final
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.queues.earliest_deadline import EarliestDeadlineQueue
 from chairlift.core.queues.fair_queue import FairQueue
 from chairlift.core.queues.multilevel_feedback import MultilevelFeedbackQueue
 from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
@@ -26,4 +27,8 @@ def make_queue(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> Req
         return FairQueue(config.tenant_weights)
     if config.scheduling_policy == "dlpm":
         return PrefixFairQueue(config.tenant_weights, kv_cache_manager.num_cached_tokens)
+    if config.scheduling_policy == "edf":
+        return EarliestDeadlineQueue(
+            config.step_time, config.max_num_batched_tokens, kv_cache_manager.num_cached_tokens
+        )
     return QUEUES[config.scheduling_policy]()

@@ -54,6 +54,9 @@ class RequestQueue:
         """Remove a request, which is in the queue."""
         del self._requests[bisect_left(self._requests, self.key(request), key=self.key)]
 
+    def begin_step(self, now: float) -> None:
+        """Called before a step is planned, with the time in seconds of the engine's clock."""
+
     def displaces(self, head: Request, running: Request) -> bool:
         """Whether the head of the queue takes the seat of a running request, which is then preempted."""
         return False

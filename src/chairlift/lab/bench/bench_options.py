@@ -85,7 +85,7 @@ class CompareOptions(WorkloadOptions):
         "static,exact,max,paged",
         "Policies to compare; the first one is the baseline. paged, exact, max, pow2, oracle: continuous batching with "
         "this KV policy. static, and static-global (decoded to the longest output of all requests), use the KV policy "
-        "max. fcfs, priority, fair and srpt:PREDICTOR are orders of the queue over the KV policy paged. "
+        "max. fcfs, priority, fair, edf and srpt:PREDICTOR are orders of the queue over the KV policy paged. "
         "BATCHING/KV/ORDER combines others, such as static/paged or static/paged/srpt:oracle. Default: "
         "static,exact,max,paged.",
         parse=_parse_policies,
