@@ -28,7 +28,7 @@ function reasonText(event, state) {
 }
 
 /** Why a waiting request was not admitted to the last step, with its numbers. */
-function waitText(entry, state) {
+export function waitText(entry, state) {
   const event = entry.waitingEvent;
   if (event && (entry.id === state.head || event.reason === "sibling_prefill")) return reasonText(event, state);
   return state.head === null ? "it arrived after the last step" : "it is behind the first request of the queue";
