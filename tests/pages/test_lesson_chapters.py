@@ -40,8 +40,7 @@ def caption(page: Page, chapter: str) -> str:
     return page.inner_text(f"#{chapter} .caption")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
 def test_every_chapter_can_be_stepped_from_its_start_to_its_end(
     page: Page, lesson_url: str, size: dict[str, int], scheme: str
 ) -> None:
