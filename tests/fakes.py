@@ -16,7 +16,7 @@ from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.stored_kv_cache import BlockStore
 from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.events import EventList
-from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
+from chairlift.outputs import EngineCoreOutput, Logprob, ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from chairlift.slo import SLO
@@ -35,6 +35,15 @@ def prefix_key(token_ids: Iterable[int]) -> bytes:
 def next_token(token_ids: list[int], vocab_size: int = 1000) -> int:
     """The fake model's greedy continuation: a function of the whole prefix."""
     return int.from_bytes(prefix_key(token_ids), "little") % vocab_size
+
+
+def likely_tokens(token_ids: list[int], count: int = 12, vocab_size: int = 16) -> list[Logprob]:
+    """The likely next tokens of the fake model after a prefix, in descending order."""
+    key = prefix_key(token_ids)
+    digests = {token: hashlib.blake2b(key + bytes([token])).digest() for token in range(vocab_size)}
+    scores = {token: -int.from_bytes(digest[:6], "little") / (1 << 46) for token, digest in digests.items()}
+    ranked = sorted(scores, key=lambda token: -scores[token])
+    return [Logprob(token, scores[token], rank) for rank, token in enumerate(ranked[:count], 1)]
 
 
 class CheckingExecutor:
@@ -68,6 +77,8 @@ class CheckingExecutor:
         self.computed: dict[str, int] = {}
         self.outputs: list[SchedulerOutput] = []
         self.checkpoints: dict[int, bytes] = {}
+        self.beams: dict[str, int] = {}
+        self.swapped: dict[int, list[tuple[int, bytes] | None]] = {}
 
     def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
         assert output.step == len(self.outputs)
@@ -78,10 +89,12 @@ class CheckingExecutor:
         assert all(count > 0 for count in output.num_padding_tokens.values())
         for request_id in output.removed:
             del self.tokens[request_id], self.tables[request_id], self.computed[request_id]
+        self._move_beams(output)
         for new in output.new_requests:
             self._introduce(new)
             assert new.request_id in output.num_scheduled_tokens
         assert len(self.tokens) <= self.max_num_seqs
+        self._swap(output)
         for request_id, added in output.new_block_ids.items():
             assert any(added)
             for table, block_ids in zip(self.tables[request_id], added, strict=True):
@@ -100,13 +113,53 @@ class CheckingExecutor:
         for request_id, count in work:
             if count <= 1:
                 self._write(request_id, count)
-        return ModelRunnerOutput(output.step, dict(self._sample(output)))
+        token_ids = dict(self._sample(output))
+        logprobs = {
+            request_id: [
+                TokenLogprobs(Logprob(token_ids[request_id][0], 0.0, 1), likely_tokens(self.tokens[request_id][:-1]))
+            ]
+            for request_id in token_ids.keys() & self.beams.keys()
+        }
+        return ModelRunnerOutput(output.step, token_ids, logprobs)
 
     def result(self, handle: ModelRunnerOutput) -> ModelRunnerOutput:
         return handle
 
+    def _move_beams(self, output: SchedulerOutput) -> None:
+        before = {request_id: list(self.tokens[request_id]) for request_id in output.beams}
+        for request_id, (parent_id, token) in output.beams.items():
+            assert len(before[request_id]) == len(before[parent_id])
+            assert self.computed[request_id] == self.computed[parent_id]
+            self.tokens[request_id] = [*before[parent_id][:-1], token]
+            if request_id != parent_id:
+                assert output.beams[parent_id][0] == parent_id, "a parent continues itself"
+                num_shared = self.computed[parent_id] // self.block_size
+                for table, source in zip(self.tables[request_id], self.tables[parent_id], strict=True):
+                    table[:num_shared] = source[:num_shared]
+
+    def _swap(self, output: SchedulerOutput) -> None:
+        size = self.block_size
+        for swap_id, block_id in output.swapped_out.items():
+            self.swapped[swap_id] = [self.memory.get(block_id * size + i) for i in range(size)]
+        copies = {
+            target * size + i: self.memory.get(source * size + i)
+            for target, source in output.copied_blocks.items()
+            for i in range(size)
+        }
+        for slot, content in copies.items():
+            self.memory.pop(slot, None)
+            if content is not None:
+                self.memory[slot] = content
+        for block_id, swap_id in output.swapped_in.items():
+            for i, content in enumerate(self.swapped[swap_id]):
+                self.memory.pop(block_id * size + i, None)
+                if content is not None:
+                    self.memory[block_id * size + i] = content
+
     def _introduce(self, new: NewRequest) -> None:
         assert new.request_id not in self.tokens
+        if new.sampling_params.use_beam_search:
+            self.beams[new.request_id] = new.sampling_params.n
         self.tokens[new.request_id] = list(new.token_ids)
         self.tables[new.request_id] = [list(block_ids) for block_ids in new.block_ids]
         assert len(new.block_ids) == len(self.windows)
@@ -200,6 +253,7 @@ def make_engine(
     enable_chunked_prefill: bool = True,
     block_stores: Sequence[BlockStore] = (),
     checkpoints: CheckpointPlan | None = None,
+    num_swap_blocks: int = 0,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine with a CheckingExecutor, and its parts. It verifies what `propose` returns, without a prompt lookup."""
     config = SchedulerConfig(
@@ -216,7 +270,8 @@ def make_engine(
         row_time=row_time,
         enable_chunked_prefill=enable_chunked_prefill,
     )
-    pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_num_batched_tokens, checkpoints)
+    limits = (windows, max_num_batched_tokens, checkpoints, num_swap_blocks)
+    pool = KVPool(num_blocks, block_size, max_model_len, kv, arena, *limits)
     manager = make_kv_cache_manager(pool, enable_prefix_caching, block_stores)
     num_checkpoints = None if checkpoints is None else checkpoints.num_slots
     executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, windows, num_checkpoints)

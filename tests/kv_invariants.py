@@ -7,9 +7,11 @@ from itertools import pairwise
 
 from chairlift.core.baselines.reservations import ReservationKVCacheManager
 from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.copying_kv_cache import CopyingKVCacheManager
 from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.state_checkpoints import StateCheckpoints
+from chairlift.core.kv.swap_space import SwapSpace
 from chairlift.core.kv.windowed_groups import NO_BLOCK
 from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
 
@@ -32,6 +34,13 @@ def check_checkpoints(checkpoints: StateCheckpoints, reserved: Sequence[int]) ->
     assert sorted(checkpoint.slot for checkpoint in current) == sorted(indexed)
 
 
+def check_swap_space(swap_space: SwapSpace) -> None:
+    """Each block is free or in one table."""
+    held = [block_id for table in swap_space._tables.values() for block_id in table]
+    assert sorted([*swap_space._free, *swap_space._to_free, *held]) == list(range(swap_space.num_blocks))
+    assert swap_space.num_used == len(held) + len(swap_space._to_free)
+
+
 def check_manager(manager: PagedKVCacheManager | ReservationKVCacheManager) -> None:
     """Block tables and allocated blocks agree."""
     if isinstance(manager, PagedKVCacheManager):
@@ -45,6 +54,9 @@ def _check_paged(manager: PagedKVCacheManager) -> None:
     block are those of released tokens."""
     pool = manager.pool
     check_pool(pool)
+    if isinstance(manager, CopyingKVCacheManager):
+        check_swap_space(manager.swap_space)
+        assert manager.swap_space._tables.keys().isdisjoint(manager._tables)
     held: dict[int, int] = {}
     for table in manager._tables.values():
         request, tables = table.request, manager.block_tables(table.request)

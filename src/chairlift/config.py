@@ -29,6 +29,7 @@ STATIC_RUN_TO = ("batch", "global")
 KV_POLICIES = ("paged", "exact", "max", "pow2", "oracle")
 KV_ARENAS = ("buddy", "first-fit")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+PREEMPTION_MODES = ("recompute", "swap")
 LOAD_FORMATS = ("auto", "dummy")
 
 DEFAULT_BLOCK_SIZE = 16
@@ -37,6 +38,7 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_STATIC_BATCH_SIZE = 8
 DEFAULT_DISK_BYTES = 10 << 30
 DEFAULT_MAX_LORA_RANK = 16
+DEFAULT_SWAP_GIB = 4
 
 
 def parse_length_predictor(text: str, name: str) -> str:
@@ -264,6 +266,17 @@ class EngineConfig:
         "Keep K and V of layers with a sliding window as long as those of other layers, as reservations always do, "
         "instead of releasing the blocks that left the window.",
     )
+    preemption_mode: str = option(
+        "recompute",
+        "What a preempted request needs to continue. recompute computes its tokens again; swap copies its K and V to "
+        "host memory and back, and recomputes if the swap space is full.",
+        choices=PREEMPTION_MODES,
+    )
+    swap_space: float | None = option(
+        None,
+        f"Host memory for --preemption-mode swap, in GiB. Default: {DEFAULT_SWAP_GIB}.",
+        minimum=0.0,
+    )
     load_format: str = option(
         "auto",
         "auto reads the weights of the model; dummy creates random weights from its config.json alone.",
@@ -351,6 +364,7 @@ class EngineConfig:
             raise ConfigError(
                 "kv_cache_memory_bytes and num_kv_blocks both set the size of the pool: remove one of them"
             )
+        self._check_swap()
         self._check_lora()
         self._check_classifier()
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
@@ -363,6 +377,25 @@ class EngineConfig:
         if self.speculative is not None and self.speculative.model is not None:
             raise ConfigError(
                 "prefix_cache_dir cannot be combined with a draft model, whose K and V are not kept: remove one of them"
+            )
+
+    def _check_swap(self) -> None:
+        """Check the swap space: it keeps K and V of the model in paged memory, and nothing else."""
+        if self.preemption_mode != "swap":
+            if self.swap_space is not None:
+                raise ConfigError(f"swap_space={self.swap_space:g} needs preemption_mode=swap: remove swap_space")
+            return
+        conflicts = {
+            f"kv={self.kv}": self.kv != "paged",
+            f"batching={self.batching}": self.batching != "continuous",
+            "prefix_cache_dir": self.prefix_cache_dir is not None,
+            "a draft model": self.speculative is not None and self.speculative.model is not None,
+            "the predictor of a model": self.needs_predictor,
+        }
+        if found := [name for name, is_given in conflicts.items() if is_given]:
+            raise ConfigError(
+                f"preemption_mode=swap cannot be combined with {' and '.join(found)}: remove one of them, or set "
+                "preemption_mode=recompute"
             )
 
     def _check_kernels(self) -> None:
@@ -436,6 +469,13 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, self.max_num_seqs)
+
+    @property
+    def swap_bytes(self) -> int:
+        """The size of the swap space in bytes; 0 without one."""
+        if self.preemption_mode != "swap":
+            return 0
+        return int((DEFAULT_SWAP_GIB if self.swap_space is None else self.swap_space) * (1 << 30))
 
     def check_files(self) -> None:
         """Check that `event_log` and `record_trace` can be written, and raise ConfigError if not."""

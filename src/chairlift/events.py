@@ -41,6 +41,7 @@ class EngineStarted:
         state_bytes: bytes of the recurrent state of one sequence; 0 if the model has none.
         num_checkpoints, checkpoint_interval: the number of recurrent states that can be kept for prefixes, and the
             tokens between those of a long sequence.
+        num_swap_blocks: the number of blocks of the swap space; 0 if preempted requests are recomputed.
         step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
         speculative_config: the fields of the `SpeculativeConfig`; None without speculative decoding.
         row_time: measured seconds of a step as pairs of rows and seconds (see `RowTime`); None if they were not
@@ -73,6 +74,7 @@ class EngineStarted:
     state_bytes: int = 0
     num_checkpoints: int = 0
     checkpoint_interval: int = 0
+    num_swap_blocks: int = 0
     step_time: Mapping[str, float] | None = None
     speculative_config: Mapping[str, Any] | None = None
     row_time: list[list[float]] | None = None
@@ -173,6 +175,9 @@ class Step:
         num_recomputed: scheduled tokens that had K and V before a preemption.
         admitted, preempted: requests that the schedule of this step admitted or preempted.
         displaced: those of `preempted` whose seat the scheduling policy gave to another request, and that request.
+        swapped: the preempted requests whose K and V are kept in the swap space, so that nothing is recomputed.
+        blocks_swapped_out, blocks_swapped_in: blocks that were copied to and from the swap space before the step.
+        swap_blocks: blocks of the swap space in use after the schedule.
         finished: requests that ended with the result of this step.
         new_blocks: ids of the blocks that each request received; all of its blocks when it is admitted.
         released_blocks: ids of the blocks that each request released because they left the windows of their layers.
@@ -221,6 +226,10 @@ class Step:
     evicted_checkpoints: int = 0
     wait_reason: str | None = None
     head_id: str | None = None
+    swapped: list[str] = field(default_factory=list)
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
+    swap_blocks: int = 0
 
     @property
     def num_kept(self) -> list[int]:

@@ -22,7 +22,8 @@ class NewRequest:
     Attributes:
         token_ids: all known tokens, the prompt first.
         num_prompt_tokens: the number of them that belong to the prompt.
-        num_computed_tokens: the number of them that have K and V in `block_ids` (a hit in the prefix cache).
+        num_computed_tokens: the number of them that have K and V in `block_ids`: a hit in the prefix cache, or those
+            that this step swaps in.
         block_ids: the block table for each group of layers; -1 for blocks that no later query reads.
         seed: the seed of the random stream of the request.
         stop_token_ids: tokens that end the output, including EOS unless it is ignored; masked below min_tokens.
@@ -64,6 +65,11 @@ class SchedulerOutput:
         num_draft_reads: request id -> number of tokens that the draft model computes, so that it can propose later.
         checkpoints: request id -> (position, checkpoint) in ascending order: the recurrent state after so many tokens
             of the request, which this step computes, is written to the checkpoint as well.
+        beams: request id -> (parent, token): the beam continues the known tokens of its parent, which may be itself,
+            with this token in place of the one that was sampled. Both share the full blocks of computed tokens.
+        swapped_out: block of the swap space -> block of the pool that is copied to it, before anything else is copied.
+        copied_blocks: block of the pool -> block of the pool that is copied to it, after `swapped_out`.
+        swapped_in: block of the pool -> block of the swap space that is copied to it, after `copied_blocks`.
     """
 
     step: int
@@ -76,6 +82,10 @@ class SchedulerOutput:
     num_draft_tokens: dict[str, int] = field(default_factory=dict)
     num_draft_reads: dict[str, int] = field(default_factory=dict)
     checkpoints: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    beams: dict[str, tuple[str, int]] = field(default_factory=dict)
+    copied_blocks: dict[int, int] = field(default_factory=dict)
+    swapped_out: dict[int, int] = field(default_factory=dict)
+    swapped_in: dict[int, int] = field(default_factory=dict)
 
     def num_drafts(self, request_id: str) -> int:
         """The number of draft tokens of a request."""
@@ -238,3 +248,38 @@ class RequestOutput:
     times: RequestTimes | None = None
     stats: RequestStats | None = None
     pooled: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One answer of a beam search. `tokens` are those of the prompt and of the answer, and `text` is that of both."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    cum_logprob: float
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The answers of a beam search, the best one first."""
+
+    sequences: list[BeamSearchSequence]
+
+    @classmethod
+    def from_request(cls, output: RequestOutput) -> BeamSearchOutput:
+        return cls(
+            [
+                BeamSearchSequence(
+                    output.prompt_token_ids + answer.token_ids,
+                    answer.logprobs or [],
+                    answer.cumulative_logprob or 0.0,
+                    (output.prompt or "") + answer.text,
+                    answer.finish_reason,
+                    answer.stop_reason,
+                )
+                for answer in output.outputs
+            ]
+        )

@@ -76,7 +76,7 @@ class Request:
     Args:
         request_id: unique among the unfinished requests.
         prompt_token_ids: at least one token.
-        sampling_params: `n` must be 1; siblings are separate requests with the same `leader_id`.
+        sampling_params: `n` is 1, or the number of beams; siblings are requests of their own, with one `leader_id`.
         max_tokens: maximum number of output tokens.
         stop_token_ids: tokens that end the output, including EOS unless it is ignored.
         arrival_time: seconds of the engine's clock.
@@ -129,7 +129,7 @@ class Request:
 
     def __post_init__(self, prompt_token_ids: list[int], max_tokens: int) -> None:
         assert prompt_token_ids, "a request has at least one prompt token"
-        assert self.sampling_params.n == 1, "siblings are requests of their own"
+        assert self.sampling_params.n == 1 or self.sampling_params.use_beam_search, "siblings are their own requests"
         assert max_tokens >= 1
         assert self.output_len is None or 1 <= self.output_len <= max_tokens
         self.token_ids = list(prompt_token_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from chairlift.errors import RequestError
@@ -13,6 +13,10 @@ from chairlift.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_N = 128
+MAX_BEAMS = 32
+MAX_BEAM_STOP_TOKENS = 64
+"""Maximum number of tokens that end the beams of one request, for each of which a step compares one more token."""
+
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 16 << 10
 """Maximum number of characters in all stop strings of one request."""
@@ -35,6 +39,23 @@ CONTRADICTS_STRUCTURE = {
     "allowed_token_ids": "the structure may need other tokens. Restrict them in the structure.",
 }
 """Fields that cannot be combined with structured_outputs, with the reason and what to do."""
+
+CONTRADICTS_BEAMS = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+    "stop",
+    "prompt_logprobs",
+    "bad_words",
+    "allowed_token_ids",
+    "structured_outputs",
+)
+"""Fields that cannot be combined with use_beam_search, which compares the logprobs of unchanged logits."""
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -177,6 +198,10 @@ class SamplingParams:
         allowed_token_ids: only these tokens are sampled; EOS must be listed to be sampled.
         structured_outputs: a constraint on the text of the answer.
         slo: the latencies that the request should have; goodput counts the requests that have them.
+        use_beam_search: return the `n` outputs with the best scores that a search with `n` beams finds, the best first.
+        length_penalty: the score is the sum of the logprobs divided by the number of tokens to this power.
+        early_stopping: when the search ends: with `n` answers (True), when a beam cannot become better than them as it
+            is (False), or at any length ("never").
 
     Raises:
         RequestError: a value is out of range; the message names the field, the value and the limit.
@@ -207,6 +232,9 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputs | None = None
     slo: SLO | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -237,6 +265,41 @@ class SamplingParams:
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
         object.__setattr__(self, "allowed_token_ids", _allowed_token_ids(self.allowed_token_ids))
         self._check_constraints()
+        _flag("use_beam_search", self.use_beam_search)
+        _number("length_penalty", self.length_penalty, -100, 100)
+        if self.early_stopping not in (True, False, "never"):
+            raise RequestError(
+                f'early_stopping must be true, false or "never", got {self.early_stopping!r:.100}', "early_stopping"
+            )
+        if self.use_beam_search:
+            self._check_beams()
+        elif self.length_penalty != 1 or self.early_stopping is not False:
+            name = "length_penalty" if self.length_penalty != 1 else "early_stopping"
+            raise RequestError(f"{name}={getattr(self, name)!r} needs use_beam_search: set it, or remove {name}", name)
+
+    def _check_beams(self) -> None:
+        """Check the fields that cannot be combined with beam search, and let the unused draw be a greedy one."""
+        _integer("n", self.n, 1, MAX_BEAMS)
+        defaults = {each.name: each.default for each in fields(self)} | {"stop": (), "bad_words": (), "logit_bias": {}}
+        for name in CONTRADICTS_BEAMS:
+            if (value := getattr(self, name)) != defaults[name] and not (name == "top_k" and value == -1):
+                raise RequestError(
+                    f"{name} cannot be combined with use_beam_search, which compares the logprobs of the model: remove "
+                    "one of them",
+                    name,
+                )
+        if self.temperature not in (0, 1):
+            raise RequestError(
+                f"temperature={self.temperature} cannot be combined with use_beam_search: remove it, or set it to 0",
+                "temperature",
+            )
+        if len(self.stop_token_ids) >= MAX_BEAM_STOP_TOKENS:
+            raise RequestError(
+                f"stop_token_ids must have fewer than {MAX_BEAM_STOP_TOKENS} token ids with use_beam_search, got "
+                f"{len(self.stop_token_ids)}",
+                "stop_token_ids",
+            )
+        object.__setattr__(self, "temperature", 0.0)
 
     def _check_constraints(self) -> None:
         """Check combinations of fields. The input processor checks those that depend on the model."""
@@ -290,11 +353,29 @@ class SamplingDefaults:
         return SamplingDefaults(**{**self.values(), **other.values()})
 
     def params(self, **given: Any) -> SamplingParams:
-        """The sampling parameters of a request that has set only the `given` ones.
+        """The sampling parameters of a request that has set only the `given` ones. Beam search has no defaults.
 
         Raises:
             RequestError: as `SamplingParams`.
         """
-        defaults = self.values()
+        defaults = {} if given.get("use_beam_search") else self.values()
         defaults.pop("max_new_tokens", None)
         return SamplingParams(**{**defaults, **given})
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """The parameters of `LLM.beam_search`, with vLLM's names; see `SamplingParams`, whose `n` is `beam_width`."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    include_stop_str_in_output: bool = False
+
+    def sampling_params(self) -> SamplingParams:
+        """The same parameters as those of a request. Raises RequestError as `SamplingParams`."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "beam_width"}
+        return SamplingParams(n=self.beam_width, use_beam_search=True, logprobs=0, **given)

@@ -46,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=WINDOWS,
         acceptance=st.sampled_from([None, 0.0, 0.5, 1.0]),
         checkpoints=CHECKPOINTS,
+        num_swap_blocks=st.sampled_from([0, 0, 3, 30]),
     )
     def start(
         self,
@@ -62,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows: tuple[int | None, ...],
         acceptance: float | None,
         checkpoints: tuple[int, int] | None,
+        num_swap_blocks: int,
     ) -> None:
         self.kv = kv
         if kv != "paged" or checkpoints is not None:
@@ -89,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             windows=self.groups.windows,
             propose=None if acceptance is None or batching[1] == "global" else PartlyRightProposals(1, acceptance),
             checkpoints=None if checkpoints is None else CheckpointPlan(checkpoints[0], checkpoints[1] * block_size),
+            num_swap_blocks=num_swap_blocks,
         )
         self.plan_step = self.core.scheduler.schedule
         self.core.scheduler.schedule = self.schedule  # type: ignore[method-assign]
@@ -242,7 +245,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
         assert not self.core.has_work, "unfinished requests always progress"
         check_manager(self.manager)
-        assert self.manager.num_free_blocks == self.manager.num_blocks
+        assert self.core.scheduler.is_idle, "all blocks of pool and swap space are free"
         for name, tokens in self.expected.items():
             answer = self.answers.get(name, [])
             assert answer == (tokens[: len(answer)] if name in self.aborted else tokens)
@@ -259,6 +262,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         log = [e for e in events if isinstance(e, Step)]
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
         # A preemption is reported with the next planned step; after aborts there may be none.
+        assert all(set(e.swapped) <= set(e.preempted) for e in log)
         assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._meter.preempted) == counted
         assert [e.step for e in log] == list(range(len(log)))
         num_slots = self.manager.num_blocks * self.manager.block_size

@@ -39,7 +39,7 @@ def open_store(folder: Path, caches: list[KVCache], **options: Any) -> DiskBlock
 
 
 def contents(caches: list[KVCache], block_id: int) -> list[torch.Tensor]:
-    return [tensor[block_id].clone() for cache in caches for tensor in disk_block_store._tensors(cache)]
+    return [tensor[block_id].clone() for cache in caches for tensor in disk_block_store.cache_tensors(cache)]
 
 
 def saved(folder: Path, count: int = 4, **options: Any) -> list[list[torch.Tensor]]:

@@ -32,6 +32,8 @@ ENGINE_OPTIONS = (
     "kv_arena",
     "disable_hybrid_kv_cache_manager",
     "enable_prefix_caching",
+    "preemption_mode",
+    "swap_space",
     "event_log",
 )
 """The options of the engine that affect a simulation."""

@@ -47,7 +47,7 @@ class StepPlan:
 class RunningBatch(ABC):
     """The running requests with the queue behind them, and what any batching policy does with them.
 
-    This module is the only one that writes `num_computed_tokens`.
+    Only batches write `num_computed_tokens`.
 
     Attributes:
         running: in the order that the scheduling policy gave when the step began.
@@ -60,7 +60,7 @@ class RunningBatch(ABC):
         self._meter = meter
         self.waiting = make_queue(config, kv_cache_manager)
         self.running: list[Request] = []
-        self._has_finished = False
+        self._has_finished, self._num_joining = False, 0
         self._removed: list[str] = []
         self._blocked_at: tuple[Request, int] | None = None
 
@@ -83,11 +83,11 @@ class RunningBatch(ABC):
             self.running.sort(key=self.waiting.key)
 
     def end_step(self, plan: StepPlan) -> None:
-        """Tell the executor which requests were removed or preempted since the last planned step, and which states of
-        this step to keep."""
+        """Add what was removed, preempted and copied since the last planned step, and the states to keep, to the plan."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
         self._kv.plan_checkpoints(plan.output, plan.requests)
+        self._kv.plan_copies(plan.output)
         self.waiting.record_sampling(plan.sampling)
 
     def drop_finished(self) -> None:
@@ -104,23 +104,16 @@ class RunningBatch(ABC):
         self.waiting.push(request)
 
     def allocate_head(self, request: Request) -> bool:
-        """Allocate memory to the head of the queue; False if memory is short.
-
-        Tokens of a prefix that other requests have computed count as computed.
-        """
+        """Allocate memory to the head of the queue; False if memory is short. A shared prefix counts as computed."""
         # Nothing was freed or cached since the last attempt, so it would fail again.
-        if self._blocked_at == (request, self._kv.version):
-            return False
-        num_computed = self._kv.allocate(request)
-        if num_computed is None:
+        if self._blocked_at == (request, self._kv.version) or (num_computed := self._kv.allocate(request)) is None:
             self._blocked_at = (request, self._kv.version)
             return False
         request.num_computed_tokens = num_computed
         return True
 
     def admit(self, request: Request, plan: StepPlan) -> None:
-        """Move the head of the queue, whose memory is allocated, into the batch."""
-        self.waiting.pop()
+        """Add a request, whose memory is allocated, to the batch."""
         request.status = RequestStatus.RUNNING
         self._meter.record_admission(request, plan.time)
         if self.waiting.has_constant_keys:
@@ -165,13 +158,15 @@ class RunningBatch(ABC):
     def preempt_last(self, plan: StepPlan, displaced_by: Request | None = None) -> Request:
         """Preempt the running request with the largest key, because memory is short or another request takes its seat.
 
-        It keeps its tokens and returns to the queue. When it is admitted again, it recomputes all of them except those
-        in blocks that are still cached. A token of an earlier step still arrives, and is appended.
+        It keeps its tokens and returns to the queue. When it is admitted again, it recomputes those whose K and V are
+        neither in the swap space nor cached. A token of an earlier step still arrives, and is appended.
         """
         victim = self.running.pop()
-        self._meter.record_preemption(victim, displaced_by)
+        is_swapped = self._kv.swap_out(victim)
+        self._meter.record_preemption(victim, is_swapped, displaced_by)
         self._free_memory(victim, plan.time)  # before the next line, because it commits the computed blocks
-        victim.num_computed_tokens = 0
+        if not is_swapped:
+            victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.enqueue(victim)
         return victim
@@ -212,22 +207,30 @@ class ContinuousBatching(RunningBatch):
         """
         running = self.running  # becomes shorter when a request is preempted
         budget = self._config.max_num_batched_tokens
-        num_running, num_admissible = len(running), self._num_admissible
+        num_waiting, num_admissible = len(self.waiting), self._num_admissible
         index = 0
         while index < len(running):
             request = running[index]
             index += 1
+            if request.sampling_params.use_beam_search and not self.prepare_beams(request, plan):
+                break
             start = request.num_computed_tokens
             count = request.num_tokens - start
             if count > 1:
-                count = chunks.take(start, min(count, budget - num_admissible - (len(running) - index)))
+                count = chunks.take(
+                    start, min(count, budget - num_admissible - self._num_joining - len(running) + index)
+                )
             elif not count or request.num_tokens == request.end_total_tokens:
                 continue  # only the last token of the output is left, which is never computed
             if start + count > request.num_slots and not self._grow_or_preempt(request, start + count, plan):
                 break
             self.schedule_tokens(request, start, count, plan)
             budget -= count
-        return budget, len(running) < num_running
+        return budget, len(self.waiting) > num_waiting
+
+    def prepare_beams(self, request: Request, plan: StepPlan) -> bool:
+        """See `BeamBatching`."""
+        return True
 
     def _grow_or_preempt(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory, preempting from the end of the batch; False if it preempted the request."""
@@ -243,7 +246,7 @@ class ContinuousBatching(RunningBatch):
             if reason is not None:
                 self._meter.record_blocked(request, reason, plan.time, len(self.running))
                 return
-            self.admit(request, plan)
+            self.admit(self.waiting.pop(), plan)
             start = request.num_computed_tokens
             count = request.num_tokens - start
             if self._config.enable_chunked_prefill:
@@ -255,11 +258,7 @@ class ContinuousBatching(RunningBatch):
             budget -= count
 
     def _try_to_allocate(self, request: Request, budget: int) -> WaitReason | None:
-        """Allocate the memory of the head of the queue; returns why it cannot be admitted, or None if it can.
-
-        Args:
-            budget: the rest of the token budget of the step.
-        """
+        """Allocate the memory of the head of the queue, whose tokens `budget` limits; returns why it must wait, if so."""
         if len(self.running) >= self._config.max_num_seqs:
             return WaitReason.SEATS
         if request.num_pending_tokens:

@@ -84,7 +84,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """No request is unfinished, and every block is free."""
-        return not self._requests and self._kv.num_free_blocks == self._kv.num_blocks
+        return not self._requests and self._kv.is_empty
 
     # -- arrival -------------------------------------------------------------------------------------------------
 
@@ -191,9 +191,7 @@ class Scheduler:
             result.token_ids[request_id] = tokens  # without those after a stop token, so that events do not count them
             self._drafts.record(request, tokens, plan.output.num_drafts(request_id))
             self._batch.accept_drafts(request, len(tokens) - 1, plan)
-        logprobs = result.logprobs.get(request_id) if result.logprobs else None
-        if logprobs is not None:
-            logprobs = logprobs[: len(tokens)]
+        logprobs = result.logprobs[request_id][: len(tokens)] if request_id in result.logprobs else None
         # Positional arguments, because keywords would double the cost of this call.
         output = EngineCoreOutput(request_id, tokens, None, None, logprobs, None, 0, request.num_preemptions)
         num_tokens = len(request.token_ids)

@@ -109,6 +109,7 @@ class RequestLimits:
         supports_priority: the scheduling policy uses priorities.
         max_new_tokens: maximum number of output tokens by the model's generation configuration, if any.
         is_pooling: requests generate no tokens. Their `max_tokens` is 1, and this token is never computed.
+        beam_search_problem: why the engine has no beam search, with what to do; None if it has.
     """
 
     max_model_len: int
@@ -116,6 +117,7 @@ class RequestLimits:
     supports_priority: bool = True
     max_new_tokens: int | None = None
     is_pooling: bool = False
+    beam_search_problem: str | None = None
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """Maximum number of output tokens. P prompt tokens and n output tokens write P + n - 1 slots."""
@@ -327,7 +329,7 @@ class InputProcessor:
         first = EngineRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,
-            sampling_params=replace(params, n=1),
+            sampling_params=params if params.use_beam_search else replace(params, n=1),
             max_tokens=max_tokens,
             stop_token_ids=sorted(stop_token_ids),
             seed=self._default_seed() if params.seed is None else params.seed % (1 << SEED_BITS),
@@ -378,6 +380,10 @@ class InputProcessor:
             )
         if abs(priority) > MAX_INTEGER:
             raise RequestError(f"priority must be between -{MAX_INTEGER} and {MAX_INTEGER}, got {priority}", "priority")
+        if params.use_beam_search and self.limits.beam_search_problem is not None:
+            raise RequestError(
+                f"use_beam_search is not supported: {self.limits.beam_search_problem}", "use_beam_search"
+            )
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError("stop requires a tokenizer, which this engine lacks: use stop_token_ids", "stop")
 

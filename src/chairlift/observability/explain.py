@@ -64,6 +64,7 @@ class ContentionCost:
 
     Attributes:
         queue_time: the first wait, up to now if it has not ended; preempted_time: all waits after preemptions.
+        num_swaps: preemptions after which K and V were copied back from the swap space, so that nothing was recomputed.
         recomputed_tokens, recompute_time: tokens that were computed again after preemptions, and their time.
         padding_tokens: padding tokens of the request in a static batch.
         shared_steps_time: the additional time of the steps of the request for tokens of other requests.
@@ -72,6 +73,7 @@ class ContentionCost:
     queue_time: float
     preempted_time: float
     num_preemptions: int
+    num_swaps: int
     recomputed_tokens: int
     recompute_time: float | None
     padding_tokens: int
@@ -322,6 +324,7 @@ class Explainer:
             queue_time=waits[0].seconds if waits else 0.0,
             preempted_time=sum(wait.seconds for wait in waits[1:]),
             num_preemptions=request.num_preemptions,
+            num_swaps=request.num_swaps,
             recomputed_tokens=request.recompute_tokens,
             recompute_time=None if line is None else line.per_token * request.recompute_tokens,
             padding_tokens=request.padding_tokens,

@@ -98,6 +98,8 @@ COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
     "chairlift:length_error_tokens": ("Differences of predicted and true output lengths of these requests.", {}),
     "chairlift:length_predictions_covered": ("These requests whose output was not longer than predicted.", {}),
     "chairlift:slo_requests": ("Requests with an SLO that ended, by whether they met it.", {"result": SLO_RESULTS}),
+    "chairlift:swaps": ("Preemptions of requests whose K and V were kept in the swap space.", {}),
+    "chairlift:swapped_blocks": ("Blocks copied from and to the swap space.", {"direction": ("in", "out")}),
     "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", {}),
     "chairlift:padding_tokens": ("Padding tokens computed for static batches.", {}),
     "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", {}),
@@ -184,6 +186,9 @@ class PrometheusMetrics(ReplayReader, Collector):
     def on_step(self, step: Step, rows: Rows) -> None:
         self._count("chairlift:steps")
         self._count("vllm:num_preemptions", len(step.preempted))
+        self._count("chairlift:swaps", len(step.swapped))
+        self._count("chairlift:swapped_blocks", step.blocks_swapped_in, "in")
+        self._count("chairlift:swapped_blocks", step.blocks_swapped_out, "out")
         self._count("vllm:generation_tokens", sum(step.num_new))
         self._count("chairlift:recomputed_tokens", step.num_recomputed)
         self._count("chairlift:padding_tokens", sum(step.num_padding))
@@ -314,6 +319,10 @@ class PrometheusMetrics(ReplayReader, Collector):
         }
         if started is not None and started.state_bytes:
             values |= _state_values(started, self._tracker.last_step, state["running"])
+        if started is not None and started.num_swap_blocks:
+            last = self._tracker.last_step
+            used = 0 if last is None else last.swap_blocks / started.num_swap_blocks
+            values["chairlift:swap_space_usage_perc"] = ("Share of the swap space in use, from 0 to 1.", used)
         for name, (text, number) in values.items():
             yield _gauge(name, text, labels, number)
         kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by kind.", labels=[*labels, "kind"])

@@ -234,6 +234,7 @@ class Replay:
         for request_id in step.preempted:
             if (request := self._find(request_id, step)) is not None:
                 request.preempt(step.step, step.scheduled_time, step.displaced.get(request_id))
+                request.num_swaps += request_id in step.swapped
                 self.batch.pop(request_id, None)
 
     def _admit(self, step: Step) -> None:

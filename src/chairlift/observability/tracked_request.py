@@ -114,6 +114,7 @@ class TrackedRequest:
         num_steps, step_seconds, step_tokens: number and seconds of the steps that contained the request, and the number
             of its own tokens in them.
         prefill: number, seconds and own tokens of the steps until its first output token; None before it.
+        num_swaps: preemptions after which its K and V were in the swap space.
         recompute_tokens: tokens that were computed again after preemptions.
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
         waiting_event: the last event of the request at the head of the queue.
@@ -132,6 +133,7 @@ class TrackedRequest:
     num_cached_tokens: int = 0
     num_matched_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
     recompute_until: int = 0
     recompute_tokens: int = 0
     first_scheduled: float | None = None

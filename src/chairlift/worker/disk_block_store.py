@@ -84,7 +84,7 @@ class DiskBlockStore:
         compute_seconds: ComputeSeconds | None = None,
         what: str = "blocks",
     ) -> None:
-        self._tensors = [tensor for cache in caches for tensor in _tensors(cache)]
+        self._tensors = [tensor for cache in caches for tensor in cache_tensors(cache)]
         self._num_block_tokens = num_block_tokens
         self._max_bytes = max_bytes
         self._compute_seconds = compute_seconds
@@ -322,7 +322,8 @@ def _open_privately(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
-def _tensors(cache: KVCache | RecurrentState) -> list[torch.Tensor]:
+def cache_tensors(cache: KVCache | RecurrentState) -> list[torch.Tensor]:
+    """The tensors of a layer's memory. Their first dimension is that of blocks, or of slots of states."""
     if isinstance(cache, RecurrentState):
         return [tensor for tensor in cache if tensor is not None]
     given = (cache.key, cache.value, cache.key_scale, cache.value_scale)

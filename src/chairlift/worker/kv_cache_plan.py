@@ -32,6 +32,7 @@ class KVCachePlan:
         num_checkpoints: number of states that are kept for prefixes.
         checkpoint_interval: tokens between the checkpoints of a long sequence.
         draft_model_state_bytes: as `state_bytes`, of the draft model, which has no checkpoints.
+        num_swap_blocks: number of blocks of the swap space, in host memory.
     """
 
     num_blocks: int
@@ -45,6 +46,7 @@ class KVCachePlan:
     num_checkpoints: int = 0
     checkpoint_interval: int = 0
     draft_model_state_bytes: int = 0
+    num_swap_blocks: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -64,6 +66,11 @@ class KVCachePlan:
     def kv_bytes(self) -> int:
         """Bytes of K and V, including the spare block."""
         return (self.num_blocks + SPARE_BLOCKS) * self.block_bytes
+
+    @property
+    def swap_bytes(self) -> int:
+        """Bytes of the swap space, which are not part of `num_bytes`."""
+        return self.num_swap_blocks * self.block_bytes
 
     @property
     def num_bytes(self) -> int:

@@ -13,6 +13,7 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.lora import NO_ADAPTER, LoraAdapters
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from chairlift.worker.block_copier import BlockCopier
 from chairlift.worker.draft_head import DraftHead, PredictingModel
 from chairlift.worker.draft_model import DraftModel
 from chairlift.worker.encoder_runner import pooled_rows
@@ -127,6 +128,7 @@ class ModelRunner:
         lora: the LoRA adapters of the model; None if it has none.
         has_states: whether layers have recurrent state, of which the model has a slot for each row, each of
             `num_draft_states` draft tokens of a step, and each checkpoint, in this order.
+        block_copier: makes the copies of blocks before a step; None if the scheduler plans none.
     """
 
     def __init__(
@@ -150,7 +152,9 @@ class ModelRunner:
         draft_has_states: bool = False,
         num_draft_states: int = 0,
         predicting_model: PredictingModel | None = None,
+        block_copier: BlockCopier | None = None,
     ) -> None:
+        self._block_copier = block_copier
         self._has_states = has_states
         self._pooler = pooler
         self._model = model
@@ -174,6 +178,8 @@ class ModelRunner:
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Start a step."""
         self._update_rows(output)
+        if self._block_copier is not None:
+            self._block_copier.copy(output)
         if not output.num_scheduled_tokens:
             return PendingStep(output.step, [], [])
         drafts = self._draft_tokens(output)
@@ -240,6 +246,8 @@ class ModelRunner:
             row = self._rows.remove(request_id)
             self._masks.remove(row)
             self._state.remove(row)
+        if output.beams:
+            self._rows.move_beams(output.beams)
         for new in output.new_requests:
             row = self._rows.add(new)
             self._rows.lora_slots[row] = NO_ADAPTER if self._lora is None else self._lora.slot_of(new.lora_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -134,6 +134,17 @@ class RequestRows:
         row = self._row_of.pop(request_id)
         self._free_rows.append(row)
         return row
+
+    def move_beams(self, beams: Mapping[str, tuple[str, int]]) -> None:
+        """Let beams continue the sequences of others with as many tokens; see `SchedulerOutput.beams`."""
+        for request_id, (parent_id, token_id) in beams.items():
+            row, parent = self._row_of[request_id], self._row_of[parent_id]
+            if row != parent:
+                self.token_ids[row] = self.token_ids[parent]
+                num_shared = int(self.num_computed_tokens[parent]) // self.block_size
+                for table in self.block_tables:
+                    table[row, :num_shared] = table[parent, :num_shared]
+            self.token_ids[row, int(self.num_tokens[row]) - 1] = token_id
 
     def append_blocks(self, row: int, added: Sequence[Sequence[int]]) -> None:
         """Extend the block table of each group.

@@ -112,7 +112,7 @@ class SamplingState:
         self.min_p[row] = params.min_p
         self.penalties[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self.min_tokens[row] = params.min_tokens
-        self.num_logprobs[row] = params.logprobs or 0
+        self.num_logprobs[row] = self._num_logprobs(new)
         self.num_prompt_logprobs[row] = params.prompt_logprobs or 0
         if params.logit_bias:
             self.bias[row] = (
@@ -127,6 +127,14 @@ class SamplingState:
         features = self._features(row, params)
         self.features[row] = features
         self.num_with_features += bool(features)
+
+    def _num_logprobs(self, new: NewRequest) -> int:
+        """The number of likely tokens to return. For a beam these are as many tokens that do not end it as there are
+        beams, whichever tokens end it."""
+        params = new.sampling_params
+        if not params.use_beam_search:
+            return params.logprobs or 0
+        return min(max(params.n + len(new.stop_token_ids), params.logprobs or 0), self.vocab_size)
 
     def parameters(self, positions: IntArray) -> SamplingParameters:
         """The arrays that the sampling kernels read; `positions` has the position of the next token by row."""
@@ -147,7 +155,7 @@ class SamplingState:
             SamplingFeature.PENALTIES: has_penalties,
             SamplingFeature.LOGIT_BIAS: params.logit_bias,
             SamplingFeature.MIN_TOKENS: len(self.stop_ids.get(row, ())),
-            SamplingFeature.LOGPROBS: params.logprobs is not None,
+            SamplingFeature.LOGPROBS: params.logprobs is not None or params.use_beam_search,
             SamplingFeature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
             SamplingFeature.MASK: params.structured_outputs is not None or params.allowed_token_ids is not None,
             SamplingFeature.BAD_WORDS: params.bad_words,

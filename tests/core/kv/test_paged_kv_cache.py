@@ -5,8 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from chairlift.core.kv.copying_kv_cache import CopyingKVCacheManager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.errors import RequestError
+from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from fakes import allocate, make_request
@@ -76,9 +78,16 @@ class ManagerMachine(RuleBasedStateMachine):
 
     running = Bundle("running")
 
-    @initialize(num_blocks=st.integers(2, 16), block_size=st.sampled_from([1, 2, 4]), caching=st.booleans())
-    def start(self, num_blocks: int, block_size: int, caching: bool) -> None:
-        self.manager = PagedKVCacheManager(num_blocks, block_size, caching)
+    swapped = Bundle("swapped")
+
+    @initialize(
+        num_blocks=st.integers(2, 16),
+        block_size=st.sampled_from([1, 2, 4]),
+        caching=st.booleans(),
+        num_swap_blocks=st.integers(0, 12),
+    )
+    def start(self, num_blocks: int, block_size: int, caching: bool, num_swap_blocks: int) -> None:
+        self.manager = CopyingKVCacheManager(num_blocks, block_size, caching, num_swap_blocks)
         self.count = 0
 
     def snapshot(self) -> tuple[object, ...]:
@@ -128,6 +137,36 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.block_tables(request) == [table + change.added[0]]
             request.token_ids.append(0)
             request.num_tokens += 1
+
+    @rule(target=swapped, request=consumes(running))
+    def preempt(self, request: Request | None) -> Request | None:
+        if request is None:
+            return None
+        needed, used = -(-request.num_computed_tokens // self.manager.block_size), self.manager.num_swap_blocks_used
+        has_space = needed <= self.manager.swap_space.num_blocks - used
+        is_computed = request.num_computed_tokens == request.num_tokens  # so that a step would have nothing to compute
+        is_swapped = self.manager.swap_out(request)
+        assert is_swapped is (has_space and not is_computed and self.manager.swap_space.num_blocks > 0)
+        assert self.manager.num_swap_blocks_used == used + needed * is_swapped
+        self.manager.free(request)
+        if not is_swapped:
+            request.num_computed_tokens = 0
+        return request
+
+    @rule(target=running, request=consumes(swapped))
+    def resume(self, request: Request | None) -> Request | None:
+        if request is None:
+            return None
+        num_computed, before, used = request.num_computed_tokens, self.snapshot(), self.manager.num_swap_blocks_used
+        if not allocate(self.manager, request):
+            assert self.snapshot() == before
+            assert self.manager.num_swap_blocks_used == used
+            self.manager.forget(request)
+            return None
+        self.manager.plan_copies(SchedulerOutput(0, {}))
+        assert num_computed <= request.num_computed_tokens < request.num_tokens
+        assert request.request_id not in self.manager.swap_space
+        return request
 
     @rule(request=consumes(running))
     def free(self, request: Request | None) -> None:

@@ -9,6 +9,8 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
 from chairlift.core.baselines.static_batching import StaticScheduler
+from chairlift.core.beam_scheduler import BeamScheduler
+from chairlift.core.kv.copying_kv_cache import CopyingKVCacheManager
 from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
 from chairlift.core.kv.index_changes import IndexChangeLog
 from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
@@ -31,7 +33,7 @@ def make_scheduler(
         return PoolingScheduler(config, kv_cache_manager, events)
     if config.batching == "static":
         return StaticScheduler(config, kv_cache_manager, events)
-    return Scheduler(config, kv_cache_manager, events)
+    return BeamScheduler(config, kv_cache_manager, events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class KVPool:
         windows, max_chunk: see `KVGroups`. Reservations have one group without a window, because they never release a
             slot before their request has finished.
         checkpoints: the checkpoints of a model with recurrent layers, which has one group; None for other models.
+        num_swap_blocks: the blocks of the swap space, which needs paged memory in one group, and no checkpoints.
     """
 
     num_blocks: int
@@ -52,6 +55,7 @@ class KVPool:
     windows: tuple[int | None, ...] = FULL
     max_chunk: int = 1
     checkpoints: CheckpointPlan | None = None
+    num_swap_blocks: int = 0
 
     def __post_init__(self) -> None:
         assert self.kv == "paged" or self.windows == FULL, "reservations have one group of layers"
@@ -118,4 +122,4 @@ def _make_paged_manager(
         return WindowedKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.windows, pool.max_chunk)
     if block_stores:
         return StoredKVCacheManager(num_blocks, block_size, *block_stores)
-    return PagedKVCacheManager(num_blocks, block_size, enable_prefix_caching)
+    return CopyingKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.num_swap_blocks)

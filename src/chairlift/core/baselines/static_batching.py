@@ -110,7 +110,7 @@ class StaticBatching(RunningBatch):
                 self._blocked_head = request, reason, self._demand(request, needed, num_available)
                 return
             num_available -= needed
-            self.admit(request, plan)
+            self.admit(self.waiting.pop(), plan)
 
     def _demand(self, request: Request, needed: int, num_available: int) -> MemoryDemand:
         """The demand of a worst case, out of the blocks that the worst cases of the members leave."""

@@ -65,6 +65,11 @@ class KVCacheManager(Protocol):
     def num_free_blocks(self) -> int: ...
 
     @property
+    def is_empty(self) -> bool:
+        """No request holds a block."""
+        return self.num_free_blocks == self.num_blocks and not self.num_swap_blocks_used
+
+    @property
     def num_evictable_blocks(self) -> int:
         return 0
 
@@ -130,6 +135,23 @@ class KVCacheManager(Protocol):
 
     def plan_draft_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
         """Add the checkpoints that requests write after draft tokens, which are released if a token is rejected."""
+        return
+
+    @property
+    def num_swap_blocks_used(self) -> int:
+        """The number of blocks of the swap space that have K and V of preempted requests."""
+        return 0
+
+    def swap_out(self, request: Request) -> bool:
+        """Keep the computed tokens of a request that is being preempted; False if they have to be recomputed."""
+        return False
+
+    def fork(self, request: Request, parent: Request) -> None:
+        """Let a beam continue the sequence of another one (see `CopyingKVCacheManager`)."""
+        raise RuntimeError(f"{type(self).__name__} has no beams")
+
+    def plan_copies(self, output: SchedulerOutput) -> None:
+        """Add the blocks that are copied before a step to its output."""
         return
 
     def free(self, request: Request) -> None: ...

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from chairlift.core.kv.copying_kv_cache import CopyingKVCacheManager
 from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
-from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.request import Request
@@ -37,7 +37,7 @@ class BlockStore(Protocol):
         """
 
 
-class StoredKVCacheManager(PagedKVCacheManager):
+class StoredKVCacheManager(CopyingKVCacheManager):
     """Saves the blocks of finished requests, and loads prefixes that the pool does not have.
 
     Args:

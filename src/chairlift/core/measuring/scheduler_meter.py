@@ -35,6 +35,7 @@ class _PlannedStep:
     num_recomputed: int
     preempted: list[str]
     displaced: dict[str, str]
+    swapped: list[str]
     released_blocks: dict[str, list[int]]
     num_matched: dict[str, int]
     wait_reason: str | None
@@ -57,6 +58,9 @@ class _PlannedStep:
             admitted=[new.request_id for new in output.new_requests],
             preempted=self.preempted,
             displaced=self.displaced,
+            swapped=self.swapped,
+            blocks_swapped_out=len(output.swapped_out),
+            blocks_swapped_in=len(output.swapped_in),
             finished=finished,
             num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
             num_draft=[output.num_drafts(request_id) for request_id in scheduled] if has_drafts else [],
@@ -86,7 +90,8 @@ class SchedulerMeter:
 
     Attributes:
         blocked: the head of the queue, and why it is not in the step that is planned; None if the queue is empty.
-        preempted: ids of requests whose preemption the next planned step reports.
+        preempted: ids of requests whose preemption the next planned step reports; swapped: those of them whose K and V
+            are in the swap space.
     """
 
     def __init__(self, kv_cache_manager: KVCacheManager, events: EventSink | None, is_fair: bool) -> None:
@@ -102,6 +107,7 @@ class SchedulerMeter:
         self._steps: deque[_PlannedStep] = deque()
         self.blocked: tuple[Request, WaitReason] | None = None
         self.preempted: list[str] = []
+        self.swapped: list[str] = []
 
     # -- arrival and queue ---------------------------------------------------------------------------------------
 
@@ -162,9 +168,11 @@ class SchedulerMeter:
         request.meter.stop_holding(self._kv.num_held_slots(request), num_written, now)
         self._released.pop(request.request_id, None)
 
-    def record_preemption(self, request: Request, displaced_by: Request | None) -> None:
+    def record_preemption(self, request: Request, is_swapped: bool, displaced_by: Request | None) -> None:
         """Record that the request, whose progress is not reset yet, is being preempted, by the request that takes its
         seat if it is not for lack of memory."""
+        if is_swapped:
+            self.swapped.append(request.request_id)
         request.meter.recompute_until = max(request.meter.recompute_until, request.num_computed_tokens)
         self.preempted.append(request.request_id)
         if displaced_by is not None:
@@ -213,6 +221,7 @@ class SchedulerMeter:
                     num_recomputed=num_recomputed,
                     preempted=self.preempted,
                     displaced=self._displaced,
+                    swapped=self.swapped,
                     released_blocks=self._released,
                     num_matched=self._matched,
                     wait_reason=None if reason is None else reason.value,
@@ -220,7 +229,7 @@ class SchedulerMeter:
                     state=self._state(running, num_unfinished, reason),
                 )
             )
-        self.preempted, self._displaced, self._released, self._matched = [], {}, {}, {}
+        self.preempted, self.swapped, self._displaced, self._released, self._matched = [], [], {}, {}, {}
 
     def _count_recomputed(self, output: SchedulerOutput) -> int:
         """Count the tokens of the step that are recomputed; returns their number."""
@@ -240,6 +249,7 @@ class SchedulerMeter:
             "evictable_blocks": self._kv.num_evictable_blocks,
             "num_checkpoints": self._kv.num_checkpoints,
             "evicted_checkpoints": self._count_evicted(),
+            "swap_blocks": self._kv.num_swap_blocks_used,
             **slot_usage(running, self._kv, reason)._asdict(),
         }
 

@@ -10,17 +10,20 @@ import torch
 
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager
-from chairlift.engine.startup.disk_prefix_cache import open_block_stores
+from chairlift.engine.startup.disk_prefix_cache import kv_caches, open_block_stores
 from chairlift.engine.startup.draft_model import provide_draft_model
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.engine.startup.memory_plan import (
+    beam_search_problem,
     checkpoint_plan,
     kv_slot_bytes,
     plan_activations,
     plan_layout,
     plan_pool_with_states,
+    plan_swap_space,
     planned_pool,
     sequence_state_bytes,
+    swap_bytes_in,
 )
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.engine.startup.startup_log import describe_draft, describe_memory, describe_sampling
@@ -31,12 +34,15 @@ from chairlift.engine.startup.token_budget import (
     measure_rows,
     measure_steps,
 )
+from chairlift.errors import ConfigError
 from chairlift.kernels.registry import find_kernel_set
 from chairlift.models.decoder import DecoderModel, StepPlan
 from chairlift.models.kv_layout import KVLayout
 from chairlift.step_time import RowTime, StepTime
+from chairlift.worker.block_copier import BlockCopier
 from chairlift.worker.encoder_runner import normalize
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
+from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
 
 StepTurn = AbstractContextManager[None]
@@ -56,8 +62,13 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
     draft_bytes = 0 if draft is None else kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
     memory_bytes = default_memory_bytes(loaded.device)
     states = sequence_state_bytes(loaded.config), 0 if draft is None else sequence_state_bytes(draft.config)
+    memory_bytes -= swap_bytes_in(config, loaded.device.type)
     plan = plan_pool_with_states(config, slot_bytes + draft_bytes, context, memory_bytes, layout.windows, *states)
-    pool = planned_pool(config, context, plan.num_blocks, plan.windows, checkpoint_plan(plan))
+    plan = plan_swap_space(config, plan, loaded.name)
+    pool = replace(
+        planned_pool(config, context, plan.num_blocks, plan.windows, checkpoint_plan(plan)),
+        num_swap_blocks=plan.num_swap_blocks,
+    )
     loaded.provide_kv_cache(plan, layout)
     if draft is not None:
         draft.provide_kv_cache(replace(plan, num_checkpoints=0), KVLayout.one_group(draft.config))
@@ -69,7 +80,9 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
         manager=make_kv_cache_manager(
             pool, config.has_prefix_cache, block_stores, record_index_changes=config.enable_kv_cache_events
         ),
-        runner=_make_runner(loaded, limits.max_num_seqs, limits.max_model_len, plan, draft),
+        runner=_make_runner(
+            loaded, limits.max_num_seqs, limits.max_model_len, plan, draft, _make_block_copier(config, loaded, plan)
+        ),
         max_request_slots=pool.max_request_slots,
         describe=lambda: _describe(config, loaded, limits, plan, draft, draft_bytes),
         has_prefix_cache=config.has_prefix_cache,
@@ -137,8 +150,29 @@ def measured_row_time(
     return loaded.row_time
 
 
+def _make_block_copier(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) -> BlockCopier | None:
+    """Allocate the swap space of a plan; None if no blocks are copied.
+
+    Raises:
+        ConfigError: the memory cannot be allocated.
+    """
+    if beam_search_problem(config, plan) is not None and not plan.num_swap_blocks:
+        return None
+    try:
+        return BlockCopier(kv_caches(loaded), plan.num_swap_blocks)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the swap space of {format_memory(plan.swap_bytes)} cannot be allocated: lower swap_space ({error})"
+        ) from None
+
+
 def _make_runner(
-    loaded: LoadedDecoder, max_num_seqs: int, max_model_len: int, plan: KVCachePlan, draft: LoadedDecoder | None = None
+    loaded: LoadedDecoder,
+    max_num_seqs: int,
+    max_model_len: int,
+    plan: KVCachePlan,
+    draft: LoadedDecoder | None = None,
+    block_copier: BlockCopier | None = None,
 ) -> ModelRunner:
     return ModelRunner(
         loaded.model,
@@ -159,6 +193,7 @@ def _make_runner(
         draft_has_states=draft is not None and draft.config.state_values_per_sequence > 0,
         num_draft_states=plan.num_draft_states,
         predicting_model=None if loaded.model.predictor is None else loaded.model,
+        block_copier=block_copier,
     )
 
 

@@ -45,8 +45,7 @@ def open_block_stores(
             f"prefix_cache_dir does not support {loaded.name!r}, whose layers have sliding windows: remove it, or set "
             "disable_hybrid_kv_cache_manager"
         )
-    caches = [layer.kv_cache for layer in loaded.model.attention_layers.values() if layer.kv_source is None]
-    kinds: dict[str, list[KVCache | RecurrentState]] = {"blocks": [cache for cache in caches if cache is not None]}
+    kinds: dict[str, list[KVCache | RecurrentState]] = {"blocks": [*kv_caches(loaded)]}
     if plan.state_bytes:
         kinds["checkpoints"] = list(loaded.model.states(plan.num_state_slots - plan.num_checkpoints))
     max_bytes, required = config.prefix_cache_disk_bytes // len(kinds), plan.state_bytes + HEADER_BYTES
@@ -68,6 +67,12 @@ def open_block_stores(
         )
         for what, memory in kinds.items()
     ]
+
+
+def kv_caches(loaded: LoadedDecoder) -> list[KVCache]:
+    """The KV memory of each layer that has its own."""
+    caches = [layer.kv_cache for layer in loaded.model.attention_layers.values() if layer.kv_source is None]
+    return [cache for cache in caches if cache is not None]
 
 
 def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) -> dict[str, Any]:

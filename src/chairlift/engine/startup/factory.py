@@ -17,7 +17,7 @@ from chairlift.engine.served_engine import EngineFacts, PoolingFacts, ServedEngi
 from chairlift.engine.startup.decoder_engine import prepare_decoder
 from chairlift.engine.startup.encoder_engine import prepare_encoder
 from chairlift.engine.startup.loaded_model import LoadedDecoder, LoadedEncoder, LoadedModel, load_model
-from chairlift.engine.startup.memory_plan import step_weight_bytes
+from chairlift.engine.startup.memory_plan import beam_search_problem, step_weight_bytes
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.lora import LoRARequest
@@ -133,6 +133,7 @@ def _engine_started(config: EngineConfig, loaded: LoadedModel, prepared: Prepare
         state_bytes=plan.state_bytes,
         num_checkpoints=plan.num_checkpoints,
         checkpoint_interval=plan.checkpoint_interval,
+        num_swap_blocks=plan.num_swap_blocks,
         **prepared.limits.event_fields(),
     )
 
@@ -160,6 +161,7 @@ def _engine_facts(
             config.scheduling_policy in PRIORITY_POLICIES,
             loaded.sampling_defaults.max_new_tokens,
             pooling is not None,
+            beam_search_problem(config, prepared.kv_cache_plan),
         ),
         started=started,
         kernels=loaded.choice.description,

@@ -79,6 +79,8 @@ ENCODER_LACKS: Final = (
     "lora_modules",
     "max_loras",
     "record_trace",
+    "preemption_mode",
+    "swap_space",
     "classifier_from_token",
 )
 """Options of KV memory, of generation and of adapters. An encoder has none of them."""
@@ -187,10 +189,16 @@ def plan_memory(
     kv_bytes = config.kv_cache_memory_bytes
     if model_config.encoder is None and config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share, budget)
+        if (kv_bytes := kv_bytes - swap_bytes_in(config, config.device.split(":")[0])) <= 0:
+            raise ConfigError(
+                f"the swap space of {format_memory(config.swap_bytes)} leaves nothing for K and V: lower swap_space, "
+                "or set preemption_mode=recompute"
+            )
     pool, max_model_len = NO_POOL, limits.max_model_len
     if model_config.encoder is None:
         states = sequence_state_bytes(model_config), draft_state_bytes
         pool = plan_pool_with_states(config, slot_bytes, context, kv_bytes or 0, layout.windows, *states)
+        pool = plan_swap_space(config, pool, model_config.name)
         max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
     return MemoryPlan(
         choice=choice,
@@ -566,6 +574,48 @@ def plan_pool_with_states(
         checkpoint_interval=checkpoint_interval(config.block_size, pool.block_bytes, state_bytes),
         draft_model_state_bytes=draft_model_state_bytes,
     )
+
+
+def swap_bytes_in(config: EngineConfig, device: str) -> int:
+    """The bytes of the swap space in the memory of the device: host memory is that of the CPU."""
+    return config.swap_bytes if device == "cpu" else 0
+
+
+def plan_swap_space(config: EngineConfig, pool: KVCachePlan, model: str) -> KVCachePlan:
+    """The pool with as many blocks of swap space as its size in the configuration holds.
+
+    Raises:
+        ConfigError: it holds no block, or the model keeps more than K and V in one group of layers.
+    """
+    if config.preemption_mode != "swap":
+        return pool
+    problem = None
+    if pool.state_bytes or pool.draft_model_state_bytes:
+        problem = "has layers with recurrent state, which are not swapped: set preemption_mode=recompute"
+    elif pool.windows != FULL:
+        problem = "has layers with sliding windows: set preemption_mode=recompute, or disable_hybrid_kv_cache_manager"
+    if problem is not None:
+        raise ConfigError(f"preemption_mode=swap does not support {model!r}, because it {problem}")
+    if config.swap_bytes < pool.block_bytes:
+        raise ConfigError(
+            f"swap_space={config.swap_bytes / (1 << 30):g} GiB does not hold a block, which takes "
+            f"{format_memory(pool.block_bytes)}: raise swap_space, or set preemption_mode=recompute"
+        )
+    return replace(pool, num_swap_blocks=config.swap_bytes // pool.block_bytes)
+
+
+def beam_search_problem(config: EngineConfig, pool: KVCachePlan) -> str | None:
+    """Why an engine has no beam search, with what to do; None if it has."""
+    if pool.state_bytes:
+        return "the model has layers with recurrent state: leave use_beam_search out"
+    if pool.windows != FULL:
+        return "the model has layers with sliding windows: set --disable-hybrid-kv-cache-manager"
+    conflicts = {
+        f"--kv {config.kv}": config.kv != "paged",
+        f"--batching {config.batching}": config.batching != "continuous",
+        "--speculative-config": config.speculative is not None,
+    }
+    return next((f"the engine runs with {name}: remove it" for name, is_given in conflicts.items() if is_given), None)
 
 
 def share_with_states(left: int, config: EngineConfig, state_bytes: int) -> tuple[int, int]:

@@ -51,6 +51,7 @@ def describe_memory(
         f"KV pool: {plan.num_blocks} blocks of {plan.block_size} slots = {_pool_content(plan)} in "
         f"{format_memory(plan.kv_bytes)}; max_model_len={limits.max_model_len}, max_num_seqs={limits.max_num_seqs}, "
         f"max_num_batched_tokens={limits.max_num_batched_tokens}",
+        *_swap_space(plan),
         f"weights: {format_memory(parameter_bytes(loaded.model))} (planned: "
         f"{format_memory(total(loaded.planned_weights))}); activations of a step: at most "
         f"{format_memory(total(activations))}",
@@ -69,6 +70,12 @@ def _states(plan: KVCachePlan) -> list[str]:
         f"{plan.num_checkpoints} checkpoints, in {format_memory(plan.num_state_slots * plan.state_bytes)}; a long "
         f"sequence has a checkpoint every {plan.checkpoint_interval} tokens"
     ]
+
+
+def _swap_space(plan: KVCachePlan) -> list[str]:
+    if not plan.num_swap_blocks:
+        return []
+    return [f"swap space: {plan.num_swap_blocks} blocks for preempted requests in {format_memory(plan.swap_bytes)}"]
 
 
 def _pool_content(plan: KVCachePlan) -> str:

@@ -26,6 +26,7 @@ from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
+from chairlift.lab.sim.swap_cost import simulate_swap
 from chairlift.lab.tables import constants_table, make_table, number, print_report
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
@@ -190,6 +191,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
         model=model,
         windows=memory.pool.windows,
         checkpoints=checkpoint_plan(memory.pool),
+        swap=simulate_swap(memory.pool.num_swap_blocks, config.block_size, model, device),
     )
 
 
@@ -198,8 +200,11 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     them. Batching, policies and max_num_seqs are those of `config`.
 
     Raises:
-        ConfigError: max_model_len exceeds the limit of the pool.
+        ConfigError: max_model_len exceeds the limit of the pool, or the configuration has a swap space, because the
+            events of an engine do not show how long a copy takes.
     """
+    if config.preemption_mode == "swap":
+        raise ConfigError("preemption_mode=swap needs a model and its roofline: give model, or leave fitted_to out")
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     sized = replace(config, max_num_batched_tokens=config.max_num_batched_tokens or token_budget)
     num_blocks, block_size = recorded.num_blocks, recorded.block_size

@@ -38,6 +38,7 @@ class RunMetrics:
         preemptions: number of preemptions of requests.
         padding_tokens: padding tokens computed for static batches.
         recomputed_tokens: tokens that were computed again after a preemption.
+        swapped_blocks: blocks that were copied to and from the swap space.
         draft_tokens, accepted_draft_tokens: draft tokens of speculative decoding that were verified and accepted.
         memory: the mean share of the pool of each kind of slot (see `core.measuring.accounting`), by the duration of
             steps; None if the events have no kinds of slots. As in the events, `max_tokens` separates `reserved` from
@@ -75,6 +76,7 @@ class RunMetrics:
     preemptions: int
     padding_tokens: int
     recomputed_tokens: int
+    swapped_blocks: int
     draft_tokens: int
     accepted_draft_tokens: int
     memory: dict[str, float] | None
@@ -85,8 +87,8 @@ class RunMetrics:
 
     def values(self) -> dict[str, float | None]:
         """The metrics that are not None by name. Those of summaries are named as `ttft_p50`, and shares of memory by
-        their kind of slot. Without draft tokens there are no values of speculative decoding, and without SLOs there is
-        no goodput."""
+        their kind of slot. Without draft tokens there are no values of speculative decoding, without SLOs there is no
+        goodput, and without swapped blocks their number is missing."""
         values: dict[str, float | None] = {}
         for name, value in asdict(self).items():
             if isinstance(value, dict):
@@ -103,6 +105,8 @@ class RunMetrics:
             values["slo_attainment"] = self.num_met_slo / self.num_with_slo
         else:
             del values["num_with_slo"], values["num_met_slo"]
+        if not self.swapped_blocks:
+            del values["swapped_blocks"]
         return values
 
 
@@ -223,7 +227,13 @@ class _StepTotals:
 
     def __init__(self) -> None:
         self.counts = _zeros(
-            "num_steps", "preemptions", "padding_tokens", "recomputed_tokens", "draft_tokens", "accepted_draft_tokens"
+            "num_steps",
+            "preemptions",
+            "padding_tokens",
+            "recomputed_tokens",
+            "swapped_blocks",
+            "draft_tokens",
+            "accepted_draft_tokens",
         )
         self.kinds = dict.fromkeys(SLOT_KINDS, 0.0)
         self.last_time: float | None = None
@@ -236,6 +246,7 @@ class _StepTotals:
         counts["preemptions"] += len(step.preempted)
         counts["padding_tokens"] += sum(step.num_padding)
         counts["recomputed_tokens"] += step.num_recomputed
+        counts["swapped_blocks"] += step.blocks_swapped_out + step.blocks_swapped_in
         if step.num_draft:
             counts["draft_tokens"] += sum(step.num_draft)
             counts["accepted_draft_tokens"] += step.num_accepted
@@ -316,6 +327,7 @@ REPORTED_METRICS: Final = (
     ReportedMetric("waste", "KV slots wasted (reserved, internal, external)", "%", 100),
     ReportedMetric("preemptions", "preemptions", ""),
     ReportedMetric("recomputed_tokens", "tokens computed again after preemption", ""),
+    ReportedMetric("swapped_blocks", "blocks copied to and from the swap space", ""),
     ReportedMetric("padding_tokens", "padding tokens computed", ""),
     ReportedMetric("draft_tokens", "draft tokens verified", ""),
     ReportedMetric("draft_acceptance", "draft tokens accepted", "%", 100),

@@ -11,7 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryPlan, share_with_states
+from chairlift.engine.startup.memory_plan import (
+    INT8_SCALE_BYTES,
+    KV_DTYPE_BYTES,
+    MemoryPlan,
+    share_with_states,
+    swap_bytes_in,
+)
 from chairlift.kernels.kernel_memory import SPARE_BLOCKS, MemoryItem, total
 from chairlift.lab.metrics.summary import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
@@ -51,6 +57,7 @@ def _memory_table(plan: DeploymentPlan) -> Table:
         ("activations of a step, maximum", total(memory.activations)),
         ("KV pool", pool.kv_bytes),
         *_state_rows(pool),
+        *([(f"swap space of {pool.num_swap_blocks:,} blocks", pool.swap_bytes)] if pool.num_swap_blocks else []),
         ("K and V of one token", memory.token_bytes),
         ("available memory", memory.memory_bytes),
     ]
@@ -171,9 +178,10 @@ def _kv(plan: DeploymentPlan) -> list[str]:
     ]
     if memory.memory_bytes is not None and memory.kv_bytes is not None:
         share = "" if memory.free_share == 1 else f" x {memory.free_share:g}"
+        swap = f" - {size:,} of swap space" if (size := swap_bytes_in(plan.config, plan.config.device)) else ""
         lines.append(
             f"  for K and V: ({memory.memory_bytes:,} - {total(memory.weights):,} - {total(memory.activations):,})"
-            f"{share} = {memory.kv_bytes:,}"
+            f"{share}{swap} = {memory.kv_bytes:,}"
         )
     return lines
 

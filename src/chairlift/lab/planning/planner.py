@@ -35,6 +35,7 @@ from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
+from chairlift.lab.sim.swap_cost import simulate_swap
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
 
@@ -133,6 +134,8 @@ class DeploymentPlan:
             "kv_bytes_per_slot": memory.slot_bytes,
             "kv_windows": memory.pool.windows,
             "num_kv_blocks": memory.pool.num_blocks,
+            "num_swap_blocks": memory.pool.num_swap_blocks,
+            "swap_bytes": memory.pool.swap_bytes,
             "block_size": memory.pool.block_size,
             "limited_by": memory.pool.limited_by,
             "max_model_len": memory.max_model_len,
@@ -182,13 +185,23 @@ def make_plan(
     limits = replace(config.scheduler_config(pool.max_model_len), speculative_config=None)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
     every_policy = [(kv, arena) for kv in KV_POLICIES for arena in (("buddy",) if kv == "paged" else KV_ARENAS)]
-    configs = [replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None) for kv, arena in every_policy]
+    shared = replace(config, enable_prefix_caching=None, preemption_mode="recompute", swap_space=None)
+    configs = [replace(shared, kv=kv, kv_arena=arena) for kv, arena in every_policy]
     policies = [_policy_fit(other, model.config, memory, limits, load) for other in configs]
     speed = None
     if hardware is not None and fit.num_running:
         shape = _shape(model, config, memory)
         policy = (pool.kv, pool.kv_arena, None)
-        sim = SimConfig(limits, pool.num_blocks, pool.block_size, *policy, shape, pool.windows, pool.checkpoints)
+        sim = SimConfig(
+            limits,
+            pool.num_blocks,
+            pool.block_size,
+            *policy,
+            shape,
+            pool.windows,
+            pool.checkpoints,
+            swap=simulate_swap(memory.pool.num_swap_blocks, pool.block_size, shape, hardware),
+        )
         speed = predict_speed(Roofline(shape, hardware), sim, accepted_lengths(pool, load), fit.num_running, load)
     return DeploymentPlan(
         model=model,
@@ -258,6 +271,8 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
         "static-batch-size": limits.static_batch_size if config.batching == "static" else None,
         "max-loras": num_loras or None,
         "max-lora-rank": config.max_lora_rank if num_loras else None,
+        "preemption-mode": "swap" if config.preemption_mode == "swap" else None,
+        "swap-space": config.swap_space,
     }
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     if config.speculative is not None:

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import cache_hits, memory_use, rate_sweep, service_gap
+from chairlift.lab.presets import cache_hits, memory_use, preemption_cost, rate_sweep, service_gap
 from chairlift.lab.presets.study import Study, StudyResult
 from chairlift.lab.tables import constants_table, make_text_table, print_parts, print_report
 from chairlift.options import check_options, option
@@ -38,6 +38,7 @@ RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] 
     "fixed batch": rate_sweep.run,
     "service gap": service_gap.run,
     "cache hits": cache_hits.run,
+    "preemption cost": preemption_cost.run,
 }
 """The function that runs a study of each kind. It calls its second argument after each system."""
 
@@ -110,9 +111,12 @@ NAMES: Final = (
     "vllm-fig3",
     "vllm-fig12",
     "vllm-fig13",
+    "vllm-fig14",
     "vllm-fig15",
     "vllm-fig16",
+    "vllm-fig17",
     "vllm-fig18b",
+    "vllm-fig19",
     "vtc-figure-3",
 )
 PRESETS: Final = {name: Preset(name) for name in NAMES}

@@ -37,13 +37,8 @@ def measure_memory(
     system: StudySystem, requests: Sequence[WorkloadRequest], measures: Sequence[str]
 ) -> dict[str, float]:
     """Simulate the requests, and return the measures (see `SteadyStateTally`)."""
-    num_outputs = system.workload.get("num_outputs", 1)
-    tally = SteadyStateTally(num_outputs * len(requests))
-    arrivals = at_rate(requests, system.workload.get("request_rate", math.inf))
-    if num_outputs > 1:
-        simulate_siblings(system, arrivals, num_outputs, tally)
-    else:
-        simulate(arrivals, system.config, system.cost_model, tally)
+    tally = SteadyStateTally(system.workload.get("num_outputs", 1) * len(requests))
+    simulate_outputs(system, at_rate(requests, system.workload.get("request_rate", math.inf)), tally)
     return {name: tally.value(name) for name in measures}
 
 
@@ -124,8 +119,23 @@ def _held(step: Step) -> int:
     return step.token_states + step.reserved + step.internal
 
 
-def simulate_siblings(system: StudySystem, items: Sequence[WorkloadRequest], count: int, events: EventSink) -> None:
-    """Simulate requests in order of arrival, with `count` outputs per prompt."""
+def simulate_outputs(system: StudySystem, items: Sequence[WorkloadRequest], events: EventSink) -> None:
+    """Simulate requests in order of arrival, with the outputs per prompt of the workload.
+
+    Memory that is reserved has no beam search, so that beams are independent outputs there.
+    """
+    if (count := system.workload.get("num_outputs", 1)) == 1:
+        result = simulate(items, system.config, system.cost_model, events)
+        assert not result.rejected, result.rejected[0]
+        return
+    has_beams = system.workload.get("beam_search", False) and system.config.kv == "paged"
+    simulate_siblings(system, items, count, events, has_beams)
+
+
+def simulate_siblings(
+    system: StudySystem, items: Sequence[WorkloadRequest], count: int, events: EventSink, has_beams: bool = False
+) -> None:
+    """Simulate requests in order of arrival, with `count` outputs or beams per prompt."""
     clock = VirtualClock()
     core, _ = make_engine_core(system.config, system.cost_model, clock, events)
     upcoming = deque(items)
@@ -133,19 +143,22 @@ def simulate_siblings(system: StudySystem, items: Sequence[WorkloadRequest], cou
         if not core.has_work:
             clock.advance(max(0.0, upcoming[0].arrival - clock.now()))
         while upcoming and upcoming[0].arrival <= clock.now():
-            for request in siblings(upcoming.popleft(), count):
+            for request in siblings(upcoming.popleft(), count, has_beams):
                 core.add(request)
         core.step()
 
 
-def siblings(item: WorkloadRequest, count: int) -> list[Request]:
+def siblings(item: WorkloadRequest, count: int, has_beams: bool = False) -> list[Request]:
     """Return `count` requests for the same prompt, of which the first is the leader."""
     leader_id = f"{item.request_id}-0"
+    params = SamplingParams(
+        n=count if has_beams else 1, ignore_eos=True, max_tokens=item.output_len, use_beam_search=has_beams
+    )
     return [
         Request(
             f"{item.request_id}-{index}",
             list(item.prompt_token_ids),
-            SamplingParams(ignore_eos=True, max_tokens=item.output_len),
+            params,
             item.output_len,
             arrival_time=item.arrival,
             leader_id=leader_id if index else None,

@@ -24,8 +24,8 @@ from chairlift.events import EventBroadcaster
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.run import RunTally
 from chairlift.lab.metrics.summary import Summary
+from chairlift.lab.presets.memory_use import simulate_outputs
 from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
-from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
 MIN_REQUESTS: Final = 200
@@ -99,9 +99,10 @@ def measure_run(system: StudySystem, requests: Sequence[WorkloadRequest], rate: 
     tally, finished = RunTally(), list[RequestMetrics]()
     requests_tally = RequestTally(lambda _, metrics: finished.append(metrics))
     sinks = EventBroadcaster(tally, requests_tally)
-    result = simulate(at_rate(requests, rate), system.config, system.cost_model, sinks)
-    assert not result.rejected, result.rejected[0]
-    values = {"itl_p99": 0.0} | {name: value for name, value in tally.result().values().items() if value is not None}
+    simulate_outputs(system, at_rate(requests, rate), sinks)
+    values = {"itl_p99": 0.0, "swapped_blocks": 0.0} | {
+        name: value for name, value in tally.result().values().items() if value is not None
+    }
     return values | {
         "completion_ratio": completion_ratio(finished),
         "normalized_latency": values["normalized_latency_mean"],

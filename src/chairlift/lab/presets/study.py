@@ -22,6 +22,7 @@ from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
+from chairlift.lab.sim.swap_cost import simulate_swap
 from chairlift.lab.tables import make_text_table
 from chairlift.lab.workload.anyscale import anyscale_workload
 from chairlift.lab.workload.arrivals import ArrivalProcess
@@ -57,6 +58,12 @@ LABELS: Final = {
     "peak_batch_size": "largest batch",
     "mean_batch_size": "batch",
     "preemptions": "preemptions",
+    "swapped_blocks": "blocks swapped",
+    "recomputed_tokens": "tokens recomputed",
+    "swap_out_ms": "swap out, ms",
+    "swap_ms": "swap out and in, ms",
+    "recompute_ms": "recompute, ms",
+    "swap_by_recompute": "swap out and in divided by recompute",
     "ttft_p50": "TTFT p50, s",
     "itl_p99": "ITL p99, s",
     "queue_time_p50": "queue time p50, s",
@@ -138,6 +145,7 @@ class StudySystem:
             **policies,
         )
         block_size, kv = engine.get("block_size", 16), engine.get("kv", "paged")
+        num_swap_blocks = int(engine.get("swap_gib", 0) * (1 << 30)) // (block_size * self.model.kv_bytes_per_slot)
         return SimConfig(
             limits,
             num_blocks=self.num_slots // block_size,
@@ -146,6 +154,7 @@ class StudySystem:
             kv_arena="buddy" if kv == "paged" else engine.get("kv_arena", "buddy"),
             enable_prefix_caching=engine.get("enable_prefix_caching", False),
             model=self.model,
+            swap=simulate_swap(num_swap_blocks, block_size, self.model, self.device),
         )
 
     @property

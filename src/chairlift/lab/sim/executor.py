@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from chairlift.clock import VirtualClock
 from chairlift.lab.sim.cost_model import CostModel, StepShape, num_causal_pairs, num_padding_pairs
-from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
+from chairlift.lab.sim.swap_cost import SimulatedSwap
+from chairlift.outputs import Logprob, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 
 TokenRecording = Callable[[str, int], int]
 """Returns the recorded output token of a request, by its id and the index of the token from 0."""
+
+TOP_TOKEN: Final = (1.5, 0.7)
+"""The parameters of the beta distribution of the probability of the most likely token."""
 
 ZERO_TOKEN = [0]
 """The sampled tokens without a recording; one list that all requests share and that must not be changed."""
@@ -18,11 +25,12 @@ ZERO_TOKEN = [0]
 
 @dataclass(slots=True)
 class _Row:
-    """A request in the batch, with its numbers of computed, known and prompt tokens."""
+    """A request in the batch, with its numbers of computed, known and prompt tokens, and the number of its beams."""
 
     num_computed: int
     num_known: int
     num_prompt_tokens: int
+    num_beams: int
 
 
 class SimExecutor:
@@ -30,15 +38,26 @@ class SimExecutor:
 
     Without the recording `tokens`, every sampled token is 0. This adds no hits of the prefix cache between requests
     with different prompts, because the hash of a block includes all tokens before it. Requests with equal prompts have
-    equal outputs, as under greedy sampling, and share their blocks.
+    equal outputs, as under greedy sampling, and share their blocks. Swapped blocks are copied before the step.
+
+    The next tokens of a beam have random probabilities: the most likely token has p, which is drawn from a beta
+    distribution with the parameters TOP_TOKEN, and each further one has half of what is left.
     """
 
-    def __init__(self, cost_model: CostModel, clock: VirtualClock, tokens: TokenRecording | None = None) -> None:
+    def __init__(
+        self,
+        cost_model: CostModel,
+        clock: VirtualClock,
+        tokens: TokenRecording | None = None,
+        swap: SimulatedSwap | None = None,
+    ) -> None:
+        self._swap = swap
         self._cost_model = cost_model
         self._clock = clock
         self._tokens = tokens
         self._rows: dict[str, _Row] = {}
         self._ready_time = 0.0
+        self._random = random.Random(0)
         self.num_steps = 0
 
     def submit(self, output: SchedulerOutput) -> tuple[ModelRunnerOutput, float]:
@@ -46,12 +65,20 @@ class SimExecutor:
         for request_id in output.removed:
             del self._rows[request_id]
         for new in output.new_requests:
-            self._rows[new.request_id] = _Row(new.num_computed_tokens, len(new.token_ids), new.num_prompt_tokens)
+            num_beams = new.sampling_params.n if new.sampling_params.use_beam_search else 0
+            self._rows[new.request_id] = _Row(
+                new.num_computed_tokens, len(new.token_ids), new.num_prompt_tokens, num_beams
+            )
         assert not output.draft_token_ids or self._tokens is not None, "draft tokens need a recording"
         shape, token_ids = self._advance(output)
+        logprobs = {
+            rid: [self._likely_tokens(self._rows[rid].num_beams)] for rid in token_ids if self._rows[rid].num_beams
+        }
         self._ready_time = max(self._ready_time, self._clock.now()) + self._cost_model.seconds(shape)
+        if self._swap is not None:
+            self._ready_time += (len(output.swapped_out) + len(output.swapped_in)) * self._swap.block_seconds
         self.num_steps += 1
-        return ModelRunnerOutput(output.step, token_ids), self._ready_time
+        return ModelRunnerOutput(output.step, token_ids, logprobs), self._ready_time
 
     def result(self, handle: tuple[ModelRunnerOutput, float]) -> ModelRunnerOutput:
         """Advances the clock to the end of the step, and returns its output."""
@@ -87,6 +114,15 @@ class SimExecutor:
             num_context=num_context,
             num_pairs=num_pairs,
         ), token_ids
+
+    def _likely_tokens(self, count: int) -> TokenLogprobs:
+        top, left = [], 1.0
+        probability = min(max(self._random.betavariate(*TOP_TOKEN), 1e-6), 1 - 1e-6)
+        for token in range(count):
+            top.append(Logprob(token, math.log(probability), token + 1))
+            left -= probability
+            probability = left / 2
+        return TokenLogprobs(top[0], top)
 
     def _sample(self, request_id: str, row: _Row, drafts: Sequence[int]) -> list[int]:
         """Returns the tokens of the recording after the known tokens: one, and one after each accepted draft token."""

@@ -17,6 +17,7 @@ from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.executor import SimExecutor, TokenRecording
 from chairlift.lab.sim.model_shape import ModelShape
+from chairlift.lab.sim.swap_cost import SimulatedSwap
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.request import Request
@@ -32,6 +33,7 @@ class SimConfig:
         model: the model that the events name; None: no model.
         windows: the sliding window of each group of layers (see `core.kv.windowed_groups`).
         checkpoints: the checkpoints of recurrent states; None if the model has none.
+        swap: the swap space; None if preempted requests are recomputed.
 
     Raises:
         ConfigError: as EngineConfig.
@@ -46,6 +48,7 @@ class SimConfig:
     model: ModelShape | None = None
     windows: tuple[int | None, ...] = FULL
     checkpoints: CheckpointPlan | None = None
+    swap: SimulatedSwap | None = None
 
     def __post_init__(self) -> None:
         EngineConfig(
@@ -55,6 +58,10 @@ class SimConfig:
             kv_arena=self.kv_arena,
             enable_prefix_caching=self.enable_prefix_caching,
         )
+
+    @property
+    def num_swap_blocks(self) -> int:
+        return 0 if self.swap is None else self.swap.num_blocks
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -77,6 +84,7 @@ class SimConfig:
             state_bytes=0 if model is None else model.state_bytes,
             num_checkpoints=0 if self.checkpoints is None else self.checkpoints.num_slots,
             checkpoint_interval=0 if self.checkpoints is None else self.checkpoints.interval,
+            num_swap_blocks=self.num_swap_blocks,
             **self.scheduler.event_fields(),
         )
 
@@ -160,9 +168,10 @@ def make_engine_core(
         config.windows,
         limits.max_num_batched_tokens,
         config.checkpoints,
+        config.num_swap_blocks,
     )
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
-    executor = SimExecutor(cost_model, clock, tokens)
+    executor = SimExecutor(cost_model, clock, tokens, config.swap)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
 
 

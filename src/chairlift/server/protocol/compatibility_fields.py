@@ -86,7 +86,6 @@ class SamplingCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/completions and /v1/chat/completions."""
 
     metadata: Metadata | None = Field(None, description="Key-value pairs for the client; they are not stored.")
-    use_beam_search: Literal[False] | None = Field(None, description="Beam search is not supported.")
     spaces_between_special_tokens: bool | None = Field(
         None, description="Has no effect: no spaces are added between special tokens."
     )

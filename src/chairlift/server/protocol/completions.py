@@ -56,6 +56,11 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
         return self.sampling_params(defaults, **overrides)
 
     def _check_best_of(self, best_of: int) -> None:
+        if self.use_beam_search:
+            raise RequestError(
+                f"best_of={best_of} cannot be combined with use_beam_search, which has n beams: remove best_of",
+                "best_of",
+            )
         if not self.num_choices() <= best_of <= MAX_N:
             raise RequestError(
                 f"best_of must be at least n={self.num_choices()} and at most {MAX_N}, got {best_of}", "best_of"

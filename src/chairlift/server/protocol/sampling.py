@@ -138,6 +138,9 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
     logit_bias: Annotated[dict[str, float], limit_entries(MAX_LOGIT_BIAS)] | None = None
     response_format: ResponseFormat | None = None
     # -- fields of vLLM --
+    use_beam_search: bool | None = Field(None, description="Return the `n` best answers of a search with `n` beams.")
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -179,6 +182,12 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
             raise RequestError(
                 f"prompt_logprobs={self.prompt_logprobs} cannot be streamed: leave out stream or prompt_logprobs",
                 "prompt_logprobs",
+            )
+        if self.use_beam_search and self.stream:
+            raise RequestError(
+                "use_beam_search cannot be streamed, because the answers are known at the end: leave out stream or "
+                "use_beam_search",
+                "use_beam_search",
             )
         names = {field.name for field in fields(SamplingParams)} & SamplingFields.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}  # null is the default.

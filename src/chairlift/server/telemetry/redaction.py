@@ -51,6 +51,7 @@ class Redactor:
             admitted=self._shown(step.admitted),
             preempted=self._shown(step.preempted),
             displaced={self._shown_id(name): self._shown_id(by) for name, by in step.displaced.items()},
+            swapped=self._shown(step.swapped),
             finished=self._shown(step.finished),
             new_blocks={self._shown_id(name): ids for name, ids in step.new_blocks.items()},
             released_blocks={self._shown_id(name): ids for name, ids in step.released_blocks.items()},
