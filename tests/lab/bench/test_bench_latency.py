@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,11 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestArrived, Step
-from chairlift.lab.bench.latency import Iteration, LatencyOptions, measure_iteration, run_latency
+from chairlift.lab.bench.latency import Iteration, LatencyOptions, largest_useful_size, measure_iteration, run_latency
 from command_runner import invoke
 
 TinyModel = Callable[..., Path]
-OPTIONS = LatencyOptions(input_len=12, output_len=5, batch_size=3, num_iters=3, num_iters_warmup=1)
+OPTIONS = LatencyOptions(input_len=12, output_len=5, batch_size=(3,), num_iters=3, num_iters_warmup=1)
 
 
 def config(tiny_model_dir: TinyModel, **changes: Any) -> EngineConfig:
@@ -61,6 +63,38 @@ def test_every_iteration_is_one_batch(tiny_model_dir: TinyModel) -> None:
     assert spread.median == sorted(latencies)[1]
 
 
+def test_several_sizes_are_measured_alternately(tiny_model_dir: TinyModel) -> None:
+    result = run_latency(config(tiny_model_dir), replace(OPTIONS, batch_size=(4, 1, 2)))
+    assert list(result.runs) == ["1", "2", "4"]
+    for size, runs in result.runs.items():
+        assert len(runs) == 3
+        assert [run["decode_tokens_per_s"] for run in runs] == [
+            int(size) / (run["decode_per_token"] or 0) for run in runs
+        ]
+    out = io.StringIO()
+    result.print(file=out)
+    assert "ratio to 1" in out.getvalue()
+    assert "batch size 1, 2, 4;" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "line"),
+    [
+        ({1: [10.0], 2: [3.0, 19.0, 4.0], 4: [20.0], 8: [19.0]}, "batch size 2 is the smallest with at least 90%"),
+        ({1: [10.0], 2: [20.0]}, "batch size 2 .*; larger ones were not measured"),
+    ],
+)
+def test_the_smallest_size_near_the_highest_speed_is_named(speeds: dict[int, list[float]], line: str) -> None:
+    runs = {size: [{"decode_tokens_per_s": value} for value in values] for size, values in speeds.items()}
+    (found,) = largest_useful_size(runs)
+    assert re.match(line, found)
+
+
+def test_no_size_is_named_without_a_comparison() -> None:
+    assert largest_useful_size({4: [{"decode_tokens_per_s": 9.0}]}) == []
+    assert largest_useful_size({size: [{"decode_tokens_per_s": None}] for size in (1, 2)}) == []
+
+
 def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel) -> None:
     result = run_latency(config(tiny_model_dir, num_kv_blocks=20), OPTIONS)
     out = io.StringIO()
@@ -72,10 +106,10 @@ def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel) -> 
     assert record["machine"] == result.machine.to_dict()
     (system,) = record["systems"].values()
     assert system["engine"]["num_blocks"] == 20
-    assert record["workload"]["batch_size"] == 3
+    assert record["workload"]["batch_size"] == [3]
     assert set(system["results"]["prefill"]) == {"median", "min", "max"}
     assert len(system["runs"]) == 3
-    for label in ("3 requests", "latency", "prefill", "decode", "torch"):
+    for label in ("batch size 3", "latency", "prefill", "decode", "torch"):
         assert any(label in line for line in table), label
 
 
@@ -103,7 +137,8 @@ def test_a_length_that_does_not_fit_is_rejected(tiny_model_dir: TinyModel) -> No
     ("changes", "problem"),
     [
         ({"input_len": 0}, "input_len must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": (1, 0)}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": ()}, "batch_size must have at least one value"),
         ({"num_iters": 0}, "num_iters must be at least 1, got 0"),
         ({"num_iters_warmup": -1}, "num_iters_warmup must be at least 0, got -1"),
     ],
@@ -120,4 +155,4 @@ def test_the_command_prints_one_json_line(tiny_model_dir: TinyModel) -> None:
     result = invoke(["bench", "latency", *engine, *batch, *iterations, "--json"])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    assert record["workload"].items() >= {"input_len": 6, "output_len": 3, "batch_size": 2, "num_iters": 2}.items()
+    assert record["workload"].items() >= {"input_len": 6, "output_len": 3, "batch_size": [2], "num_iters": 2}.items()

@@ -38,7 +38,7 @@ class ThroughputOptions(WorkloadOptions):
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """The size of the batch and the number of iterations.
+    """The sizes of the batch and the number of iterations.
 
     The requests are greedy. Their prompts are random, and differ between iterations.
 
@@ -50,19 +50,27 @@ class LatencyOptions:
 
     input_len: int = option(32, "Number of prompt tokens of each request.", minimum=1)
     output_len: int = option(128, "Number of output tokens of each request, forced.", minimum=1)
-    batch_size: int = option(8, "Number of requests, which all arrive at the start.", minimum=1)
+    batch_size: tuple[int, ...] = option(
+        (8,),
+        "Number of requests, which all arrive at the start. Several numbers, as 1,2,4, are measured alternately. "
+        "Default: 8.",
+        parse=_split_integers,
+        minimum=1,
+    )
     num_iters: int = option(10, "Number of measured iterations.", minimum=1)
     num_iters_warmup: int = option(2, "Number of unmeasured iterations before the measured ones.", minimum=0)
     seed: int = option(0, "Seed of the tokens in prompts.", name="workload_seed", minimum=0)
 
     def __post_init__(self) -> None:
         check_options(self)
+        if not self.batch_size:
+            raise ConfigError("batch_size must have at least one value")
 
-    def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
-        """Create the requests of one iteration."""
+    def workload(self, batch_size: int, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
+        """Create the requests of one batch."""
         prompt, output = parse_lengths(f"fixed:{self.input_len}"), parse_lengths(f"fixed:{self.output_len}")
         return make_workload(
-            self.seed, self.batch_size, prompt, output, ArrivalProcess(), vocab_size, token_round=token_round
+            self.seed, batch_size, prompt, output, ArrivalProcess(), vocab_size, token_round=token_round
         )
 
 

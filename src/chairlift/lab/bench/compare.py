@@ -267,7 +267,8 @@ class _Rounds:
                 *(f"{name}: {engine_policies(engine)}" for name, engine in engines.items()),
                 f"{format_lengths(self._options)}; max_tokens of the requests: "
                 f"{high if low == high else f'{low} to {high}'}",
-                f"{slots}; batch, mean: with finished rows of static batches; seats with work: without them",
+                f"{slots}; batch, mean: with finished rows of static batches; seats with work: without them; KV slots "
+                "wasted: reserved, internal and external",
             ],
             facts={
                 "dtype": dtype,

@@ -1,9 +1,11 @@
-"""`chairlift bench latency`: latency of one batch of requests that all arrive at the start, without HTTP."""
+"""`chairlift bench latency`: latency of one batch of requests that all arrive at the start, without HTTP.
+
+Batches of several sizes show the size from which on a larger batch hardly gains output tokens per second."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -13,7 +15,7 @@ from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ConfigError
 from chairlift.events import Event, EventList, RequestArrived, RequestWaiting, Step
 from chairlift.lab.bench.bench_options import LatencyOptions
-from chairlift.lab.bench.benchmark_result import BenchmarkResult, engine_limits, engine_policies
+from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import forced_requests, run_forced
 from chairlift.lab.metrics.run import ReportedMetric
 from chairlift.request import WaitReason
@@ -31,7 +33,11 @@ METRICS: Final = (
     ReportedMetric("latency", "latency", "s"),
     ReportedMetric("prefill", "prefill", "ms", 1e3),
     ReportedMetric("decode_per_token", "decode by token", "ms", 1e3),
+    ReportedMetric("decode_tokens_per_s", "decode, output tokens", "/s"),
 )
+
+CLOSE_TO_BEST: Final = 0.9
+"""The share of the highest output tokens per second at which a batch size counts as having nothing more to gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Iteration:
 
 
 def run_latency(config: EngineConfig, options: LatencyOptions) -> BenchmarkResult:
-    """Build the engine, warm it up, and run the batch `options.num_iters` times.
+    """Build the engine, warm it up, and run the batch of each size `options.num_iters` times, alternately.
 
     Raises:
         ConfigError: an option cannot be honoured, or the requests do not fit the engine as one batch.
@@ -65,38 +71,62 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> BenchmarkResul
     log = EventList()
     engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
     try:
-        iterations = _iterations(engine, log, options)
+        runs = _runs(engine, log, options)
     finally:
         engine.close()
     started = engine.facts.started
+    systems = {str(size): values for size, values in runs.items()}
+    if len(runs) == 1:
+        systems = {started.model: systems.popitem()[1]}
     return BenchmarkResult(
         benchmark="latency",
-        title=f"{started.model}: one batch of {options.batch_size} requests, {options.input_len} prompt and "
+        title=f"{started.model}: batch size {', '.join(map(str, runs))}; {options.input_len} prompt and "
         f"{options.output_len} output tokens each",
         options=options,
-        engines={started.model: started},
-        runs={started.model: [asdict(iteration) for iteration in iterations]},
+        engines=dict.fromkeys(systems, started),
+        runs=systems,
         metrics=METRICS,
+        ratios=("decode_tokens_per_s",),
         notes=[
             engine_policies(started),
             engine_limits(started),
-            f"{len(iterations)} iterations after {options.num_iters_warmup} to warm up; decode: after the prefill",
+            f"{options.num_iters} iterations after {options.num_iters_warmup} to warm up; decode: after the prefill",
+            *largest_useful_size(runs),
         ],
     )
 
 
-def _iterations(engine: Engine, log: EventList, options: LatencyOptions) -> list[Iteration]:
+def _runs(engine: Engine, log: EventList, options: LatencyOptions) -> dict[int, list[RunValues]]:
+    """The values of the measured iterations by batch size. No two batches have equal prompts, for the prefix cache."""
+    sizes = sorted(set(options.batch_size))
     total = options.num_iters_warmup + options.num_iters
-    iterations: list[Iteration] = []
+    runs: dict[int, list[RunValues]] = {size: [] for size in sizes}
     vocab_size = engine.facts.model_config.vocab_size
-    forced_requests(engine, options.workload(vocab_size, 0))
-    with progress_bar("iterations", total) as advance:
-        for token_round in range(total):
-            run_forced(engine, log, options.workload(vocab_size, token_round))
-            _check_one_batch(log.events, options)
-            iterations.append(measure_iteration(log.events))
+    forced_requests(engine, options.workload(sizes[-1], vocab_size, 0))
+    with progress_bar("iterations", total * len(sizes)) as advance:
+        for token_round in range(total * len(sizes)):
+            size = sizes[token_round % len(sizes)]
+            run_forced(engine, log, options.workload(size, vocab_size, token_round))
+            _check_one_batch(log.events, options, size)
+            iteration = measure_iteration(log.events)
+            decode = iteration.decode_per_token
+            runs[size].append(asdict(iteration) | {"decode_tokens_per_s": decode and size / decode})
             advance()
-    return iterations[options.num_iters_warmup :]
+    return {size: values[options.num_iters_warmup :] for size, values in runs.items()}
+
+
+def largest_useful_size(runs: Mapping[int, Sequence[RunValues]]) -> list[str]:
+    """A line on the batch size from which on larger ones gain little; empty without several sizes or decode steps.
+
+    The fastest iteration of each size counts: other programs on the machine only make iterations slower.
+    """
+    speeds = {size: max(run["decode_tokens_per_s"] or 0.0 for run in values) for size, values in runs.items()}
+    best = max(speeds.values())
+    if len(runs) == 1 or not best:
+        return []
+    size = next(size for size, speed in speeds.items() if speed >= CLOSE_TO_BEST * best)
+    line = f"batch size {size} is the smallest with at least {CLOSE_TO_BEST:.0%} of the highest decode speed (maximum)"
+    return [f"{line}; larger ones were not measured" if size == max(runs) else line]
 
 
 def measure_iteration(events: Sequence[Event]) -> Iteration:
@@ -121,8 +151,8 @@ def measure_iteration(events: Sequence[Event]) -> Iteration:
     )
 
 
-def _check_one_batch(events: Sequence[Event], options: LatencyOptions) -> None:
-    batch = f"batch_size={options.batch_size} requests of {options.input_len} + {options.output_len} tokens"
+def _check_one_batch(events: Sequence[Event], options: LatencyOptions, batch_size: int) -> None:
+    batch = f"batch_size={batch_size} requests of {options.input_len} + {options.output_len} tokens"
     for event in events:
         if isinstance(event, RequestWaiting) and event.reason in CAPACITY_WAIT_REASONS:
             raise ConfigError(

@@ -324,7 +324,7 @@ REPORTED_METRICS: Final = (
     ReportedMetric("internal", "KV slots, internal fragmentation", "%", 100),
     ReportedMetric("external", "KV slots, external fragmentation", "%", 100),
     ReportedMetric("free", "KV slots free", "%", 100),
-    ReportedMetric("waste", "KV slots wasted (reserved, internal, external)", "%", 100),
+    ReportedMetric("waste", "KV slots wasted", "%", 100),
     ReportedMetric("preemptions", "preemptions", ""),
     ReportedMetric("recomputed_tokens", "tokens computed again after preemption", ""),
     ReportedMetric("swapped_blocks", "blocks copied to and from the swap space", ""),
