@@ -14,7 +14,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import RequestArrived, RequestFinished, Step
 from chairlift.lab.lesson import page_data as data_module
 from chairlift.lab.lesson import summary
-from chairlift.lab.lesson.page import inline_modules, render_page, write_page
+from chairlift.lab.lesson.page import EXPORT, FOLDERS, IMPORT, inline_modules, render_page, write_page
 from chairlift.lab.lesson.page_data import (
     EXPLORED,
     LIMITS,
@@ -119,6 +119,21 @@ def test_the_page_is_one_file_without_links_to_others(data: dict[str, Any], tmp_
     assert embedded["rows"] == data["rows"]
     assert "&lt;/script&gt;&lt;b&gt;" in text
     assert text == render_page({**data, "title": "</script><b>"})
+
+
+def test_modules_of_all_pages_import_what_others_export() -> None:
+    """The lesson imports modules of the live page."""
+    sources = {
+        Path(str(file)).name: file.read_text(encoding="utf-8")
+        for folder in FOLDERS
+        for file in folder.iterdir()
+        if file.is_file()
+    }
+    imports = [(name, *found) for name, source in sources.items() for found in IMPORT.findall(source)]
+    assert len(imports) > 20
+    for name, imported, module in imports:
+        wanted = set(re.findall(r"(\w+)(?: as \w+)?", imported.strip("{}")))
+        assert wanted <= set(EXPORT.findall(sources[module])), f"{name} imports from {module}"
 
 
 def test_a_module_is_inlined_once_and_after_what_it_imports() -> None:
