@@ -81,22 +81,9 @@ class EngineRequest:
     lora_id: int = 0
 
     def to_request(self) -> Request:
-        return Request(
-            self.request_id,
-            self.prompt_token_ids,
-            self.sampling_params,
-            self.max_tokens,
-            stop_token_ids=frozenset(self.stop_token_ids),
-            arrival_time=self.arrival_time,
-            priority=self.priority,
-            leader_id=self.leader_id,
-            output_len=self.output_len,
-            seed=self.seed,
-            tenant=self.tenant,
-            cache_salt=self.cache_salt,
-            deadline=self.deadline,
-            lora_id=self.lora_id,
-        )
+        """The request of the engine core, which has these fields too."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return Request(**{**values, "stop_token_ids": frozenset(self.stop_token_ids)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +305,6 @@ class InputProcessor:
         default = self.limits.default_max_tokens(len(token_ids))
         self._check_lengths(params, len(token_ids), max_output, default)
         self._check_effects(params, priority)
-        self._check_token_ids(params)
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
         self._constraints.compile(params)
         params = self._constraints.resolve(params, stop_token_ids)
@@ -413,9 +399,3 @@ class InputProcessor:
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             raise RequestError(f"{param} contains a token id outside 0..{self._vocab_size - 1}", param)
         return token_ids
-
-    def _check_token_ids(self, params: SamplingParams) -> None:
-        for name, token_ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            for token_id in token_ids:
-                if token_id >= self._vocab_size:
-                    raise RequestError(f"{name}: token id {token_id} is outside 0..{self._vocab_size - 1}", name)

@@ -52,12 +52,13 @@ class OutputConstraints:
         return self._grammars
 
     def resolve(self, params: SamplingParams, stop_token_ids: Iterable[int]) -> SamplingParams:
-        """Replace the bad words of the parameters by token ids.
+        """Check the token ids of the parameters, and replace the bad words by token ids.
 
         Raises:
             RequestError: a word cannot be tokenized, a token is outside the vocabulary, or no token is left to sample.
         """
-        self._check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
+        for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
+            self._check_vocabulary(name, getattr(params, name) or ())
         words = [ids for word in params.bad_words for ids in self._token_ids(word)]
         for word in words:
             self._check_vocabulary("bad_words", word)
