@@ -36,7 +36,7 @@ def throughput(*, as_json: Json = False, options: ThroughputOptions, config: Ben
 @bench.command
 @with_options
 def latency(*, as_json: Json = False, options: LatencyOptions, config: BenchedEngine) -> None:
-    """Measure the latency of one batch, or of batches of several sizes, with prefill and decode separately, without HTTP."""
+    """Measure the latency of batches of one size or several, with prefill and decode separately, without HTTP."""
     prepare_engine()
     from chairlift.lab.bench.latency import run_latency
 
