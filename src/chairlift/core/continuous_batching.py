@@ -83,7 +83,7 @@ class RunningBatch(ABC):
             self.running.sort(key=self.waiting.key)
 
     def end_step(self, plan: StepPlan) -> None:
-        """Add what was removed, preempted and copied since the last planned step, and the states to keep, to the plan."""
+        """Add to the plan what was removed, preempted and copied since the last one, and the states to keep."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
         self._kv.plan_checkpoints(plan.output, plan.requests)
@@ -258,7 +258,7 @@ class ContinuousBatching(RunningBatch):
             budget -= count
 
     def _try_to_allocate(self, request: Request, budget: int) -> WaitReason | None:
-        """Allocate the memory of the head of the queue, whose tokens `budget` limits; returns why it must wait, if so."""
+        """Allocate the memory of the head of the queue, within the token budget; returns why it must wait, if so."""
         if len(self.running) >= self._config.max_num_seqs:
             return WaitReason.SEATS
         if request.num_pending_tokens:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -44,7 +45,7 @@ FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit
 
 
 def opt_plan(load: PlannedWorkload = FIXED, memory_bytes: int | None = None, **options: object) -> DeploymentPlan:
-    config = EngineConfig(device="cuda", **options)  # type: ignore[arg-type]
+    config = EngineConfig(**{"device": "cuda", **options})  # type: ignore[arg-type]
     return make_plan(OPT_13B, config, load, memory_bytes=memory_bytes, hardware=A100)
 
 
@@ -119,6 +120,19 @@ def test_the_explanation_adds_up() -> None:
     assert pool.num_bytes + total(memory.weights) + total(memory.activations) <= 36 * GIB
     assert f"{plan.fit.num_fit:,} requests write" in text
     assert "flops_efficiency: 0.6" in text
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_plan_counts_the_swap_space_which_is_host_memory(device: str) -> None:
+    options: dict[str, Any] = {"memory_bytes": 64 * GIB, "max_num_seqs": 512, "device": device, "kernels": "torch"}
+    plan = opt_plan(**options)
+    swapping = opt_plan(**options, preemption_mode="swap", swap_space=2)
+    block_bytes = plan.memory.pool.block_bytes
+    assert swapping.memory.pool.num_swap_blocks == 2 * GIB // block_bytes
+    lost = (plan.memory.pool.num_blocks - swapping.memory.pool.num_blocks) * block_bytes
+    assert 2 * GIB - block_bytes < lost < 2 * GIB + block_bytes if device == "cpu" else lost == 0
+    assert "--preemption-mode swap --swap-space 2" in swapping.serve
+    assert (f"- {2 * GIB:,} of swap space" in "\n".join(explain(swapping))) is (device == "cpu")
 
 
 def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
