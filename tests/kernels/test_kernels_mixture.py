@@ -100,8 +100,9 @@ def test_norms_of_routers_and_scales_of_experts(kernels: str, routing: ExpertRou
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 @pytest.mark.parametrize("softmax", ["all", "chosen"])
-def test_routing_by_sigmoid_with_a_bias_of_the_choice(kernels: str, softmax: Any) -> None:
-    routing = ExpertRouting(3, softmax, has_sigmoid=True, sum_eps=1e-6, scale=2.5)
+@pytest.mark.parametrize("has_sigmoid", [True, False])
+def test_routing_by_sigmoid_with_a_bias_of_the_choice(kernels: str, softmax: Any, has_sigmoid: bool) -> None:
+    routing = ExpertRouting(3, softmax, has_sigmoid=has_sigmoid, sum_eps=1e-6 if has_sigmoid else 0.0, scale=2.5)
     fast, slow, unbiased = (
         make_mixture(each, RandomExperts(), routing, norm=RMS_NORM, has_selection_bias=has_bias)
         for each, has_bias in ((get_kernels(kernels), True), (REFERENCE, True), (REFERENCE, False))
@@ -221,7 +222,9 @@ def test_layers_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(ValueError, match="one output for each expert"):
         native.ExpertMixture(router, [up], [down], 1, True)
     with pytest.raises(ValueError, match="expert_scales must have one value for each expert"):
-        native.ExpertMixture(router, [up, up], [down, down], 2, True, torch.ones(3).numpy())
+        native.ExpertMixture(router, [up, up], [down, down], 2, True, expert_scales=torch.ones(3).numpy())
+    with pytest.raises(ValueError, match="selection_bias must have one value for each expert"):
+        native.ExpertMixture(router, [up, up], [down, down], 2, True, selection_bias=torch.ones(1).numpy())
     with pytest.raises(ValueError, match="as many layers"):
         native.ExpertMixture(router, [up, up], [down], 1, True)
     with pytest.raises(ValueError, match="experts_per_token must be from 1 to 2, got 3"):

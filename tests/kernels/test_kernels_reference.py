@@ -146,6 +146,7 @@ def test_norms_and_activation(dtype: torch.dtype) -> None:
     prologues = {
         NO_PROLOGUE: x,
         Prologue("relu"): F.relu(x),
+        Prologue("relu2"): F.relu(x) ** 2,
         Prologue("silu_and_mul"): F.silu(x[:, :12]) * x[:, 12:],
         Prologue("swigluoai_and_mul"): swigluoai(x[:, :12]) * (x[:, 12:].clamp(-7, 7) + 1),
         Prologue("gelu_tanh_and_mul"): F.gelu(x[:, :12], approximate="tanh") * x[:, 12:],

@@ -14,6 +14,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ModelLoadError
 from chairlift.models.registry import read_gguf_config, read_hf_config
+from chairlift.models.torch_operations import torch_operations
 
 LFM2_1B: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"],
@@ -104,6 +105,7 @@ def test_experts_are_chosen_by_sigmoids_with_a_bias() -> None:
     assert mixture.router is not None
     assert mixture.router.selection_bias == "model.layers.2.feed_forward.expert_bias"
     assert mixture.router.routing.has_sigmoid
+    assert torch_operations(config) == []
 
 
 def test_gguf_files_have_no_kv_heads_in_layers_with_a_convolution() -> None:

@@ -9,6 +9,7 @@ from test_granite4 import GRANITE_4_MICRO
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.registry import read_gguf_config, read_hf_config
+from chairlift.models.torch_operations import torch_operations
 
 GRANITE_4_H: dict[str, Any] = {
     **GRANITE_4_MICRO,
@@ -114,6 +115,7 @@ def test_a_layer_of_nemotron_h_has_one_branch() -> None:
     kinds = [(bool(each.recurrence), bool(each.attention), bool(each.feed_forward)) for each in config.layers]
     mamba, attention, network = (True, False, False), (False, True, False), (False, False, True)
     assert kinds == [mamba, network, mamba, network, attention, network, mamba, network]
+    assert torch_operations(config) == []
 
 
 @pytest.mark.parametrize(

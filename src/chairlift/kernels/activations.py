@@ -17,7 +17,7 @@ SWIGLUOAI_LIMIT: Final = 7.0
 """The constants of "swigluoai", the activation of gpt-oss."""
 
 NativePrologueKind = Literal[
-    "none", "rms_norm", "layer_norm", "silu_and_mul", "gelu_tanh_and_mul", "swigluoai_and_mul", "relu"
+    "none", "rms_norm", "layer_norm", "silu_and_mul", "gelu_tanh_and_mul", "swigluoai_and_mul", "relu", "relu2"
 ]
 NATIVE_PROLOGUES: Final[tuple[str, ...]] = get_args(NativePrologueKind)
 """The norms and row kernels that native kernels compute before a product. Torch computes the others there too."""

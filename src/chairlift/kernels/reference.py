@@ -38,6 +38,7 @@ OUTLIER_AFTER: Final[dict[NativePrologueKind, float]] = {
     "gelu_tanh_and_mul": 12,
     "swigluoai_and_mul": 12,
     "relu": 12,
+    "relu2": 12,
 }
 """The threshold of outliers among the inputs of a quantized product, in multiples of the mean magnitude of their group,
 by the prologue that computed them."""
@@ -50,6 +51,7 @@ OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = {
     "gelu_tanh_and_mul": 6,
     "swigluoai_and_mul": 6,
     "relu": 6,
+    "relu2": 6,
 }
 """The same in multiples of the mean magnitude of the row, where a row has one scale."""
 

@@ -27,8 +27,3 @@ class ExpertRouting:
     has_sigmoid: bool = False
     sum_eps: float = 0.0
     scale: float = 1.0
-
-    @property
-    def is_plain_softmax(self) -> bool:
-        """Whether the routing is one that native kernels have."""
-        return not self.has_sigmoid and self.scale == 1

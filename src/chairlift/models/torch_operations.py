@@ -16,9 +16,6 @@ def torch_operations(config: ModelConfig) -> list[str]:
     operations = [f"activation {kernel}" for kernel in kernels if kernel not in NATIVE_PROLOGUES]
     if any(network.gate_multiplier != 1 for layer in config.layers for network in layer.feed_forwards):
         operations.append("factors of gates")
-    routers = [layer.mixture.router for layer in config.layers if layer.mixture is not None]
-    if any(router is not None and not router.routing.is_plain_softmax for router in routers):
-        operations.append("routing by sigmoid")
     return operations
 
 

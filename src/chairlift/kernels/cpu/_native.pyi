@@ -156,7 +156,7 @@ class FusedLinear:
             Their formats are equal, or all of them have blocks.
         bias: float32 [out_features], copied; None adds nothing.
         prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
-            "gelu_tanh_and_mul", "swigluoai_and_mul" or "relu".
+            "gelu_tanh_and_mul", "swigluoai_and_mul", "relu" or "relu2".
         norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
         norm_bias: float32 [in_features], copied; for "layer_norm".
         eps: The constant that both norms add to the variance.
@@ -319,9 +319,14 @@ class ExpertMixture:
         router: The layer of the logits, with one output for each expert.
         up, down: The layers of each expert, kept alive. The prologue of `up` is usually a norm, and that of `down` the
             activation.
-        experts_per_token: The number of experts with the largest logits that compute a row.
-        softmax_of_chosen: Whether weights are the softmax over the logits of the chosen experts, or over those of all.
+        experts_per_token: The number of experts with the largest scores that compute a row.
+        of_chosen: Whether weights are shares of the sum over the chosen experts, or over all.
         expert_scales: float32 [num_experts], copied, the factors of the weights; None for no factors.
+        has_sigmoid: Whether a score is the sigmoid of a logit instead of its exponential. Without `of_chosen` it is the
+            weight.
+        sum_eps: Is added to the sum of the sigmoids of the chosen experts.
+        scale: The factor of all weights.
+        selection_bias: float32 [num_experts], copied, is added to the scores for the choice only; None for no bias.
 
     Raises:
         ValueError: The layers do not fit, or there are fewer experts than experts_per_token.
@@ -333,8 +338,13 @@ class ExpertMixture:
         up: Sequence[FusedLinear],
         down: Sequence[FusedLinear],
         experts_per_token: int,
-        softmax_of_chosen: bool,
+        of_chosen: bool,
         expert_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        has_sigmoid: bool = False,
+        sum_eps: float = 0.0,
+        scale: float = 1.0,
+        selection_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None = None,
     ) -> None: ...
     def __call__(self, x_ptr: int, x_stride: int, num_rows: int, out_ptr: int, out_stride: int) -> None:

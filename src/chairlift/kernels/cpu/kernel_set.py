@@ -84,7 +84,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         return ComposedFeedForward(up, down)
 
     def make_mixture(mixture: Mixture) -> RowKernel:
-        if mixture.activation in NATIVE_PROLOGUES and mixture.routing.is_plain_softmax:
+        if mixture.activation in NATIVE_PROLOGUES:
             return NativeMixture(native, mixture, buffers)
         # The result of a dense network beside the experts is in the other buffers.
         return group_mixture(mixture, partial(make_linear, own=expert_buffers), torch_ops.make_prologue)
@@ -249,14 +249,14 @@ class NativeMixture:
     """A mixture of experts in one native call, which groups the rows by expert.
 
     Attributes:
-        num_bytes: the size of the norms, of which the experts share one, of the biases and of the scales.
+        num_bytes: the size of the norms, of which the experts share one, and of the vectors.
     """
 
     def __init__(self, native: NativeExtension, mixture: Mixture, buffers: RowBuffers) -> None:
         shared, self.num_bytes = _native_norm(native, mixture.norm)
         own, own_bytes = (shared, 0) if mixture.router_norm is None else _native_norm(native, mixture.router_norm)
-        scales = _vector(mixture.expert_scales)
-        self.num_bytes += own_bytes + _num_bytes(scales)
+        scales, bias = _vector(mixture.expert_scales), _vector(mixture.selection_bias)
+        self.num_bytes += own_bytes + _num_bytes(scales, bias)
         self._matrices: list[NativeMatrix] = []
         router = native.FusedLinear(*self._add(mixture.router), own)
         ups, downs = [], []
@@ -264,8 +264,10 @@ class NativeMixture:
             ups.append(native.FusedLinear(*self._add(up), shared))
             downs.append(native.FusedLinear(*self._add(down), mixture.activation))
         routing = mixture.routing
+        is_softmax = not routing.has_sigmoid and routing.scale == 1 and bias is None
+        options = () if is_softmax else (routing.has_sigmoid, routing.sum_eps, routing.scale, bias)
         self._kernel = native.ExpertMixture(
-            router, ups, downs, routing.experts_per_token, routing.softmax == "chosen", scales
+            router, ups, downs, routing.experts_per_token, routing.softmax == "chosen", scales, *options
         )
         self._buffers = buffers
 

@@ -28,8 +28,9 @@ inline Prologue parse_prologue(const std::string& name) {
   if (name == "gelu_tanh_and_mul") return Prologue::gelu_tanh_and_mul;
   if (name == "swigluoai_and_mul") return Prologue::swigluoai_and_mul;
   if (name == "relu") return Prologue::relu;
+  if (name == "relu2") return Prologue::relu2;
   const char* const known =
-      "none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu";
+      "none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu, relu2";
   throw nanobind::value_error((std::string("prologue must be one of ") + known + ", got '" + name + "'").c_str());
 }
 

@@ -167,7 +167,7 @@ Args:
         Their formats are equal, or all of them have blocks.
     bias: float32 [out_features], copied; None adds nothing.
     prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
-        "gelu_tanh_and_mul", "swigluoai_and_mul" or "relu".
+        "gelu_tanh_and_mul", "swigluoai_and_mul", "relu" or "relu2".
     norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
     norm_bias: float32 [in_features], copied; for "layer_norm".
     eps: The constant that both norms add to the variance.

@@ -58,6 +58,14 @@ static inline F gelu_tanh_inner(F x) {
   return mul(x, fma(mul(x, x), set1(0.044715f * kFactor), set1(kFactor)));
 }
 
+// max(x, 0)^2 (So et al., 2021).
+static void squared_relu(Row x, int64_t n, float* y) {
+  each(n, y, [&](int64_t i, int count) {
+    const F positive = max(x.part(i, count), zero());
+    return mul(positive, positive);
+  });
+}
+
 static void prologue(const PrologueArgs& args, const float* at, const float* next, int64_t n, float* y) {
   const Row x = {at, next};
   switch (args.kind) {
@@ -67,6 +75,7 @@ static void prologue(const PrologueArgs& args, const float* at, const float* nex
     case Prologue::gelu_tanh_and_mul: return gate_and_mul(x, n, y, gelu_tanh_inner);
     case Prologue::swigluoai_and_mul: return clamped_gate_and_mul(x, n, y);
     case Prologue::relu: return each(n, y, [&](int64_t i, int count) { return max(x.part(i, count), zero()); });
+    case Prologue::relu2: return squared_relu(x, n, y);
     case Prologue::none: return each(n, y, [&](int64_t i, int count) { return x.part(i, count); });
   }
 }

@@ -93,7 +93,7 @@ struct StripeTask {
   bool add;  // out += instead of out =
 };
 
-enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu };
+enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu, relu2 };
 
 constexpr bool is_norm(Prologue kind) { return kind == Prologue::rms_norm || kind == Prologue::layer_norm; }
 constexpr bool is_gated(Prologue kind) {

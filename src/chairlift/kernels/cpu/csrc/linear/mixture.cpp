@@ -31,7 +31,7 @@ void each_row(int64_t rows, const Body& body) {
 
 }  // namespace
 
-// One expert of a row: first with its logit, then with its weight.
+// One expert of a row: first with its score, then with its weight.
 struct Mixture::Choice {
   int32_t expert;
   float weight;
@@ -54,22 +54,19 @@ struct Mixture::Groups {
   int32_t* first;
 };
 
-Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> experts, int64_t experts_per_token,
-                 bool softmax_of_chosen, std::vector<float> expert_scales)
-    : router_(std::move(router)),
-      experts_(std::move(experts)),
-      experts_per_token_(experts_per_token),
-      softmax_of_chosen_(softmax_of_chosen),
-      expert_scales_(std::move(expert_scales)) {
+Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> experts, Routing routing)
+    : router_(std::move(router)), experts_(std::move(experts)), routing_(std::move(routing)) {
   const auto num_experts = static_cast<int64_t>(experts_.size());
   const int64_t size = router_->in_features();
   if (router_->out_features() != num_experts || num_experts == 0)
     throw std::invalid_argument("the router must have one output for each expert");
-  if (!expert_scales_.empty() && expert_scales_.size() != experts_.size())
-    throw std::invalid_argument("expert_scales must have one value for each expert");
-  if (experts_per_token < 1 || experts_per_token > num_experts)
+  for (const auto& [name, values] : {std::pair("expert_scales", &routing_.expert_scales),
+                                     std::pair("selection_bias", &routing_.selection_bias)})
+    if (!values->empty() && values->size() != experts_.size())
+      throw std::invalid_argument(std::string(name) + " must have one value for each expert");
+  if (routing_.experts_per_token < 1 || routing_.experts_per_token > num_experts)
     throw std::invalid_argument("experts_per_token must be from 1 to " + std::to_string(num_experts) + ", got " +
-                                std::to_string(experts_per_token));
+                                std::to_string(routing_.experts_per_token));
   inner_size_ = experts_[0].up->out_features();
   for (const Expert& expert : experts_)
     if (expert.up->in_features() != size || expert.down->out_features() != size ||
@@ -77,32 +74,47 @@ Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> exper
       throw std::invalid_argument("all experts must have the input size of the router and equal inner sizes");
 }
 
-// Writes the experts of a row with the largest logits, and their weights. Of equal logits the first is chosen.
-void Mixture::choose(const float* logits, Choice* choices) const {
+// Writes the experts of a row with the largest scores, and their weights. Of equal scores the first is chosen. The logits
+// are overwritten by scores.
+void Mixture::choose(float* logits, Choice* choices) const {
   const auto num_experts = static_cast<int32_t>(experts_.size());
-  const int64_t most = experts_per_token_;
+  const int64_t most = routing_.experts_per_token;
   int64_t count = 0;
   for (int32_t expert = 0; expert < num_experts; ++expert) {
-    const float logit = logits[expert];
-    if (count == most && !(logit > choices[most - 1].weight)) continue;
+    if (routing_.has_sigmoid) logits[expert] = 1.0f / (1.0f + std::exp(-logits[expert]));
+    float score = logits[expert];
+    if (!routing_.selection_bias.empty()) score += routing_.selection_bias[static_cast<size_t>(expert)];
+    if (count == most && !(score > choices[most - 1].weight)) continue;
     int64_t at = count < most ? count++ : most - 1;
-    for (; at > 0 && logit > choices[at - 1].weight; --at) choices[at] = choices[at - 1];
-    choices[at] = {expert, logit};
+    for (; at > 0 && score > choices[at - 1].weight; --at) choices[at] = choices[at - 1];
+    choices[at] = {expert, score};
   }
-  const float top = choices[0].weight;
-  float sum = 0;
-  if (softmax_of_chosen_)
-    for (int64_t i = 0; i < most; ++i) sum += std::exp(choices[i].weight - top);
+  for (int64_t i = 0; i < most; ++i) choices[i].weight = logits[choices[i].expert];
+  if (!routing_.has_sigmoid) to_exponentials(logits, choices);
+  float sum = routing_.sum_eps;
+  if (routing_.of_chosen)
+    for (int64_t i = 0; i < most; ++i) sum += choices[i].weight;
+  else if (routing_.has_sigmoid)
+    sum = 1.0f;
   else
-    for (int32_t expert = 0; expert < num_experts; ++expert) sum += std::exp(logits[expert] - top);
+    for (int32_t expert = 0; expert < num_experts; ++expert) sum += logits[expert];
   for (int64_t i = 0; i < most; ++i) {
-    choices[i].weight = std::exp(choices[i].weight - top) / sum;
-    if (!expert_scales_.empty()) choices[i].weight *= expert_scales_[static_cast<size_t>(choices[i].expert)];
+    choices[i].weight = choices[i].weight / sum * routing_.scale;
+    if (!routing_.expert_scales.empty())
+      choices[i].weight *= routing_.expert_scales[static_cast<size_t>(choices[i].expert)];
   }
 }
 
+// Replaces the logits of a row, and those of its choices, by exp(logit - largest logit).
+void Mixture::to_exponentials(float* logits, Choice* choices) const {
+  const float top = *std::max_element(logits, logits + experts_.size());
+  for (int64_t i = 0; i < routing_.experts_per_token; ++i) choices[i].weight = std::exp(choices[i].weight - top);
+  if (routing_.of_chosen) return;
+  for (size_t expert = 0; expert < experts_.size(); ++expert) logits[expert] = std::exp(logits[expert] - top);
+}
+
 Mixture::Groups Mixture::group(const Choice* choices, int64_t rows, void* memory) const {
-  const int64_t num_choices = rows * experts_per_token_;
+  const int64_t num_choices = rows * routing_.experts_per_token;
   const Groups groups(memory, num_choices);
   std::fill_n(groups.first, experts_.size() + 1, 0);
   for (int64_t i = 0; i < num_choices; ++i) ++groups.first[choices[i].expert];
@@ -110,7 +122,7 @@ Mixture::Groups Mixture::group(const Choice* choices, int64_t rows, void* memory
   for (size_t expert = 0; expert <= experts_.size(); ++expert) end = groups.first[expert] += end;
   for (int64_t i = num_choices - 1; i >= 0; --i) {  // from the last, so that `first` ends at the first rows
     const int32_t at = --groups.first[choices[i].expert];
-    groups.rows[at] = static_cast<int32_t>(i / experts_per_token_);
+    groups.rows[at] = static_cast<int32_t>(i / routing_.experts_per_token);
     groups.weights[at] = choices[i].weight;
   }
   return groups;
@@ -127,14 +139,14 @@ void Mixture::operator()(const float* x, int64_t x_stride, int64_t rows, float* 
   thread_local ReusableMemory routing_memory, group_memory, row_memory;
   if (rows <= 0) return;
   const auto num_experts = static_cast<int64_t>(experts_.size());
-  const int64_t size = router_->in_features(), num_choices = rows * experts_per_token_;
+  const int64_t size = router_->in_features(), num_choices = rows * routing_.experts_per_token;
   auto* const choices = static_cast<Choice*>(
       routing_memory.get(static_cast<size_t>(num_choices) * sizeof(Choice) +
                          static_cast<size_t>(rows * num_experts) * sizeof(float)));
   auto* const logits = reinterpret_cast<float*>(choices + num_choices);
   (*router_)(x, x_stride, rows, logits, num_experts, false);
   each_row(rows, [&](int64_t row) {
-    choose(logits + row * num_experts, choices + row * experts_per_token_);
+    choose(logits + row * num_experts, choices + row * routing_.experts_per_token);
     std::fill_n(out + row * out_stride, size, 0.0f);
   });
   const Groups groups = group(choices, rows, group_memory.get(Groups::num_bytes(num_choices, num_experts)));

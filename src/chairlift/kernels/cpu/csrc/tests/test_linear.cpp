@@ -18,7 +18,8 @@ namespace {
 constexpr WeightFormat kRounded[] = {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::int8,
                                      WeightFormat::bf16, WeightFormat::f16,  WeightFormat::f32};
 const std::vector<Prologue> kPrologues = {Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu_and_mul,
-                                          Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul, Prologue::relu};
+                                          Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul, Prologue::relu,
+                                          Prologue::relu2};
 
 struct Case {
   WeightFormat format;
@@ -47,6 +48,7 @@ std::vector<double> prepared(const Case& c, const float* x, const std::vector<fl
     if (c.has_norm()) y[i] = (y[i] - mean) / std::sqrt(squares + eps) * weight[i];
     if (c.prologue == Prologue::layer_norm) y[i] += bias[i];
     if (c.prologue == Prologue::relu) y[i] = std::max(y[i], 0.0);
+    if (c.prologue == Prologue::relu2) y[i] = std::max(y[i], 0.0) * std::max(y[i], 0.0);
     if (c.prologue == Prologue::silu_and_mul) y[i] = y[i] / (1 + std::exp(-y[i])) * x[n + i];
     if (c.prologue == Prologue::gelu_tanh_and_mul)
       y[i] = 0.5 * y[i] * (1 + std::tanh(std::sqrt(2 / M_PI) * (y[i] + 0.044715 * y[i] * y[i] * y[i]))) * x[n + i];

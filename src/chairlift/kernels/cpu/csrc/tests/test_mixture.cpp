@@ -47,24 +47,29 @@ struct Experts {
     }
   }
 
-  Mixture mixture(int64_t experts_per_token, bool softmax_of_chosen) const {
+  Mixture mixture(const Routing& routing) const {
     std::vector<Mixture::Expert> experts;
     for (size_t i = 0; i < up.size(); ++i) experts.push_back({up[i].linear, down[i].linear});
-    return {router.linear, experts, experts_per_token, softmax_of_chosen};
+    return {router.linear, experts, routing};
   }
 
-  std::vector<double> of(const std::vector<double>& x, int64_t experts_per_token, bool softmax_of_chosen) const {
-    const std::vector<double> logits = router.of(x);
-    std::vector<size_t> order(logits.size());
+  std::vector<double> of(const std::vector<double>& x, const Routing& routing) const {
+    std::vector<double> scores = router.of(x);
+    for (double& score : scores) score = routing.has_sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score);
+    const auto rank = [&](size_t expert) {
+      return scores[expert] + (routing.selection_bias.empty() ? 0 : routing.selection_bias[expert]);
+    };
+    std::vector<size_t> order(scores.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
-    const auto chosen = static_cast<size_t>(experts_per_token);
-    double total = 0;
-    for (size_t i = 0; i < (softmax_of_chosen ? chosen : logits.size()); ++i) total += std::exp(logits[order[i]]);
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank(a) > rank(b); });
+    const auto chosen = static_cast<size_t>(routing.experts_per_token);
+    double total = routing.sum_eps;
+    for (size_t i = 0; i < (routing.of_chosen ? chosen : scores.size()); ++i) total += scores[order[i]];
+    if (routing.has_sigmoid && !routing.of_chosen) total = 1;
     std::vector<double> sum(x.size());
     for (size_t i = 0; i < chosen; ++i) {
       const std::vector<double> y = down[order[i]].of(silu_and_mul(up[order[i]].of(x)));
-      for (size_t k = 0; k < y.size(); ++k) sum[k] += std::exp(logits[order[i]]) / total * y[k];
+      for (size_t k = 0; k < y.size(); ++k) sum[k] += routing.scale * scores[order[i]] / total * y[k];
     }
     return sum;
   }
@@ -73,17 +78,17 @@ struct Experts {
   std::vector<Layer> up, down;
 };
 
-void check_case(int64_t num_experts, int64_t experts_per_token, bool softmax_of_chosen, int64_t rows, Random& random) {
+void check_case(int64_t num_experts, const Routing& routing, int64_t rows, Random& random) {
   subject() = "mixture of " + std::to_string(num_experts) + " experts, " + std::to_string(rows) + " rows";
   const Experts experts(num_experts, random);
-  const Mixture mixture = experts.mixture(experts_per_token, softmax_of_chosen);
+  const Mixture mixture = experts.mixture(routing);
   const int64_t stride = kInputs + 3;
   const std::vector<float> x = random.normals(rows * stride);
   std::vector<float> out(static_cast<size_t>(rows * stride), 7.0f);
   mixture(x.data(), stride, rows, out.data(), stride);
   for (int64_t row = 0; row < rows; ++row) {
     const float* const own = x.data() + row * stride;
-    const std::vector<double> expected = experts.of({own, own + kInputs}, experts_per_token, softmax_of_chosen);
+    const std::vector<double> expected = experts.of({own, own + kInputs}, routing);
     for (int64_t i = 0; i < kInputs; ++i)
       CHECK(near(out[static_cast<size_t>(row * stride + i)], expected[static_cast<size_t>(i)], 1e-4));
     for (int64_t i = kInputs; i < stride; ++i) CHECK(out[static_cast<size_t>(row * stride + i)] == 7.0f);
@@ -100,9 +105,11 @@ void test_mixture() {
   for (const int64_t rows : {1, 4, 5, 9, 40})
     for (const int64_t num_experts : {1, 3, 7})
       for (const int64_t chosen : {int64_t{1}, num_experts})
-        for (const bool softmax_of_chosen : {false, true}) {
+        for (const bool of_chosen : {false, true}) {
           Pool::get().set_num_threads(static_cast<int>(rows % 3 + 1));
-          check_case(num_experts, chosen, softmax_of_chosen, rows, random);
+          check_case(num_experts, {chosen, of_chosen}, rows, random);
+          const std::vector<float> bias = random.normals(num_experts, 0.5f);
+          check_case(num_experts, {chosen, of_chosen, true, 0.1f, 2.5f, {}, bias}, rows, random);
         }
   Pool::get().set_num_threads(3);
 }
