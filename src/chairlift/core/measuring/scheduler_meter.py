@@ -143,6 +143,8 @@ class SchedulerMeter:
         self._waits.stop(request)
         meter: RequestMeter = request.meter
         meter.start_holding(self._kv.num_held_slots(request), num_written_slots(request, self._kv), now)
+        if meter.recompute_until > request.num_computed_tokens:
+            self._recomputing[request.request_id] = request
         if (num_matched := self._kv.num_matched_tokens(request)) > request.num_computed_tokens:
             self._matched[request.request_id] = num_matched
         if meter.first_scheduled_time is None:
@@ -177,7 +179,7 @@ class SchedulerMeter:
         self.preempted.append(request.request_id)
         if displaced_by is not None:
             self._displaced[request.request_id] = displaced_by.request_id
-        self._recomputing[request.request_id] = request
+        self._recomputing.pop(request.request_id, None)
 
     def record_accepted_drafts(self, request: Request, count: int, scheduled_time: float) -> None:
         request.meter.write_moment += count * self._num_groups * scheduled_time

@@ -15,7 +15,6 @@ entered the level before it, and none of them keeps its seat for more than the q
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -23,6 +22,11 @@ from typing import Final
 from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from chairlift.core.queues.request_queue import Key, RequestQueue
 from chairlift.request import Request
+
+PROMPT_COST, OUTPUT_COST = int(PROMPT_TOKEN_COST), int(OUTPUT_TOKEN_COST)
+"""The costs as integers."""
+
+NO_LEVEL: Final = (0, 0)
 
 QUANTUM: Final = 32
 """The service that a request receives in level 0: the cost of 16 output tokens. Each level has twice that of the one
@@ -48,18 +52,31 @@ class MultilevelFeedbackQueue(RequestQueue):
         self._entries: deque[tuple[int, Request]] = deque()
         self._entered: dict[Request, int] = {}
         self._promoted_at: dict[Request, int] = {}
+        self._levels: dict[Request, tuple[int, int]] = {}
 
     def level(self, request: Request) -> int:
         """The level of the request by the service that it received, since its promotion if there was one."""
+        level, end = self._levels.get(request, NO_LEVEL)
+        if request.num_tokens >= end:
+            level, end = self._levels[request] = self._find_level(request)
+        return level
+
+    def _find_level(self, request: Request) -> tuple[int, int]:
+        """The level, and the number of tokens at which its quantum is used up."""
         num_output = request.num_tokens - request.num_prompt_tokens
         promoted_at = self._promoted_at.get(request)
-        if promoted_at is not None:
-            return _levels_used(OUTPUT_TOKEN_COST * (num_output - promoted_at), QUANTUM)
-        prompt_cost = PROMPT_TOKEN_COST * request.num_prompt_tokens
-        first = max(0, math.ceil(prompt_cost / QUANTUM) - 1).bit_length()
-        if not num_output:
-            return first
-        return first + _levels_used(prompt_cost + OUTPUT_TOKEN_COST * num_output, QUANTUM << first)
+        if promoted_at is None:
+            service = PROMPT_COST * request.num_prompt_tokens
+            first = ((service - 1) // QUANTUM).bit_length()
+            if not num_output:
+                return first, request.num_tokens + 1
+            service += OUTPUT_COST * num_output
+        else:
+            first, service = 0, OUTPUT_COST * (num_output - promoted_at)
+        quantum = QUANTUM << first
+        num_used = (service // quantum + 1).bit_length() - 1
+        left = quantum * ((2 << num_used) - 1) - service
+        return first + num_used, request.num_tokens - -left // OUTPUT_COST
 
     def key(self, request: Request) -> Key:
         return (self.level(request), self._entered.get(request, 0), request.arrival_index)
@@ -91,13 +108,10 @@ class MultilevelFeedbackQueue(RequestQueue):
 
     def _promote(self, request: Request) -> None:
         self.discard(request)
+        del self._levels[request]
         self._promoted_at[request] = request.num_tokens - request.num_prompt_tokens
         self.push(request)
 
     def forget(self, request: Request) -> None:
         self._promoted_at.pop(request, None)
-
-
-def _levels_used(service: float, quantum: int) -> int:
-    """The number of levels whose quanta a service has used up, from the one that has this quantum."""
-    return (int(service) // quantum + 1).bit_length() - 1
+        self._levels.pop(request, None)
