@@ -95,6 +95,7 @@ def started(manager: Any, **options: Any) -> EngineStarted:
         scheduling_policy=options.get("scheduling_policy", "fcfs"),
         kv=options.get("kv", "paged"),
         enable_prefix_caching=options.get("enable_prefix_caching", True) and options.get("kv", "paged") == "paged",
+        pacing_tokens_per_second=options.get("pacing_tokens_per_second"),
         batching=options.get("batching", "continuous"),
         kv_arena=None if options.get("kv", "paged") == "paged" else options.get("arena", "buddy"),
         static_batch_size=min(4, options.get("max_num_seqs", 8)) if options.get("batching") == "static" else None,

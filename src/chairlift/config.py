@@ -77,6 +77,7 @@ class SchedulerConfig:
     static_batch_size: int = DEFAULT_STATIC_BATCH_SIZE
     static_run_to: str = "batch"
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    pacing_tokens_per_second: float | None = None
     length_predictor: str = "none"
     step_time: StepTime | None = None
     speculative_config: SpeculativeConfig | None = None
@@ -99,6 +100,7 @@ class SchedulerConfig:
         return {
             **{name: getattr(self, name) for name in names},
             "length_predictor": self.length_predictor,
+            "pacing_tokens_per_second": self.pacing_tokens_per_second,
             "static_batch_size": self.static_batch_size if is_static else None,
             "static_run_to": self.static_run_to if is_static else None,
             "step_time": None if self.step_time is None else asdict(self.step_time),
@@ -117,6 +119,11 @@ class SchedulerConfig:
             raise ConfigError(
                 f"scheduling_policy={self.scheduling_policy} orders requests by predicted output lengths, got "
                 f"length_predictor=none: set --length-predictor history, max_tokens or oracle"
+            )
+        if self.pacing_tokens_per_second is not None and self.batching == "static":
+            raise ConfigError(
+                f"pacing_tokens_per_second={self.pacing_tokens_per_second:g} cannot be combined with batching=static, "
+                f"which returns no tokens before the end of the batch: remove one of them"
             )
         if self.batching == "static" and self.static_batch_size > self.max_num_seqs:
             raise ConfigError(
@@ -210,6 +217,12 @@ class EngineConfig:
         None,
         "Shares of tenants (API keys) under --scheduling-policy fair, as a=1,b=2. Other tenants have 1.",
         parse=parse_weights,
+    )
+    pacing_tokens_per_second: float | None = option(
+        None,
+        "Reading speed in output tokens per second, such as 6. If all seats are taken, streams that are ahead of their "
+        "readers give their seats to waiting requests. Default: no pacing.",
+        minimum=0.1,
     )
     length_predictor: str | None = option(
         None,
@@ -511,6 +524,7 @@ class EngineConfig:
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
             tenant_weights=self.tenant_weights or {},
+            pacing_tokens_per_second=self.pacing_tokens_per_second,
             length_predictor=self.length_predictor or DEFAULT_LENGTH_PREDICTOR.get(self.scheduling_policy, "none"),
             step_time=step_time,
             speculative_config=self.speculative,

@@ -60,6 +60,7 @@ class EngineStarted:
     kv: str
     enable_prefix_caching: bool
     length_predictor: str = "none"
+    pacing_tokens_per_second: float | None = None
     batching: str = "continuous"
     static_batch_size: int | None = None
     static_run_to: str | None = None

@@ -47,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         acceptance=st.sampled_from([None, 0.0, 0.5, 1.0]),
         checkpoints=CHECKPOINTS,
         num_swap_blocks=st.sampled_from([0, 0, 3, 30]),
+        speed=st.sampled_from([None, None, 0.2, 1.0]),
     )
     def start(
         self,
@@ -64,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         acceptance: float | None,
         checkpoints: tuple[int, int] | None,
         num_swap_blocks: int,
+        speed: float | None,
     ) -> None:
         self.kv = kv
         if kv != "paged" or checkpoints is not None:
@@ -82,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_seqs + extra_budget,
             max_model_len=self.max_model_len,
             scheduling_policy=policy,
+            pacing_tokens_per_second=speed if batching[0] == "continuous" else None,
             enable_prefix_caching=caching,
             steps_ahead=steps_ahead,
             kv=kv,

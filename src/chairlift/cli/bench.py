@@ -71,6 +71,7 @@ NOT_FOR_PERPLEXITY = (
     "static_run_to",
     "scheduling_policy",
     "tenant_weights",
+    "pacing_tokens_per_second",
     "length_predictor",
     "max_num_seqs",
     "kv",

@@ -21,6 +21,7 @@ ENGINE_OPTIONS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "scheduling_policy",
+    "pacing_tokens_per_second",
     "length_predictor",
     "batching",
     "static_batch_size",

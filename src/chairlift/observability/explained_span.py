@@ -26,6 +26,8 @@ HEAD_REASONS = {
 TURN_REASONS = {"dlpm": "which has a deficit left or a longer cached prefix"}
 """Why it is the turn of another tenant."""
 
+PACED = "which is ahead of it, or whose reader waits"
+
 DISPLACING_REASONS = {
     "srpt": "which has less work left than it had",
     "mlfq": "which is in a higher level of the queue",
@@ -81,7 +83,7 @@ def describe_preemption(displaced_by: str | None, policy: str) -> str:
     """Why a request was preempted under a scheduling policy; `displaced_by` is the request that took its seat."""
     if displaced_by is None:
         return "preempted for lack of memory, because it was the last running request in the order of the queue"
-    return f"preempted: its seat was given to {displaced_by}, {DISPLACING_REASONS.get(policy, 'which is ahead of it')}"
+    return f"preempted: its seat was given to {displaced_by}, {DISPLACING_REASONS.get(policy, PACED)}"
 
 
 def describe_span(span: ExplainedSpan, policy: str) -> str:

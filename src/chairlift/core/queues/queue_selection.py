@@ -9,6 +9,7 @@ from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.queues.earliest_deadline import EarliestDeadlineQueue
 from chairlift.core.queues.fair_queue import FairQueue
 from chairlift.core.queues.multilevel_feedback import MultilevelFeedbackQueue
+from chairlift.core.queues.paced_queue import PacedQueue
 from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.core.queues.request_queue import PriorityQueue, RequestQueue
 from chairlift.core.queues.shortest_remaining import ShortestRemainingQueue
@@ -22,7 +23,13 @@ QUEUES: Final[dict[str, type[RequestQueue]]] = {
 
 
 def make_queue(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> RequestQueue:
-    """Create an empty queue with the policy that `config.scheduling_policy` names."""
+    """Create an empty queue with the policy that `config.scheduling_policy` names, and with pacing if it is on."""
+    queue = _make_order(config, kv_cache_manager)
+    speed = config.pacing_tokens_per_second
+    return queue if speed is None else PacedQueue(queue, speed)
+
+
+def _make_order(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> RequestQueue:
     if config.scheduling_policy == "fair":
         return FairQueue(config.tenant_weights)
     if config.scheduling_policy == "dlpm":

@@ -46,9 +46,9 @@ RATIOS: Final = (
 )
 """The metrics whose ratio to the baseline is also shown."""
 
-_KEYS: Final = (*RATIOS, "goodput", "slo_attainment", "mean_batch_size", "mean_busy_seats", "mean_batch_tokens", *KINDS,
-                "waste", "padding_tokens", "recomputed_tokens", "preemptions", "length_error_mean",
-                "length_coverage")  # fmt: skip
+_KEYS: Final = (*RATIOS, "goodput", "slo_attainment", "qoe_mean", "mean_batch_size", "mean_busy_seats",
+                "mean_batch_tokens", *KINDS, "waste", "padding_tokens", "recomputed_tokens", "preemptions",
+                "length_error_mean", "length_coverage")  # fmt: skip
 WASTED: Final = ("reserved", "internal", "external")
 """The kinds of slots that hold nothing and cannot be used by another request."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from chairlift.events import Event, RequestFinished, Step
+from chairlift.observability.reading import DEFAULT_TOKENS_PER_SECOND, ReadingCurve
 from chairlift.observability.replay import Replay, ReplayReader, Rows
 from chairlift.observability.tracked_request import TrackedRequest
 
@@ -40,6 +41,7 @@ class RequestMetrics:
     is_streamed: bool = True
     predicted_len: int | None = None
     met_slo: bool | None = None
+    qoe: float | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -124,9 +126,18 @@ class RequestTally(ReplayReader):
         self._token_times.pop(request.index, None)
         self._on_complete(request.index, metrics)
 
+    def _qoe(self, request: TrackedRequest, times: list[float]) -> float | None:
+        started = self._replay.started
+        speed = None if started is None else started.pacing_tokens_per_second
+        curve = ReadingCurve(speed or DEFAULT_TOKENS_PER_SECOND, request.slo)
+        for time in times:
+            curve.add(time - request.arrived.time)
+        return curve.qoe()
+
     def _metrics(self, request: TrackedRequest) -> RequestMetrics:
         is_streamed = not self._replay.is_static
         finished = request.finished
+        times = self._streamed_times(request) if is_streamed else _static_times(finished)
         return RequestMetrics(
             request_id=request.request_id,
             num_prompt_tokens=request.arrived.num_prompt_tokens,
@@ -135,10 +146,11 @@ class RequestTally(ReplayReader):
             finish_reason=None if finished is None else finished.finish_reason,
             arrival=request.arrived.time,
             first_scheduled=request.first_scheduled,
-            token_times=self._streamed_times(request) if is_streamed else _static_times(finished),
+            token_times=times,
             is_streamed=is_streamed,
             predicted_len=request.arrived.predicted_len,
             met_slo=request.met_slo,
+            qoe=self._qoe(request, times) if is_streamed else None,
         )
 
     def _streamed_times(self, request: TrackedRequest) -> list[float]:

@@ -28,6 +28,7 @@ class RunMetrics:
         cached_tokens: prompt tokens that were found in the prefix cache.
         total_tokens_per_s: prompt and output tokens per second; requests_per_s: answered requests per second.
         ttft, queue_time, tpot, itl: over all requests that have a value.
+        qoe: quality of experience of the streams (`observability.reading`), from 0 to 1.
         e2e_latency, normalized_latency: over the answered requests; the latter is divided by the output tokens.
         length_error: the difference of predicted and true output lengths of answered requests, in tokens.
         length_coverage: the share of them whose output is not longer than predicted; None without predictions.
@@ -65,6 +66,7 @@ class RunMetrics:
     e2e_latency: Summary | None
     normalized_latency: Summary | None
     queue_time: Summary | None
+    qoe: Summary | None
     length_error: Summary | None
     length_coverage: float | None
     mean_batch_size: float
@@ -173,7 +175,7 @@ class RunTally:
         )
 
 
-SUMMARIZED: Final = ("ttft", "tpot", "e2e_latency", "normalized_latency", "queue_time", "length_error")
+SUMMARIZED: Final = ("ttft", "tpot", "e2e_latency", "normalized_latency", "queue_time", "length_error", "qoe")
 """The properties of RequestMetrics whose values are summarized."""
 
 
@@ -302,6 +304,7 @@ REPORTED_METRICS: Final = (
     ReportedMetric("output_tokens_per_s", "output tokens", "/s"),
     ReportedMetric("total_tokens_per_s", "prompt and output tokens", "/s"),
     ReportedMetric("requests_per_s", "requests", "/s"),
+    ReportedMetric("qoe_mean", "quality of experience (QoE), mean", ""),
     ReportedMetric("e2e_latency_mean", "E2E latency, mean", "s"),
     ReportedMetric("goodput", "requests within their SLO (goodput)", "/s"),
     ReportedMetric("slo_attainment", "requests within their SLO", "%", 100),

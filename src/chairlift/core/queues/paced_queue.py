@@ -1,0 +1,114 @@
+"""Pacing: a stream that is ahead of its reader gives its seat to a request that waits.
+
+After Andes (Liu et al., "Andes: Defining and Enhancing Quality-of-Experience in LLM-Based Text Streaming Services",
+2024), where the scheduler also preempts requests whose users have enough text to read.
+
+    tokens                          . ' generated      ahead of its reader by PAUSE_SECONDS: may be paused
+                              . ' /                    RESUME_SECONDS before its reader has read all: goes first
+                        . '   / read, at a fixed speed
+                             first token
+
+A pause is a preemption: seat and memory are free for others, and the K and V remain in the prefix cache as long as no
+other request needs the blocks. A sequence that kept its seat would only make the steps of others a little faster,
+while the requests that wait for a seat, which gain most, would wait longer.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from chairlift.core.queues.request_queue import Key, RequestQueue
+from chairlift.request import Request
+
+PAUSE_SECONDS: Final = 4.0
+"""A stream can be paused while its reader needs at least this time for the tokens that it has."""
+
+RESUME_SECONDS: Final = 1.0
+"""A paused stream goes first when its reader needs at most this time, or when no other request waits."""
+
+
+class PacedQueue(RequestQueue):
+    """A queue of any policy, without the streams that are ahead of their readers.
+
+    A pause ends at the latest RESUME_SECONDS before the reader has read all tokens: then the request is at the head of
+    the queue, and takes the next seat.
+
+    Args:
+        queue: the order of the other requests.
+        tokens_per_second: the speed of a reader.
+    """
+
+    has_constant_keys = False
+
+    def __init__(self, queue: RequestQueue, tokens_per_second: float) -> None:
+        super().__init__()
+        self._queue = queue
+        self._speed = tokens_per_second
+        self._now = -math.inf
+        self._paused: list[tuple[float, int, Request]] = []
+        self._reading_since: dict[Request, float] = {}
+
+    def _seconds_ahead(self, request: Request) -> float:
+        """The time that the reader needs for the tokens so far, the pending ones included."""
+        since = self._reading_since.get(request)
+        if since is None:
+            return 0.0
+        return since + (request.num_tokens - request.num_prompt_tokens) / self._speed - self._now
+
+    def key(self, request: Request) -> Key:
+        ahead = self._seconds_ahead(request)
+        return (
+            self._queue.key(request) if ahead < PAUSE_SECONDS else (math.inf, int(1e3 * ahead), request.arrival_index)
+        )
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._paused)
+
+    def begin_step(self, now: float) -> None:
+        self._now = now
+        self._queue.begin_step(now)
+
+    def push(self, request: Request) -> None:
+        seconds = self._seconds_ahead(request) - RESUME_SECONDS
+        if seconds > 0:
+            insort(self._paused, (self._now + seconds, request.arrival_index, request))
+        else:
+            self._queue.push(request)
+
+    def peek(self) -> Request | None:
+        return self._paused[0][2] if self._has_paused_head() else self._queue.peek()
+
+    def _has_paused_head(self) -> bool:
+        return bool(self._paused) and (self._paused[0][0] <= self._now or not self._queue)
+
+    def pop(self) -> Request:
+        return self._paused.pop(0)[2] if self._has_paused_head() else self._queue.pop()
+
+    def discard(self, request: Request) -> None:
+        kept = [entry for entry in self._paused if entry[2] is not request]
+        if len(kept) == len(self._paused):
+            self._queue.discard(request)
+        self._paused = kept
+
+    def displaces(self, head: Request, running: Request) -> bool:
+        if self._seconds_ahead(head) > RESUME_SECONDS:
+            return False
+        return self._seconds_ahead(running) >= PAUSE_SECONDS or self._queue.displaces(head, running)
+
+    def record_admission(self, request: Request) -> None:
+        self._queue.record_admission(request)
+
+    def record_sampling(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._reading_since.setdefault(request, self._now)
+        self._queue.record_sampling(requests)
+
+    def record_remote_service(self, service: Mapping[str, float]) -> None:
+        self._queue.record_remote_service(service)
+
+    def forget(self, request: Request) -> None:
+        self._reading_since.pop(request, None)
+        self._queue.forget(request)
