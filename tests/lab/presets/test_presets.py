@@ -35,6 +35,7 @@ def test_data_name_systems_measures_and_rows_that_exist(name: str) -> None:
         assert part.settings["runner"] in RUNNERS
         labels = {system.label for system in part.systems()}
         labels |= {f"{rate:g}/s, {system.label}" for system in part.systems() for rate in system.rates}
+        labels |= {f"load {load:g}, {each.label}" for each in part.systems() for load in part.settings.get("loads", ())}
         assert set(part.settings.get("published", {})) <= labels
         measures = {*part.measures, *part.settings.get("limits", {})}
         assert measures <= {*LABELS, *part.settings.get("limits", {})}

@@ -7,7 +7,7 @@ A file has these fields:
     options         the other fields of `PresetOptions` that apply; all if it is missing
     engine          settings of the engine (see `StudySystem.config`) and workload (see `StudySystem.requests`), which
     workload        a study, a case or a system may replace
-    systems         the compared systems: their settings by name
+    systems         the compared systems: their settings by name, or a name of `study.SYSTEMS`
     studies         the tables: a runner, cases, systems, measures, and published values by row and measure
     notes           how ours differs from the published numbers, and why
 """
@@ -103,6 +103,7 @@ class Preset:
 
 NAMES: Final = (
     "anyscale",
+    "azure-policies",
     "distserve-figure-1",
     "mooncake-table-1",
     "orca",

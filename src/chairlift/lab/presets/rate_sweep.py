@@ -1,7 +1,8 @@
 """The runner of studies by request rate: measures at given rates, or the highest rate that meets a limit.
 
-A study has `rates`, in requests per second, and then a row for each rate and system. Without them all requests arrive
-at the start ("fixed batch"). Or it has `limits` by heading, and then a row for each system with the highest rate at
+A study has `rates`, in requests per second, and then a row for each rate and system; or `loads`, which are shares of
+the rate at which the first system finishes requests with a full queue. Without them all requests arrive at the start
+("fixed batch"). Or it has `limits` by heading, and then a row for each system with the highest rate at
 which all conditions of a limit hold:
 
     "at_most"    measures with their maximum; {"times_alone": N, ...} is a multiple of the value of a single request
@@ -24,7 +25,7 @@ from chairlift.events import EventBroadcaster
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.run import RunTally
 from chairlift.lab.metrics.summary import Summary
-from chairlift.lab.presets.memory_use import simulate_outputs
+from chairlift.lab.presets.memory_use import measure_memory, simulate_outputs
 from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -39,9 +40,11 @@ def run(study: Study, advance: Callable[[], object]) -> StudyResult:
     """Simulate each system at the rates, with all requests at the start, or search its highest rates."""
     rows: dict[str, Row] = {}
     keys = {}
+    capacity = _capacity(study) if "loads" in study.settings else 0.0
     for system in study.systems():
         requests = system.requests(study.seed)
         rates = {f"{rate:g}/s, ": rate for rate in system.rates}
+        rates |= {f"load {load:g}, ": load * capacity for load in study.settings.get("loads", ())}
         if not rates and not system.limits:
             rates = {"": math.inf}
         for prefix, rate in rates.items():
@@ -54,6 +57,12 @@ def run(study: Study, advance: Callable[[], object]) -> StudyResult:
         advance()
     headings = {name: f"requests/s at {name}" for name in study.settings.get("limits", {})}
     return StudyResult(study, rows, keys, headings)
+
+
+def _capacity(study: Study) -> float:
+    """Requests per second that the first system finishes while its queue is not empty."""
+    system = next(study.systems())
+    return measure_memory(system, system.requests(study.seed), ["finished_per_s"])["finished_per_s"]
 
 
 def _highest_rates(study: Study, system: StudySystem, requests: Sequence[WorkloadRequest]) -> Row:

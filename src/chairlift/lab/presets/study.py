@@ -5,6 +5,7 @@ The settings of a run are merged from those of the preset, the study, the case a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
-from chairlift.config import SchedulerConfig
+from chairlift.config import SCHEDULING_POLICIES, SchedulerConfig
+from chairlift.errors import ConfigError
 from chairlift.lab.sim.devices import DEVICES, Device
 from chairlift.lab.sim.disaggregation import Instances
 from chairlift.lab.sim.model_shape import ModelShape
@@ -29,11 +31,19 @@ from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import paired_lengths, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload, shared_prefix
+from chairlift.lab.workload.traces.formats import TraceOptions
+from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.slo import SLO
 
 MEMORY_SHARE: Final = 0.9
 """The share of device memory for weights, K and V: the default of vLLM's `gpu_memory_utilization`."""
 
-POLICY_SETTINGS: Final = ("scheduling_policy", "batching", "static_batch_size", "static_run_to")
+SYSTEMS: Final = {
+    "scheduling policies": {name: {"engine": {"scheduling_policy": name}} for name in SCHEDULING_POLICIES},
+}
+"""Systems that a preset can name instead of its own."""
+
+POLICY_SETTINGS: Final = ("scheduling_policy", "length_predictor", "batching", "static_batch_size", "static_run_to")
 """The settings of an engine that are fields of `SchedulerConfig` and may be missing."""
 
 LABELS: Final = {
@@ -67,7 +77,9 @@ LABELS: Final = {
     "ttft_p50": "TTFT p50, s",
     "itl_p99": "ITL p99, s",
     "queue_time_p50": "queue time p50, s",
+    "goodput": "requests/s within the SLO",
     "completion_ratio": "finished requests per arrival",
+    "e2e_latency_mean": "E2E latency mean, s",
     "e2e_latency_p50": "E2E latency p50, s",
     "e2e_latency_p90": "E2E latency p90, s",
     "e2e_latency_p99": "E2E latency p99, s",
@@ -164,12 +176,23 @@ class StudySystem:
 
     def requests(self, seed: int) -> list[WorkloadRequest]:
         """Draw the requests, which arrive once per second on average. `at_rate` changes their rate and nothing else."""
-        requests = self._draw(seed)
+        requests = self._draw(seed) if self.trace is None else self._read(self.trace)
+        if self.workload.get("slo") is not None:
+            requests = [replace(request, slo=SLO(**self.workload["slo"])) for request in requests]
         if self.workload.get("max_tokens") is not None:
             requests = [replace(request, max_tokens=self.workload["max_tokens"]) for request in requests]
         if "token_by_token" in self.workload:
             requests = token_by_token(requests, self.workload["token_by_token"])
         return requests
+
+    def _read(self, trace: Path) -> list[WorkloadRequest]:
+        """The first requests of a trace that fit into max_model_len."""
+        longest = self.engine["max_model_len"]
+        found = read_trace(trace, TraceOptions(limit=self.count))
+        requests = [each for each in found if len(each.prompt_token_ids) + each.output_len <= longest]
+        if not requests:
+            raise ConfigError(f"{trace}: none of {len(found)} requests has at most {longest} tokens")
+        return at_rate(requests, requests[-1].arrival / len(requests) or math.inf)
 
     def _draw(self, seed: int) -> list[WorkloadRequest]:
         workload, count, vocab_size = self.workload, self.count, self.model.vocab_size
@@ -217,10 +240,12 @@ class Study:
 
     def systems(self) -> Iterator[StudySystem]:
         """All systems of all cases."""
-        names = self.settings.get("systems", list(self.preset["systems"]))
+        known = self.preset["systems"]
+        systems = SYSTEMS[known] if isinstance(known, str) else known
+        names = self.settings.get("systems", list(systems))
         for case, own in self.settings.get("cases", {"": {}}).items():
             for name in names:
-                levels = (self.preset, self.settings, own, self.preset["systems"][name])
+                levels = (self.preset, self.settings, own, systems[name])
                 merged = {part: _merge(part, levels) for part in ("engine", "workload")}
                 rates, limits = (own.get(key, self.settings.get(key, ())) for key in ("rates", "limits"))
                 yield StudySystem(
