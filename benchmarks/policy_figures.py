@@ -21,11 +21,12 @@ from typing import Any, Final
 
 import matplotlib as mpl
 import memory_map
+import queue_picture
 import waste_picture
 from matplotlib.figure import Figure
 
 from chairlift.clock import VirtualClock
-from chairlift.config import EngineConfig
+from chairlift.config import SCHEDULING_POLICIES, EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ChairliftError
@@ -40,6 +41,7 @@ from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
+from chairlift.slo import SLO
 
 SEED, NUM_REQUESTS = 1, 24
 PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS = "uniform:16..64", "exp:48,4..128", "uniform:32..160"
@@ -68,6 +70,12 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
     "static(4)/paged, to global": {**STATIC, "static_run_to": "global"},
 }
 """The options of each run by its label, in addition to LIMITS."""
+
+ORDERS: Final[dict[str, dict[str, Any]]] = {
+    name: {"max_num_seqs": FEW_SEATS, "scheduling_policy": name, "length_predictor": "oracle"}
+    for name in SCHEDULING_POLICIES
+}
+"""The options of the runs of `order_requests` by the order of the queue, in addition to LIMITS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,7 @@ FIGURES: Final = (
     PolicyFigure("static-kinds", memory_picture.draw, ("continuous/paged, 4 seats", "static(4)/paged")),
     *(PolicyFigure(f"{kv}-map", memory_map.draw, labels) for kv, labels in KV_RUNS.items()),
     *(PolicyFigure(f"{kv}-kinds", memory_picture.draw, labels) for kv, labels in KV_RUNS.items()),
+    *(PolicyFigure(f"order-{name}", queue_picture.draw, ("fcfs", name)) for name in ORDERS if name != "fcfs"),
 )
 
 
@@ -111,12 +120,30 @@ def make_requests(vocab_size: int) -> list[WorkloadRequest]:
     return make_workload(SEED, NUM_REQUESTS, prompt, output, ArrivalProcess(), vocab_size, max_tokens=declared)
 
 
+def order_requests(policy: str, vocab_size: int) -> list[WorkloadRequest]:
+    """Create the same requests with what orders of the queue read: two tenants, of which B sends the last third,
+    priorities under that policy, three prefixes of two blocks, and objectives of different lengths."""
+    requests = make_requests(vocab_size)
+    return [
+        replace(
+            request,
+            tenant="A" if index < 16 else "B",
+            priority=index % 3 if policy == "priority" else 0,
+            slo=SLO(ttft_ms=1000 * (1 + 7 * index % NUM_REQUESTS)),
+            prompt_token_ids=[index % 3] * 32 + list(request.prompt_token_ids),
+        )
+        for index, request in enumerate(requests)
+    ]
+
+
 def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, list[int]]]:
     """Run the policy of a label; returns the run and the output tokens of each request."""
     log = EventList()
-    config = replace(loaded.engine_config, **LIMITS, **POLICIES[label])
+    config = replace(loaded.engine_config, **LIMITS, **(POLICIES | ORDERS)[label])
     engine = build_engine(config, loaded=loaded, clock=VirtualClock(), events=log)
-    tokens = drive_all_at_once(engine, make_requests(engine.facts.model_config.vocab_size))
+    vocab_size = engine.facts.model_config.vocab_size
+    requests = order_requests(label, vocab_size) if label in ORDERS else make_requests(vocab_size)
+    tokens = drive_all_at_once(engine, requests)
     return recorded_run(log.events, label), tokens
 
 
@@ -222,15 +249,14 @@ def main() -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     loaded = load_model(EngineConfig(model=args.model, skip_tokenizer_init=True, num_threads=args.num_threads))
     runs: dict[str, RecordedRun] = {}
-    answers: list[dict[str, list[int]]] = []
-    for label in POLICIES:
-        runs[label], tokens = run_policy(label, loaded)
-        answers.append(tokens)
+    answers: dict[str, dict[str, list[int]]] = {}
+    for label in POLICIES | ORDERS:
+        runs[label], answers[label] = run_policy(label, loaded)
         print(f"{label}: {runs[label].metrics.num_steps} steps", file=sys.stderr)
     for figure in FIGURES:
         print(draw_figure(figure, runs, args.output), file=sys.stderr)
-    rows = [policy_numbers(run) for run in runs.values()]
-    same = all(tokens == answers[0] for tokens in answers)
+    rows = [policy_numbers(runs[label]) for label in POLICIES]
+    same = all(answers[label] == answers[next(iter(group))] for group in (POLICIES, ORDERS) for label in group)
     print("\n\n".join(markdown_tables(rows)))
     print(json.dumps({"benchmark": "policies", "same_tokens": same, "runs": [asdict(row) for row in rows]}))
     return 0 if same else 1

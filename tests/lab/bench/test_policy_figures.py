@@ -45,14 +45,15 @@ def runs(figures: ModuleType) -> dict[str, RecordedRun]:
 
 
 def simulated(figures: ModuleType, label: str) -> RecordedRun:
-    config = EngineConfig(**figures.LIMITS, **figures.POLICIES[label])
+    config = EngineConfig(**figures.LIMITS, **(figures.POLICIES | figures.ORDERS)[label])
     assert config.max_model_len is not None
     assert config.num_kv_blocks is not None
     sim = SimConfig(
         config.scheduler_config(config.max_model_len), config.num_kv_blocks, kv=config.kv, kv_arena=config.kv_arena
     )
     log = EventList()
-    simulate(figures.make_requests(256), sim, NoTime(), log)
+    requests = figures.order_requests(label, 256) if label in figures.ORDERS else figures.make_requests(256)
+    simulate(requests, sim, NoTime(), log)
     return recorded_run(log.events, label)
 
 
@@ -83,7 +84,9 @@ def test_every_figure_is_drawn_and_shown_on_a_page(
         for name in re.findall(r"images/policies/(.+?)\.png", page.read_text("utf-8"))
     }
     assert shown == {figure.name for figure in figures.FIGURES}
-    for figure in figures.FIGURES[:2]:
-        path = figures.draw_figure(figure, runs, tmp_path)
+    orders = {label: simulated(figures, label) for label in ("fcfs", "srpt")}
+    (srpt,) = (figure for figure in figures.FIGURES if figure.name == "order-srpt")
+    for figure in (*figures.FIGURES[:2], srpt):
+        path = figures.draw_figure(figure, runs | orders, tmp_path)
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size < 150_000
