@@ -84,6 +84,20 @@ def test_echo_with_max_tokens_0_generates_no_tokens(api_server: RunningServer) -
     assert len(choice["logprobs"]["tokens"]) == body["usage"]["prompt_tokens"]
 
 
+def test_beam_search_returns_the_best_answers_first(api_server: RunningServer) -> None:
+    fields = {"max_tokens": 6, "ignore_eos": True, "logprobs": 0, "length_penalty": 0.5, "early_stopping": "never"}
+    body = complete(api_server, n=4, use_beam_search=True, **fields)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    scores = [sum(choice["logprobs"]["token_logprobs"]) for choice in body["choices"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len({choice["text"] for choice in body["choices"]}) > 1
+    (greedy,) = complete(api_server, **{name: fields[name] for name in ("max_tokens", "ignore_eos", "logprobs")})[
+        "choices"
+    ]
+    assert scores[0] >= sum(greedy["logprobs"]["token_logprobs"])
+    assert body["usage"]["completion_tokens"] == 4 * 6
+
+
 def test_best_of_returns_the_answers_with_the_highest_mean_logprob(api_server: RunningServer) -> None:
     common = {"temperature": 1.5, "seed": 11, "max_tokens": 6, "logprobs": 0}
     all_answers = complete(api_server, n=6, **common)["choices"]
@@ -132,6 +146,9 @@ def test_structured_outputs_constrain_the_answer(api_server: RunningServer) -> N
     [
         ({"best_of": 2, "n": 3}, "best_of", "at least n=3"),
         ({"best_of": 3, "stream": True}, "best_of", "cannot be streamed"),
+        ({"use_beam_search": True, "n": 2, "stream": True}, "use_beam_search", "cannot be streamed"),
+        ({"use_beam_search": True, "n": 2, "best_of": 4}, "best_of", "cannot be combined with use_beam_search"),
+        ({"length_penalty": 2.0}, "length_penalty", "needs use_beam_search"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ({"suffix": "x"}, "suffix", "got 'x'"),
         ({"service_tier": "unknown"}, "service_tier", "got 'unknown'"),
