@@ -156,6 +156,7 @@ RUNS = [
 RUNS_IN_ORDER = [
     *((*run, "fcfs") for run in RUNS),
     *(("continuous", "paged", "llama", False, policy) for policy in SCHEDULING_POLICIES[1:]),
+    *(("continuous", "paged", "llama", False, f"paced-{policy}") for policy in ("fcfs", "edf")),
     ("static", "paged", "llama", False, "srpt"),
 ]
 IDS = [
@@ -191,7 +192,8 @@ def test_simulator_schedules_like_the_engine(
         num_threads=1,
         batching=batching,
         kv=kv,
-        scheduling_policy=policy,
+        scheduling_policy=policy.removeprefix("paced-"),
+        pacing_tokens_per_second=2.0 if policy.startswith("paced-") else None,
         num_kv_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
