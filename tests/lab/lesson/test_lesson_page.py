@@ -19,6 +19,7 @@ from chairlift.lab.lesson.page_data import (
     EXPLORED,
     LIMITS,
     MAX_STEPS,
+    ORDERS,
     POLICIES,
     SEATS,
     SPREADS,
@@ -81,7 +82,8 @@ def test_the_explorer_has_a_result_for_every_position(data: dict[str, Any], coun
     for seats in SEATS:
         for spread in SPREADS:
             for policy in EXPLORED:
-                for limit in LIMITS if policy in explorer["declaring"] else [""]:
+                others = ORDERS if policy == "paged" else [""]
+                for limit in LIMITS if policy in explorer["declaring"] else others:
                     values = explorer["results"][f"{policy}|{seats}|{spread}|{limit}"]
                     assert sum(values[kind] for kind in KINDS) == pytest.approx(1, abs=1e-3)
                     assert values["busy"] <= values["seats"] + 1e-3 <= seats + 1e-2
@@ -96,11 +98,16 @@ def test_the_explorer_shows_what_the_scheduler_does(data: dict[str, Any]) -> Non
     assert wide["busy"] < 0.7 * wide["seats"]
 
 
+def test_short_requests_first_have_a_lower_median(data: dict[str, Any]) -> None:
+    results = data["explorer"]["results"]
+    assert results["paged|4|large|srpt"]["p50"] < results["paged|4|large|fcfs"]["p50"]
+
+
 def test_a_result_is_that_of_a_simulation(lesson: Lesson, data: dict[str, Any]) -> None:
     paged = POLICIES[-1]
     options = replace(lesson.options, num_prompts=8, output_len=SPREADS["large"])
     run = lesson.simulate(paged, options.workload(VOCAB_SIZE, token_round=1), max_num_seqs=4)
-    shown = data["explorer"]["results"]["paged|4|large|"]
+    shown = data["explorer"]["results"]["paged|4|large|fcfs"]
     assert shown["seats"] == pytest.approx(run.metrics.mean_batch_size, rel=1e-3)
     assert shown["token_states"] == pytest.approx(waste_shares(run).shares["token_states"], rel=1e-3)
 

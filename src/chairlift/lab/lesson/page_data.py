@@ -28,6 +28,8 @@ SPREADS: Final = {"none": "fixed:24", "medium": "uniform:1..47", "large": "exp:2
 """Output lengths with the same mean."""
 LIMITS: Final = {"true length": 0, "100": 100, "all that fits": None}
 """`max_tokens` of the requests by name: 0 is the true output length."""
+ORDERS: Final = ("fcfs", "srpt", "mlfq")
+"""The orders of the queue under `paged`; the others order requests of one client in the same way as fcfs."""
 DECLARING: Final = parse_policies("static/exact,exact")
 """The policies that reserve `max_tokens`."""
 OTHERS: Final = parse_policies("max,pow2,paged")
@@ -108,29 +110,34 @@ def sharing_events() -> list[Event]:
 
 def num_results() -> int:
     """The number of simulations of the last chapter."""
-    return len(SEATS) * len(SPREADS) * (len(DECLARING) * len(LIMITS) + len(OTHERS))
+    return len(SEATS) * len(SPREADS) * (len(DECLARING) * len(LIMITS) + len(OTHERS) - 1 + len(ORDERS))
 
 
 def explorer(lesson: Lesson, on_result: Callable[[], object]) -> dict[str, Any]:
     """Results of the simulator for every position of the sliders, by "policy|seats|spread|max_tokens".
 
-    Policies that do not reserve `max_tokens` have "" in its place.
+    Policies that do not reserve `max_tokens` have "" in its place, and "paged" has the order of the queue.
     """
     results: dict[str, dict[str, float]] = {}
     for seats, (spread, lengths) in product(SEATS, SPREADS.items()):
         load = replace(lesson.options, num_prompts=NUM_EXPLORED, output_len=lengths)
         workload = load.workload(VOCAB_SIZE, token_round=1)
-        cases = [(policy, name) for policy in DECLARING for name in LIMITS] + [(policy, "") for policy in OTHERS]
+        cases = [(policy, name) for policy in DECLARING for name in LIMITS]
+        cases += [(policy, name) for policy in OTHERS for name in (ORDERS if policy.name == "paged" else ("",))]
         for policy, name in cases:
+            order = name if name in ORDERS else "fcfs"
             limit = LIMITS.get(name)
             declared = [replace(item, max_tokens=item.output_len if limit == 0 else limit) for item in workload]
-            run = lesson.simulate(policy, declared, max_num_seqs=seats)
+            run = lesson.simulate(
+                policy, declared, max_num_seqs=seats, scheduling_policy=order, length_predictor="oracle"
+            )
             results[f"{policy.name}|{seats}|{spread}|{name}"] = explored_values(run)
             on_result()
     return {
         "seats": SEATS,
         "spreads": list(SPREADS),
         "limits": list(LIMITS),
+        "orders": ORDERS,
         "declaring": [policy.name for policy in DECLARING],
         "policies": [{"name": name, "title": title} for name, title in EXPLORED.items()],
         "num_requests": NUM_EXPLORED,

@@ -10,6 +10,7 @@ export function explorerChapter(data) {
     slider("Seats (the largest batch)", data.seats, 2),
     slider("Spread of answer lengths", data.spreads, 2),
     slider("max_tokens", data.limits, 2),
+    slider("Order of the queue", data.orders, 0),
   ];
   stage.append(make("div", { className: "sliders" }, ...sliders.map((each) => each.element)));
   const rows = data.policies.map(({ name, title }) => {
@@ -20,13 +21,14 @@ export function explorerChapter(data) {
     return { name, shares, speed, text };
   });
   const result = (name) => {
-    const [seats, spread, limit] = sliders.map((each) => each.value());
-    return data.results[`${name}|${seats}|${spread}|${data.declaring.includes(name) ? limit : ""}`];
+    const [seats, spread, limit, order] = sliders.map((each) => each.value());
+    const own = name === "paged" ? order : data.declaring.includes(name) ? limit : "";
+    return data.results[`${name}|${seats}|${spread}|${own}`];
   };
   legend(stage, [["speed-key", "output tokens per second"], ...KINDS.map(([, name, letter, label]) => [name, `${letter}: ${label}`])]);
   stage.append(make("p", { className: "muted", textContent:
     `${data.num_requests} requests at once. The step times differ from the measured ones by ${formatPercent(data.error)} (median). ` +
-    "The KV memory is that of the runs above, and max_tokens matters only where it is reserved." }));
+    "The KV memory is that of the runs above, max_tokens matters only where it is reserved, and the order of the queue is that of the paged policy: srpt knows the lengths, mlfq does not." }));
 
   function draw() {
     const fastest = Math.max(...data.policies.map(({ name }) => result(name).speed));
