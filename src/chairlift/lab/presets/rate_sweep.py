@@ -131,8 +131,9 @@ def latency_percentiles(requests: Sequence[RequestMetrics]) -> dict[str, float]:
 def completion_ratio(finished: Sequence[RequestMetrics]) -> float:
     """Finished requests per arrival, between the arrivals of the middle request and of the last one.
 
-    The queue time alone shows an overload only when all seats are in use.
+    The queue time alone shows an overload only when all seats are in use. Beams that have never run are not counted.
     """
+    finished = [request for request in finished if request.token_times]
     arrivals = sorted(request.arrival for request in finished)
     start, end = arrivals[len(arrivals) // 2], arrivals[-1]
     num_ended = sum(start < request.token_times[-1] <= end for request in finished)
