@@ -14,6 +14,7 @@ from chairlift.events import RequestFinished, Step
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
+from chairlift.slo import SLO
 from fakes import expected_tokens, likely_tokens, make_engine, make_request
 from kv_invariants import check_manager
 
@@ -84,6 +85,7 @@ FIELDS = st.fixed_dictionaries(
     optional={
         "length_penalty": st.sampled_from([0.0, 0.5, 2.0, -1.0]),
         "early_stopping": st.sampled_from([True, False, "never"]),
+        "slo": st.sampled_from([SLO(ttft_ms=1.0), SLO(ttft_ms=9e6)]),
     },
 )
 SEARCHES = st.tuples(

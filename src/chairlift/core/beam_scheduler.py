@@ -136,6 +136,7 @@ class BeamBatching(ContinuousBatching):
             return super().preempt_last(plan, displaced_by)
         group.forget_continuations()
         while (member := self.running[-1]) is not group.leader:
+            assert self.group_of(member) is group, "the beams of a group follow their leader"
             super().preempt_last(plan, displaced_by)
             self.waiting.discard(member)
         for member in group.members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -141,3 +142,28 @@ def test_an_engine_admits_by_deadline() -> None:
         core.add(make_request(name, [1], max_tokens=2, slo=None if ttft is None else SLO(ttft)))
     run_to_end(core)
     assert [e.request_id for e in events.events if isinstance(e, RequestFinished)] == ["soon", "late", "none"]
+
+
+def test_the_head_is_admitted_though_its_allocation_changes_what_is_cached() -> None:
+    num_cached = {"r0": 16}
+    queue = EarliestDeadlineQueue(TIME, 8, lambda request: num_cached.get(request.request_id, 0))
+    for arrival in range(2):
+        queue.push(waiting_request(arrival, 1.0 + arrival * 9, num_tokens=16))
+    queue.begin_step(0.0)
+    head = queue.peek()
+    num_cached.clear()
+    assert queue.pop() is head is not None
+    assert head.arrival_index == 0
+
+
+def test_a_beam_that_joins_its_leader_does_not_count_as_an_admission() -> None:
+    queue = make_queue()
+    for arrival in range(TURN_OF_OTHERS + 1):
+        queue.push(waiting_request(arrival, 50.0 if arrival else None))
+    beam = make_request("beam", [1], leader_id="leader")
+    beam.sampling_params = dataclasses.replace(beam.sampling_params, n=2, use_beam_search=True)
+    order = []
+    for _ in range(TURN_OF_OTHERS):
+        order.append(admit(queue))
+        queue.record_admission(beam)
+    assert order[-1] == 0

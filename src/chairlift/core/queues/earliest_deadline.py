@@ -35,6 +35,8 @@ class EarliestDeadlineQueue(RequestQueue):
         num_cached_tokens: the number of tokens of a request that are in the prefix cache.
     """
 
+    has_constant_keys = False
+
     def __init__(
         self, step_time: StepTime | None, max_num_batched_tokens: int, num_cached_tokens: Callable[[Request], int]
     ) -> None:
@@ -45,6 +47,7 @@ class EarliestDeadlineQueue(RequestQueue):
         self._now = -math.inf
         self._deadlines: dict[Request, float] = {}
         self._num_passed = 0
+        self._head: Request | None = None
 
     def key(self, request: Request) -> Key:
         deadline = -math.inf if request.num_preemptions else self._deadlines.get(request, math.inf)
@@ -52,14 +55,22 @@ class EarliestDeadlineQueue(RequestQueue):
 
     def begin_step(self, now: float) -> None:
         self._now = now
+        self._head = None
 
     def push(self, request: Request) -> None:
         slo = request.sampling_params.slo
         if slo is not None and slo.ttft_ms is not None and not request.num_preemptions:
             self._deadlines[request] = request.arrival_time + slo.ttft_ms / 1e3
         super().push(request)
+        self._head = None
 
     def peek(self) -> Request | None:
+        """The head stays the same during a step, though memory is allocated to it, until the queue changes."""
+        if self._head is None:
+            self._head = self._find_head()
+        return self._head
+
+    def _find_head(self) -> Request | None:
         requests = self._requests
         while requests and self._is_late(requests[0]):
             late = requests.popleft()
@@ -76,7 +87,13 @@ class EarliestDeadlineQueue(RequestQueue):
         self.discard(head)
         return head
 
+    def discard(self, request: Request) -> None:
+        super().discard(request)
+        self._head = None
+
     def record_admission(self, request: Request) -> None:
+        if request.leader_id is not None and request.sampling_params.use_beam_search:
+            return  # a beam that joins its leader was not in the queue
         has_others = bool(self._requests) and self.key(self._requests[-1])[0] == math.inf
         if self.key(request)[0] == math.inf or not has_others:
             self._num_passed = 0
