@@ -30,6 +30,8 @@ def test_lines_are_appended_whole(tmp_path: Path) -> None:
     log.write("\ud800")
     log.close()
     assert path.read_text().splitlines()[2:] == ["\\ud800"]
+    log.write("after the end")
+    assert len(path.read_text().splitlines()) == 3
 
 
 def test_a_full_disk_is_reported_once_and_lost_lines_are_counted(

@@ -114,6 +114,7 @@ class LogFile:
 
     def __init__(self, path: Path | None) -> None:
         self._name = "standard error" if path is None else f"access_log={path}"
+        self._is_partial = False  # The last line was written in part.
         self.num_lost = 0
         """The number of lines that were lost since the last written line."""
         try:
@@ -123,19 +124,22 @@ class LogFile:
             raise unwritable_file_error("access_log", path, error) from None
 
     def write(self, line: str) -> None:
-        """Append a line and a newline. Errors of the file are logged, not raised."""
-        data = line.encode(errors="backslashreplace") + b"\n"
+        """Append a line and a newline, unless it is closed. Errors of the file are logged, not raised."""
+        if self._file.closed:
+            return
+        data = b"\n" * self._is_partial + line.encode(errors="backslashreplace") + b"\n"
         try:
             while data:
                 if not (num_written := self._file.write(data)):
                     raise BlockingIOError(0, "only a part of a line could be written")
-                data = data[num_written:]
+                data, self._is_partial = data[num_written:], True
         except OSError as error:
             if not self.num_lost:
                 text = "%s: cannot be written (%s); lines are dropped until it can be written"
                 logger.warning(text, self._name, error.strerror or error)
             self.num_lost += 1
         else:
+            self._is_partial = False
             self._report_lost_lines("can be written again")
 
     def close(self) -> None:
