@@ -55,7 +55,8 @@ def simulate_policy(
     requests: Sequence[SimulatedRequestBody],
     is_cancelled: Callable[[], bool],
 ) -> list[Event]:
-    """Simulate requests with their real lengths in static batches, or in continuous batches with an order of the queue.
+    """Simulate requests with their real lengths in static batches, or in continuous batches with an order of the queue
+    that needs no tenant, priority or SLO.
 
     Everything else is as in the running engine: its KV memory, its limits and its step cost. Every prompt is different,
     so nothing is found in the prefix cache, and output lengths are known to policies that predict them. Requests that

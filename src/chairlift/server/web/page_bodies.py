@@ -6,7 +6,6 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from chairlift.config import SCHEDULING_POLICIES
 from chairlift.server.protocol.base import RequestBody
 
 MAX_BURST_REQUESTS: Final = 1000
@@ -14,8 +13,9 @@ MAX_SIMULATED_REQUESTS: Final = 1000
 MAX_SIMULATED_TOKENS: Final = 32_768
 """Bounds a simulation to less than a second, in which other calls wait for the interpreter lock at times."""
 
-SIMULATED_POLICIES: Final = ("static", *SCHEDULING_POLICIES)
-"""What the live page can simulate: static batching, and continuous batching with each order of the queue."""
+SIMULATED_POLICIES: Final = ("static", "fcfs", "srpt", "mlfq")
+"""What the live page can simulate: static batching, and continuous batching with the orders of the queue that need no
+tenant, priority or SLO of a request."""
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
