@@ -164,10 +164,10 @@ def test_preemptions_are_costed() -> None:
     assert explained.contention.preempted_time == explained.waits[1].seconds > 0
 
 
-def displaced_engine() -> TrackedEngine:
+def displaced_engine(**options: Any) -> TrackedEngine:
     """r1 has most work left, so r2 waits behind r3, and r3 takes the seat of r1."""
-    engine = TrackedEngine(max_num_seqs=1, scheduling_policy="srpt", length_predictor="max_tokens")
-    engine.add([1, 2], 30, tenant="rich")
+    engine = TrackedEngine(max_num_seqs=1, scheduling_policy="srpt", length_predictor="max_tokens", **options)
+    engine.add([1, 2], 30, tenant="rich", slo=SLO(ttft_ms=9e6, tpot_ms=1))
     engine.steps(3)
     engine.add([3] * 5, 28, tenant="poor")
     engine.add([4], 3, tenant="rich")
@@ -185,6 +185,18 @@ def test_the_order_of_the_policy_is_explained() -> None:
     assert second.text == "preempted: its seat was given to r3, which has less work left than it had"
     text = explain(engine, "r2").waits[0].spans[-1].text
     assert text.startswith("behind r1 at the head of the queue, which has the least work left: the only seat is taken")
+
+
+def test_a_lost_seat_is_no_shortage_of_memory() -> None:
+    engine = displaced_engine(pacing_tokens_per_second=1.0)
+    assert [wait.text for wait in explain(engine, "r1").waits][1:] == [
+        "preempted: its seat was given to r3, which has less work left than it had, or because it was ahead of its "
+        "reader"
+    ]
+    for start in range(12):
+        engine.add([start], 4)
+    engine.to_end()
+    assert missed(engine, "r1") == ("tpot", "displacement")
 
 
 def test_the_request_that_took_a_seat_is_hidden_from_other_tenants() -> None:
@@ -298,3 +310,17 @@ def test_a_met_slo_and_a_request_without_one() -> None:
     assert (slo.is_met, slo.missed, slo.text) == (True, None, "its SLO is met")
     assert explain(engine, without).slo is None
     assert engine.tracker.get(aborted).met_slo is None  # type: ignore[union-attr]
+
+
+def test_an_abort_before_the_first_token_is_no_missed_slo() -> None:
+    engine = TrackedEngine(max_num_seqs=1)
+    engine.add([1], 20)
+    aborted = engine.add([2], 3, slo=SLO(ttft_ms=100))
+    engine.steps(5)
+    running = explain(engine, aborted).slo
+    engine.core.abort(aborted)
+    engine.to_end()
+    ended = explain(engine, aborted).slo
+    assert running is not None
+    assert ended is not None
+    assert (running.is_met, ended.is_met, ended.missed) == (False, None, "ttft")

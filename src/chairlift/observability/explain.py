@@ -163,7 +163,10 @@ class Explainer:
             return ExplainedWait("arrival", seconds, explained)
         other = request.waits[index].displaced_by
         shown = None if other is None else self._shown_id(other, viewer)
-        return ExplainedWait("preemption", seconds, explained, describe_preemption(shown, self._policy))
+        started = self._tracker.started
+        is_paced = started is not None and started.pacing_tokens_per_second is not None
+        text = describe_preemption(shown, self._policy, is_paced=is_paced)
+        return ExplainedWait("preemption", seconds, explained, text)
 
     def _shown_id(self, request_id: str, viewer: Viewer) -> str:
         """The id of a request that may not be tracked any more."""

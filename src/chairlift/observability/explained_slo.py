@@ -14,16 +14,18 @@ from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
 OWN_TOKENS: Final = "own_tokens"
 SHARED_STEPS: Final = "shared_steps"
 PREEMPTION: Final = "preemption"
+DISPLACEMENT: Final = "displacement"
 
 CAUSES: Final = {
     OWN_TOKENS: "its own tokens take that long, whatever else is scheduled",
     SHARED_STEPS: "its steps also computed tokens of other requests (--max-num-batched-tokens, --max-num-seqs)",
     PREEMPTION: "it was preempted because KV memory was short (--kv, --scheduling-policy)",
+    DISPLACEMENT: "its seat was given to another request (--scheduling-policy, --pacing-tokens-per-second)",
     "seats": "other requests held all seats (--max-num-seqs, --scheduling-policy)",
     "memory": "other requests held the KV memory (--kv, --scheduling-policy)",
     "batch": "a static batch was closed (--batching static)",
     "token_budget": "it is computed in one step, and the token budget was used (--max-num-batched-tokens)",
-    "fairness": "it was the turn of other tenants (--scheduling-policy fair)",
+    "fairness": "it was the turn of other tenants (--scheduling-policy fair or dlpm)",
     "sibling_prefill": "a sibling computed the prompt that both share",
     "next_step": "the engine was computing a step when it arrived",
     "restart": "the engine was restarting",
@@ -38,8 +40,8 @@ class ExplainedSLO:
     Attributes:
         is_met: None while it is not known.
         missed: "ttft" or "tpot", the first objective that was missed; None if there is none.
-        cause: what took most of the time of the missed objective: the reason of a wait, "preemption", "shared_steps" or
-            "own_tokens".
+        cause: what took most of the time of the missed objective: the reason of a wait, "preemption", "displacement",
+            "shared_steps" or "own_tokens".
         cause_seconds: the time that it took.
         text: one sentence with these values.
     """
@@ -69,7 +71,8 @@ def explain_slo(
     ttft = (end if request.first_token is None else request.first_token) - request.arrived.time
     met = request.met_slo
     if slo.misses_ttft(ttft):
-        missed, objective, latency, met = "ttft", slo.ttft_ms, ttft, False
+        missed, objective, latency = "ttft", slo.ttft_ms, ttft
+        met = False if request.end_time is None else met
     elif slo.misses_tpot(request.tpot):
         missed, objective, latency = "tpot", slo.tpot_ms, request.tpot or 0.0
     else:
@@ -91,11 +94,12 @@ def _causes(
 ) -> dict[str, float]:
     """Cause -> its seconds, until the first token or after it."""
     causes: dict[str, float] = defaultdict(float)
-    for index, spans in enumerate(waits):
+    for index, (wait, spans) in enumerate(zip(request.waits, waits, strict=True)):
+        preemption = PREEMPTION if wait.displaced_by is None else DISPLACEMENT
         for span in spans:
             is_before = request.first_token is None or span.start < request.first_token
             if is_before is until_first_token:
-                causes[PREEMPTION if index else span.reason] += span.end - span.start
+                causes[preemption if index else span.reason] += span.end - span.start
     num_steps, seconds, num_tokens = request.num_steps, request.step_seconds, request.step_tokens
     if request.prefill is not None:
         before = request.prefill

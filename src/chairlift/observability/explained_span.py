@@ -26,7 +26,7 @@ HEAD_REASONS = {
 TURN_REASONS = {"dlpm": "which has a deficit left or a longer cached prefix"}
 """Why it is the turn of another tenant."""
 
-PACED = "which is ahead of it, or whose reader waits"
+PACED = "because it was ahead of its reader"
 
 DISPLACING_REASONS = {
     "srpt": "which has less work left than it had",
@@ -79,11 +79,14 @@ class ExplainedSpan:
     estimate: float | None = None
 
 
-def describe_preemption(displaced_by: str | None, policy: str) -> str:
+def describe_preemption(displaced_by: str | None, policy: str, *, is_paced: bool = False) -> str:
     """Why a request was preempted under a scheduling policy; `displaced_by` is the request that took its seat."""
     if displaced_by is None:
         return "preempted for lack of memory, because it was the last running request in the order of the queue"
-    return f"preempted: its seat was given to {displaced_by}, {DISPLACING_REASONS.get(policy, PACED)}"
+    reason = DISPLACING_REASONS.get(policy, PACED)
+    if is_paced and reason != PACED:
+        reason += f", or {PACED}"
+    return f"preempted: its seat was given to {displaced_by}, {reason}"
 
 
 def describe_span(span: ExplainedSpan, policy: str) -> str:
