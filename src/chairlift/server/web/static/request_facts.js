@@ -38,7 +38,7 @@ export function waitText(entry, state) {
 function queueReason(entry, state) {
   const head = state.requests.get(state.head);
   if (entry.waitingEvent?.reason === "sibling_prefill" || !head) return waitText(entry, state);
-  if (state.started.scheduling_policy === "fair" && entry.tenant !== head.tenant) return REASONS.fairness();
+  if (["fair", "dlpm"].includes(state.started.scheduling_policy) && entry.tenant !== head.tenant) return REASONS.fairness();
   return head.waitingEvent ? reasonText(head.waitingEvent, state) : "the first request of the queue is not admitted";
 }
 

@@ -100,7 +100,7 @@ function headingRow(key) {
 
 function noteRow(text) {
   const row = document.createElement("tr");
-  row.append(Object.assign(document.createElement("td"), { textContent: text, colSpan: 5, className: "muted" }));
+  row.append(Object.assign(document.createElement("td"), { textContent: text, colSpan: 4, className: "muted" }));
   return row;
 }
 
