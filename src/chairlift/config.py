@@ -215,7 +215,7 @@ class EngineConfig:
     )
     tenant_weights: Mapping[str, float] | None = option(
         None,
-        "Shares of tenants (API keys) under --scheduling-policy fair, as a=1,b=2. Other tenants have 1.",
+        "Shares of tenants (API keys) under --scheduling-policy fair or dlpm, as a=1,b=2. Other tenants have 1.",
         parse=parse_weights,
     )
     pacing_tokens_per_second: float | None = option(

@@ -11,12 +11,12 @@ from chairlift.cli.console import FLAG
 
 
 def key(
-    name: Annotated[str, Parameter(help="Name of the key, and of its tenant for --scheduling-policy fair.")],
+    name: Annotated[str, Parameter(help="Name of the key, and of its tenant for --scheduling-policy fair or dlpm.")],
     /,
     *,
     admin: Annotated[bool, FLAG, Parameter(help="Allow access to the engine and to the requests of all keys.")] = False,
     weight: Annotated[
-        float | None, Parameter(help="Share of the key under --scheduling-policy fair. Default: 1.")
+        float | None, Parameter(help="Share of the key under --scheduling-policy fair or dlpm. Default: 1.")
     ] = None,
     models: Annotated[
         list[str] | None,

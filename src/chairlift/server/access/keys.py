@@ -253,7 +253,9 @@ def parse_key(record: Any, where: str) -> Key:
         slo = None if found.slo is None else SLO.from_mapping(found.slo)
     except msgspec.ValidationError as error:
         known = ", ".join(_KeyRecord.__struct_fields__)
-        raise ConfigError(f"{where}: {error}; the fields are {known}; see `chairlift key --help`") from None
+        raise ConfigError(
+            f"{where}: {error}; the fields are {known}; see docs/guide/serving.md#require-api-keys"
+        ) from None
     except RequestError as error:
         raise ConfigError(f"{where}: {error}") from None
     return Key(
