@@ -108,7 +108,9 @@ def _check_minimum(name: str, value: Any, low: float) -> None:
     kind, types = ("an integer", (int,)) if isinstance(low, int) else ("a number", (int, float))
     if isinstance(value, bool) or not isinstance(value, types):
         raise ConfigError(f"{name} must be {kind}, got {value!r:.80}")
-    if not value >= low:
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number, got {value}")
+    if value < low:
         raise ConfigError(f"{name} must be at least {low:g}, got {value}")
 
 

@@ -14,6 +14,9 @@ from chairlift.structured_outputs import StructuredOutputs
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_BEAMS = 32
+MAX_LENGTH_PENALTY = 10
+"""Of both signs: a power of the number of tokens, which stays a finite number."""
+
 MAX_BEAM_STOP_TOKENS = 64
 """Maximum number of tokens that end the beams of one request, for each of which a step compares one more token."""
 
@@ -266,8 +269,8 @@ class SamplingParams:
         object.__setattr__(self, "allowed_token_ids", _allowed_token_ids(self.allowed_token_ids))
         self._check_constraints()
         _flag("use_beam_search", self.use_beam_search)
-        _number("length_penalty", self.length_penalty, -100, 100)
-        if self.early_stopping not in (True, False, "never"):
+        _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise RequestError(
                 f'early_stopping must be true, false or "never", got {self.early_stopping!r:.100}', "early_stopping"
             )

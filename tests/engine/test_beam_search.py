@@ -149,6 +149,8 @@ def test_the_function_of_vllm(tiny_model_dir: Callable[..., Path]) -> None:
         ({"stop_token_ids": list(range(64))}, "stop_token_ids must have fewer than 64 token ids"),
         ({"early_stopping": "sometimes"}, 'early_stopping must be true, false or "never"'),
         ({"length_penalty": float("nan")}, "length_penalty must be a finite number"),
+        ({"length_penalty": 10.5}, r"length_penalty must be in \[-10, 10\]"),
+        ({"early_stopping": 1}, "early_stopping must be true, false"),
         ({"use_beam_search": False, "length_penalty": 2.0}, r"length_penalty=2\.0 needs use_beam_search"),
     ],
     ids=str,
@@ -164,12 +166,21 @@ def test_contradictions_are_rejected(fields: dict[str, Any], match: str) -> None
         ("granite4_h", {}, "layers with recurrent state"),
         ("llama", {"batching": "static"}, "--batching static"),
         ("llama", {"speculative_config": {"method": "ngram"}}, "--speculative-config"),
+        ("llama", {"prefix_cache_dir": "folder"}, "--prefix-cache-dir"),
     ],
     ids=str,
 )
 def test_engines_without_beam_search_reject_it(
-    arch: str, options: dict[str, Any], match: str, tiny_model_dir: Callable[..., Path]
+    arch: str, options: dict[str, Any], match: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
+    if "prefix_cache_dir" in options:
+        options = {"prefix_cache_dir": tmp_path}
     llm, _ = make_llm(tiny_model_dir(arch), **options)
     with pytest.raises(RequestError, match=f"use_beam_search is not supported: .*{match}"):
         llm.generate([[5, 6]], SamplingParams(n=2, use_beam_search=True), use_tqdm=False)
+
+
+def test_a_vocabulary_with_fewer_tokens_than_beams_is_an_error(tiny_model_dir: Callable[..., Path]) -> None:
+    llm, _ = make_llm(tiny_model_dir("llama", vocab_size=20))
+    with pytest.raises(RequestError, match=r"n must be at most \d+, the tokens with which a beam can continue, got 20"):
+        llm.generate([[5, 6]], SamplingParams(n=20, use_beam_search=True), use_tqdm=False)

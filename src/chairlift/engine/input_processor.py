@@ -370,6 +370,11 @@ class InputProcessor:
             raise RequestError(
                 f"use_beam_search is not supported: {self.limits.beam_search_problem}", "use_beam_search"
             )
+        num_ends = len(self._eos_token_ids) + len(params.stop_token_ids)
+        if params.use_beam_search and params.n > (limit := self._vocab_size - num_ends):
+            raise RequestError(
+                f"n must be at most {limit}, the tokens with which a beam can continue, got {params.n}", "n"
+            )
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError("stop requires a tokenizer, which this engine lacks: use stop_token_ids", "stop")
 

@@ -233,12 +233,17 @@ def test_a_restart_with_a_changed_model_fails(
 
 
 def test_a_start_that_lacks_descriptors_or_processes_is_attempted_again(
-    tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failed starts leave no files behind, and the waiting request runs after the restart."""
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path may be too long for the path of a socket
+        _attempt_starts(tiny_model_dir("llama"), Path(folder), monkeypatch)
+
+
+def _attempt_starts(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [zmq.ZMQError(errno.EMFILE), OSError(errno.EAGAIN, "no process"), None]
     create, start = wire.zmq.Context.socket, subprocess.Popen
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
     def scarce_socket(context: zmq.Context[Any], *options: Any) -> Any:
         if isinstance(errors[0], zmq.ZMQError):
@@ -251,7 +256,7 @@ def test_a_start_that_lacks_descriptors_or_processes_is_attempted_again(
         return start(*arguments, **options)
 
     async def run() -> None:
-        client = started(tiny_config(tiny_model_dir("llama")))
+        client = started(tiny_config(model))
         llm = AsyncLLM(client=client)
         llm.open()
         monkeypatch.setattr(wire.zmq.Context, "socket", scarce_socket)
@@ -260,7 +265,7 @@ def test_a_start_that_lacks_descriptors_or_processes_is_attempted_again(
         await until(lambda: llm.status().state == "restarting")
         assert len(tokens(await outcome(llm, [5], forced(3)))) == 3
         assert llm.status().restarts == 3
-        assert len(list(tmp_path.iterdir())) == 1, "only the folder of the running engine"
+        assert len(list(folder.iterdir())) == 1, "only the folder of the running engine"
         llm.close()
 
     asyncio.run(run())

@@ -81,6 +81,8 @@ ENCODER_LACKS: Final = (
     "record_trace",
     "preemption_mode",
     "swap_space",
+    "length_predictor",
+    "pacing_tokens_per_second",
     "classifier_from_token",
 )
 """Options of KV memory, of generation and of adapters. An encoder has none of them."""
@@ -614,6 +616,7 @@ def beam_search_problem(config: EngineConfig, pool: KVCachePlan) -> str | None:
         f"--kv {config.kv}": config.kv != "paged",
         f"--batching {config.batching}": config.batching != "continuous",
         "--speculative-config": config.speculative is not None,
+        "--prefix-cache-dir": config.prefix_cache_dir is not None,
     }
     return next((f"the engine runs with {name}: remove it" for name, is_given in conflicts.items() if is_given), None)
 

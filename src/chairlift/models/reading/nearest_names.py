@@ -17,7 +17,7 @@ REASONS: Final = (
     ("audio|speech|whisper|voxtral|omni|wav2vec", "it reads audio"),
     ("t5|bart|marian|pegasus|prophetnet|encoderdecoder", "it has an encoder besides its decoder"),
     (
-        "amba|rwkv|recurrent|xlstm|plamo2|retnet|minimax|kimilinear|qwen3_?next",
+        "amba|rwkv|recurrent|xlstm|plamo2|retnet|minimax|kimilinear",
         "its recurrent layers are of a kind that is not supported",
     ),
 )
@@ -38,7 +38,7 @@ def describe_unsupported(name: str, supported: Collection[str]) -> str:
 
 
 def nearest_name(name: str, supported: Collection[str]) -> str | None:
-    """Return the name of the same family, such as Qwen3 for Qwen3Next, or else a similar name, or None."""
+    """Return the name of the same family, such as Qwen3 for Qwen3VL, or else a similar name, or None."""
     ranked = sorted(supported, key=lambda other: (_similarity(name, other), other), reverse=True)
     relatives = [other for other in ranked if _family(other) == _family(name)]
     similar = [other for other in ranked if _similarity(name, other) >= MIN_SIMILARITY]
