@@ -94,3 +94,15 @@ def test_under_edf_a_step_keeps_the_time_per_output_token_of_the_streams() -> No
         core.step()
         rest = seconds - TIME.fixed - TIME.chunk_seconds(2, 1)
         assert chunks(events, "prompt")[-1] == max(CHUNK_MULTIPLE, TIME.largest_chunk(0, rest))
+
+
+def test_an_objective_that_a_step_without_chunks_misses_does_not_shorten_chunks() -> None:
+    for slos_ms, seconds in (([0.001], 0.05), ([0.001, 30], 0.03)):
+        core, _, _, events = engine(scheduling_policy="edf")
+        for index, slo_ms in enumerate(slos_ms):
+            core.add(make_request(f"stream{index}", [1, index], max_tokens=40, slo=SLO(tpot_ms=slo_ms)))
+        core.step()
+        core.add(make_request("prompt", list(range(2, 602)), max_tokens=1))
+        core.step()
+        rest = seconds - TIME.fixed - len(slos_ms) * TIME.chunk_seconds(2, 1)
+        assert chunks(events, "prompt")[-1] == TIME.largest_chunk(0, rest)

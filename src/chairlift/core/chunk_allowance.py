@@ -18,7 +18,8 @@ class ChunkAllowance:
         step_time: the estimate and its limits; None allows any chunk.
         running: the running requests. Those that have sampled a token wait for each step, and their tokens use a part
             of its time.
-        keeps_tpot: a step is also limited by the smallest objective of the time per output token of these requests.
+        keeps_tpot: a step is also limited by the smallest objective of the time per output token of these requests,
+            except for those that it misses even without a chunk.
     """
 
     def __init__(self, step_time: StepTime | None, running: Sequence[Request], keeps_tpot: bool = False) -> None:
@@ -43,7 +44,9 @@ class ChunkAllowance:
     def _seconds_for_chunks(self, time: StepTime) -> float:
         decoding = [request for request in self._running if request.num_tokens > request.num_prompt_tokens]
         target = time.decode_target if decoding else time.prefill_target
+        used = time.fixed + sum(time.chunk_seconds(request.num_computed_tokens, 1) for request in decoding)
         if self._keeps_tpot:
             slos = (request.sampling_params.slo for request in decoding)
-            target = min([target, *(slo.tpot_ms / 1e3 for slo in slos if slo is not None and slo.tpot_ms is not None)])
-        return target - time.fixed - sum(time.chunk_seconds(request.num_computed_tokens, 1) for request in decoding)
+            objectives = (slo.tpot_ms / 1e3 for slo in slos if slo is not None and slo.tpot_ms is not None)
+            target = min([target, *(seconds for seconds in objectives if seconds > used)])
+        return target - used
