@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.queues.multilevel_feedback import QUANTUM, MultilevelFeedbackQueue
+from chairlift.core.queues.seat_preemption import find_displacing_head
 from chairlift.events import EventList, RequestArrived, RequestFinished, Step
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
@@ -144,3 +147,25 @@ def test_no_wait_is_longer_than_the_starvation_rule_allows(
             if event.wait_reason == "seats":
                 assert event.num_running == seats, "no seat is empty while a request waits"
     assert not since
+
+
+def test_accepted_drafts_are_not_counted_as_steps() -> None:
+    queue = MultilevelFeedbackQueue(starvation_steps=2)
+    request = waiting("a", 300)
+    queue.push(request)
+    queue.record_sampling([])
+    for _ in range(5):
+        queue.record_accepted_drafts(waiting("running", 3), 2)
+    assert queue.level(request) > 0
+    queue.record_sampling([])
+    assert queue.level(request) == 0
+
+
+def test_a_search_with_several_beams_takes_no_seat_of_others() -> None:
+    queue, running = MultilevelFeedbackQueue(), [waiting("running", 3, 20)]
+    _, manager, _, _ = make_engine()
+    head = waiting("head", 3)
+    queue.push(head)
+    assert find_displacing_head(queue, running, manager, 1) is head
+    head.sampling_params = replace(head.sampling_params, n=2, use_beam_search=True)
+    assert find_displacing_head(queue, running, manager, 1) is None

@@ -19,8 +19,10 @@ def find_displacing_head(
     queue: RequestQueue, running: Sequence[Request], kv: KVCacheManager, max_num_seqs: int
 ) -> Request | None:
     """The head of the queue if it takes the seat of the last running request; None if it does not, if a seat is free
-    or becomes free with the next result, or if it could not be admitted with a seat."""
+    or becomes free with the next result, or if it could not be admitted with one seat."""
     if len(running) < max_num_seqs or not kv.can_preempt or (head := queue.peek()) is None:
+        return None
+    if head.sampling_params.use_beam_search and head.sampling_params.n > 1:
         return None
     last = running[-1]
     if head.num_pending_tokens or last.num_tokens == last.end_total_tokens or not queue.displaces(head, last):
