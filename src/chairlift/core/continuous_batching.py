@@ -153,7 +153,7 @@ class RunningBatch(ABC):
         """Record that `count` draft tokens of the step were accepted, so their K and V are those of output tokens."""
         request.num_computed_tokens += count
         self._meter.record_accepted_drafts(request, count, plan.time)
-        self.waiting.record_sampling([request] * count)
+        self.waiting.record_accepted_drafts(request, count)
 
     def preempt_last(self, plan: StepPlan, displaced_by: Request | None = None) -> Request:
         """Preempt the running request with the largest key, because memory is short or another request takes its seat.

@@ -97,6 +97,9 @@ class FairQueue(RequestQueue):
         for request in requests:
             self._charge(request.tenant, OUTPUT_TOKEN_COST)
 
+    def record_accepted_drafts(self, request: Request, count: int) -> None:
+        self._charge(request.tenant, OUTPUT_TOKEN_COST * count)
+
     def record_remote_service(self, service: Mapping[str, float]) -> None:
         for tenant, cost in service.items():
             self._charge(tenant, cost)

@@ -106,6 +106,9 @@ class PacedQueue(RequestQueue):
             self._reading_since.setdefault(request, self._now)
         self._queue.record_sampling(requests)
 
+    def record_accepted_drafts(self, request: Request, count: int) -> None:
+        self._queue.record_accepted_drafts(request, count)
+
     def record_remote_service(self, service: Mapping[str, float]) -> None:
         self._queue.record_remote_service(service)
 

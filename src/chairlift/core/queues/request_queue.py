@@ -67,6 +67,9 @@ class RequestQueue:
     def record_sampling(self, requests: Sequence[Request]) -> None:
         """Called when a step is planned that samples a token for each of these requests."""
 
+    def record_accepted_drafts(self, request: Request, count: int) -> None:
+        """Called when a step has given `count` more tokens to a request, which are accepted drafts."""
+
     def forget(self, request: Request) -> None:
         """Drop all that is kept for a request that has finished."""
 
