@@ -103,6 +103,13 @@ def test_a_truncated_certificate_is_rejected(pair: tuple[Path, Path], tmp_path: 
         load_tls_context(truncated, pair[1])
 
 
+def test_the_file_that_cannot_be_opened_is_named(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^ssl_certfile=.*: cannot be opened \(Is a directory\)"):
+        load_tls_context(tmp_path, pair[1])
+    with pytest.raises(ConfigError, match=r"^ssl_keyfile=.*: cannot be opened \(No such file or directory\)"):
+        load_tls_context(pair[0], tmp_path / "missing")
+
+
 def test_a_file_name_that_is_too_long_is_reported_as_missing(pair: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match=r"ssl_certfile=x+: no such file"):
         AccessOptions(ssl_certfile=Path("x" * 300), ssl_keyfile=pair[1])

@@ -28,6 +28,12 @@ def load_tls_context(certfile: Path, keyfile: Path) -> ssl.SSLContext:
             f"(openssl pkey -in {keyfile} -out decrypted.pem) and restrict the read access to the file"
         )
 
+    for name, path in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            problem = f"cannot be opened ({error.strerror or error}): give a file that the user of the server can read"
+            raise ConfigError(f"{name}={path}: {problem}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
@@ -39,8 +45,8 @@ def load_tls_context(certfile: Path, keyfile: Path) -> ssl.SSLContext:
             problem = "the key is not that of the certificate: give a certificate and its own key"
         else:
             problem = (
-                f"they cannot be used ({reason or error.strerror or error}): give complete PEM files that the user of "
-                "the server can read, with a key of at least 2048 bits (RSA) or 224 bits (elliptic curve)"
+                f"they cannot be used ({reason or error.strerror or error}): give complete PEM files, with a key of at "
+                "least 2048 bits (RSA) or 224 bits (elliptic curve)"
             )
         raise ConfigError(f"ssl_certfile={certfile} and ssl_keyfile={keyfile}: {problem}") from None
     return context
