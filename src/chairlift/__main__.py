@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 from typing import Final, NoReturn
 
@@ -20,9 +21,13 @@ def main() -> None:
     try:
         run_command_line()
     except SystemExit as ended:
-        if not isinstance(ended.code, int):
+        if isinstance(ended.code, str):
             raise
-        status = ended.code
+        status = ended.code or 0
+    except KeyboardInterrupt:
+        if sys.modules.get("ray") is None:
+            raise
+        status = 128 + signal.SIGINT
     if sys.modules.get("ray") is not None:
         end_without_finalization(status)
     raise SystemExit(status)
@@ -51,7 +56,7 @@ def end_without_finalization(status: int) -> NoReturn:
     """
     atexit._run_exitfuncs()  # Child processes of multiprocessing end in the same way.
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # It may be closed or None.
             stream.flush()
     os._exit(status)
 

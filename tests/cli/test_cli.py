@@ -196,6 +196,24 @@ def test_a_process_that_has_used_ray_is_not_finalized(has_ray: bool, arguments: 
     assert ("error: port must be from 1" in done.stderr) == (status == 2)
 
 
+@pytest.mark.parametrize(("ending", "status"), [("SystemExit(None)", 0), ("KeyboardInterrupt", 130)])
+def test_a_process_that_has_used_ray_ends_without_finalization_in_every_way(ending: str, status: int) -> None:
+    code = f"""
+import ctypes, sys, types
+from chairlift import __main__ as entry
+c = ctypes.CDLL(None)
+c.__cxa_atexit(ctypes.cast(c.abort, ctypes.c_void_p), None, None)
+sys.modules["ray"] = types.ModuleType("ray")
+sys.stdout.close()
+sys.stderr = None
+def end():
+    raise {ending}
+entry.run_command_line = end
+entry.main()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == status
+
+
 def test_a_port_in_use_is_reported_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = run("serve", "no-such-model", "--port", str(taken.getsockname()[1]))

@@ -257,6 +257,15 @@ main()
 """
 
 
+def test_an_exit_in_ray_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exit_(**_options: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("ray.init", exit_)
+    with pytest.raises(SystemExit):
+        local_cluster.connect("127.0.0.1:6399")
+
+
 @pytest.mark.parametrize(("number", "status"), [(None, 2), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
 def test_a_cluster_that_does_not_answer_ends_the_start(tmp_path: Path, number: int | None, status: int) -> None:
     """After CONNECT_SECONDS with an error, and at a signal at once."""

@@ -256,7 +256,7 @@ def connect(address: str) -> None:
         try:
             ray.init(address=address, logging_level=logging.ERROR)  # It warns that this is not the main thread.
             outcome.set_result(None)
-        except Exception as error:
+        except BaseException as error:  # Without a result the caller would wait forever.
             outcome.set_exception(error)
 
     logger.info("connecting to the cluster of RAY_ADDRESS=%s", address)
