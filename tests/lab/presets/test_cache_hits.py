@@ -66,6 +66,9 @@ def test_a_trace_is_required_and_needs_hashes(tmp_path: Path) -> None:
         PRESET.run(PresetOptions())
     with pytest.raises(ConfigError, match=r"trace=.* does not apply; its options are: workload_seed, num_prompts"):
         find_preset("orca").run(PresetOptions(trace=tmp_path))
+    for requests, problem in (([], "the requests have no hash_ids"), ([[]], "no hash_ids"), ([[1, -1]], "got -1:")):
+        with pytest.raises(ConfigError, match=problem):
+            PRESET.run(PresetOptions(trace=trace(tmp_path / "wrong.jsonl", requests)))
     path = tmp_path / "other.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 2}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"line 1: .*hash_ids"):

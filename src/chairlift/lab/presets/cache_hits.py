@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from chairlift.core.kv.block_pool import BlockPool
+from chairlift.errors import ConfigError
 from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult
 from chairlift.lab.workload.traces.formats import MooncakeLine, json_records
 
@@ -30,9 +31,20 @@ def run(study: Study, advance: Callable[[], object]) -> StudyResult:
 
 
 def read_hashes(path: Path, limit: int) -> list[list[bytes]]:
-    """The hashes of the blocks of the first `limit` requests of a trace in Mooncake's format."""
-    lines = (line for _, line in json_records(path, MooncakeLine))
-    return [[number.to_bytes(8) for number in line.hash_ids] for line in islice(lines, limit)]
+    """The hashes of the blocks of the first `limit` requests of a trace in Mooncake's format.
+
+    Raises:
+        ConfigError: the trace cannot be read, has no blocks, or an id that is not from 0 to 2**64 - 1.
+    """
+    hashes = []
+    for place, line in islice(json_records(path, MooncakeLine), limit):
+        for number in line.hash_ids:
+            if not 0 <= number < 1 << 64:
+                raise ConfigError(f"{place}: hash_ids must be from 0 to 2**64 - 1, got {number}: correct the trace")
+        hashes.append([number.to_bytes(8) for number in line.hash_ids])
+    if not any(hashes):
+        raise ConfigError(f"trace={path}: the requests have no hash_ids: give a trace of requests with blocks")
+    return hashes
 
 
 def hit_rate(requests: Sequence[Sequence[bytes]], num_blocks: int) -> float:
