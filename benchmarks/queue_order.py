@@ -1,7 +1,7 @@
 """Compares the orders of the queue under Poisson arrivals, on an engine and in a simulation of the same engine.
 
-    python -m benchmarks.queue_order [--trace TRACE.csv] [--policies fcfs,srpt:oracle,srpt:history,mlfq,fair,dlpm]
-        [--loads 0.7,0.9,1.1] [--seeds 0,1,2] [--num-prompts 200] [--max-num-seqs 8] [--goodput "ttft:2000 tpot:100"]
+    python -m benchmarks.queue_order [--trace TRACE.csv] [--policies POLICY,...] [--loads 0.7,0.9,1.1]
+        [--seeds 0,1,2] [--num-prompts 200] [--max-num-seqs 8] [--goodput "ttft:2000 tpot:100"]
         [--simulation-only] [--json]
 
 The capacity is measured first: the requests per second of the first policy when all requests arrive at once. A load is
@@ -48,7 +48,7 @@ from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.traces.trace_loader import read_trace
 from chairlift.slo import SLO, parse_slo
 
-POLICIES: Final = "fcfs,srpt:oracle,srpt:max_tokens,srpt:history,mlfq,fair,dlpm"
+POLICIES: Final = "fcfs,srpt:oracle,srpt:max_tokens,srpt:history,mlfq,fair,dlpm,edf"
 PROMPTS, OUTPUTS = parse_lengths("lognormal:1020,1.0,16..8192"), parse_lengths("lognormal:129,0.9,4..2048")
 NUM_TENANTS: Final = 4
 CAPACITY_SEED: Final = 10_000
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--model", help="model as in chairlift serve")
     parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
     parser.add_argument("--trace", type=Path, help="trace with lengths, such as Azure's CSV")
-    parser.add_argument("--policies", type=parse_policies, default=POLICIES)
+    parser.add_argument("--policies", type=parse_policies, default=POLICIES, help=f"default: {POLICIES}")
     parser.add_argument("--loads", type=_numbers(float), default="0.7,0.9,1.1")
     parser.add_argument("--seeds", type=_numbers(int), default="0,1,2")
     parser.add_argument("--num-prompts", type=int, default=200)

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from chairlift.config import KV_ARENAS
+from chairlift.config import KV_ARENAS, SCHEDULING_POLICIES
 from chairlift.errors import ConfigError
 from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
@@ -93,7 +93,7 @@ class CompareOptions(WorkloadOptions):
         "static,exact,max,paged",
         "Policies to compare; the first one is the baseline. paged, exact, max, pow2, oracle: continuous batching with "
         "this KV policy. static, and static-global (decoded to the longest output of all requests), use the KV policy "
-        "max. fcfs, priority, fair, edf and srpt:PREDICTOR are orders of the queue over the KV policy paged. "
+        f"max. {', '.join(SCHEDULING_POLICIES)} (and srpt:PREDICTOR) are orders of the queue over the KV policy paged. "
         "BATCHING/KV/ORDER combines others, such as static/paged or static/paged/srpt:oracle. Default: "
         "static,exact,max,paged.",
         parse=_parse_policies,
