@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chairlift.config import SCHEDULING_POLICIES
 from chairlift.errors import RequestError
 from chairlift.events import RequestFinished, Step
-from chairlift.outputs import EngineCoreOutput
+from chairlift.outputs import EngineCoreOutput, Logprob, ModelRunnerOutput, TokenLogprobs
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from chairlift.slo import SLO
@@ -203,3 +203,19 @@ def test_answers_have_the_logprobs_of_their_tokens() -> None:
         assert [entry.token.token_id for entry in output.logprobs] == output.new_token_ids
         for index, entry in enumerate(output.logprobs):
             assert entry.top == likely_tokens([1, 2, *output.new_token_ids[:index]])[:2]
+
+
+def test_a_search_that_fails_returns_no_output_without_content() -> None:
+    core, _, _, _ = make_engine()
+    for request in beams("b", [1, 2], 3, 5):
+        core.add(request)
+    scheduler = core.scheduler
+    for _ in range(2):
+        core.step()
+    output = scheduler.schedule(0.0)
+    assert output is not None
+    names = [f"b-{index}" for index in range(3)]
+    logprobs = {name: [TokenLogprobs(Logprob(1, -1.0, 1), [])] for name in names}
+    result = ModelRunnerOutput(output.step, {name: [1] for name in names}, logprobs, errors={"b-2": "no logits"})
+    outputs = scheduler.update(result, 0.0)
+    assert [(each.request_id, each.error) for each in outputs] == [("b-2", "no logits")]

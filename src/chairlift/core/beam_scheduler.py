@@ -225,9 +225,11 @@ class BeamScheduler(Scheduler):
         self, outputs: list[EngineCoreOutput], finished: list[str], now: float
     ) -> list[EngineCoreOutput]:
         """Choose the next beams where all have been computed, and return the answers of searches that have ended."""
-        if not self._batch.groups:
-            return outputs
-        outputs = [output for output in outputs if output.new_token_ids or output.finish_reason is not None]
+        outputs = [
+            output
+            for output in outputs
+            if output.new_token_ids or output.finish_reason is not None or output.prompt_logprobs is not None
+        ]
         computed, self._computed_groups = self._computed_groups, []
         for group in computed:
             if group.leader.is_finished:
