@@ -169,3 +169,22 @@ def test_a_search_with_several_beams_takes_no_seat_of_others() -> None:
     assert find_displacing_head(queue, running, manager, 1) is head
     head.sampling_params = replace(head.sampling_params, n=2, use_beam_search=True)
     assert find_displacing_head(queue, running, manager, 1) is None
+
+
+def test_a_finished_request_is_not_kept() -> None:
+    queue = MultilevelFeedbackQueue()
+    request = waiting("a", 3)
+    queue.push(request)
+    assert queue.pop() is request
+    queue.forget(request)
+    assert not queue._entries
+
+
+def test_starved_requests_are_promoted_in_the_order_of_their_waits() -> None:
+    queue = MultilevelFeedbackQueue(starvation_steps=2)
+    queue.push(waiting("first", 300, arrival=0))
+    queue.push(waiting("second", 100, arrival=1))
+    queue.record_sampling([])
+    queue.push(waiting("late", 200, arrival=2))
+    queue.record_sampling([])
+    assert [queue.pop().request_id for _ in range(3)] == ["first", "second", "late"]

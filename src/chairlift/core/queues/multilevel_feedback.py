@@ -84,7 +84,13 @@ class MultilevelFeedbackQueue(RequestQueue):
     def push(self, request: Request) -> None:
         self._entered[request] = self._num_steps
         super().push(request)
+        self._drop_ended_waits()
         self._entries.append((self._num_steps, request))
+
+    def _drop_ended_waits(self) -> None:
+        """Drop the oldest entries as far as they belong to no wait, so that finished requests are not kept."""
+        while self._entries and self._entered.get(self._entries[0][1]) != self._entries[0][0]:
+            self._entries.popleft()
 
     def pop(self) -> Request:
         request = super().pop()
@@ -101,17 +107,23 @@ class MultilevelFeedbackQueue(RequestQueue):
     def record_sampling(self, requests: Sequence[Request]) -> None:
         """Count a step, and promote the requests that have waited too long."""
         self._num_steps += 1
+        starved = []
         while self._entries and self._entries[0][0] + self._starvation_steps <= self._num_steps:
             entered, request = self._entries.popleft()
             if self._entered.get(request) == entered and self.level(request):
+                del self._entered[request]
+                starved.append(request)
+        if starved:
+            self._requests = deque(request for request in self._requests if request in self._entered)
+            for request in starved:
                 self._promote(request)
 
     def _promote(self, request: Request) -> None:
-        self.discard(request)
         del self._levels[request]
         self._promoted_at[request] = request.num_tokens - request.num_prompt_tokens
         self.push(request)
 
     def forget(self, request: Request) -> None:
+        self._drop_ended_waits()
         self._promoted_at.pop(request, None)
         self._levels.pop(request, None)
