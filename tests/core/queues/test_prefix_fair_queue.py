@@ -133,3 +133,23 @@ def test_hits_of_a_tenant_are_kept_together() -> None:
         return sum(event.num_cached_tokens for event in events.events if isinstance(event, RequestFinished))
 
     assert num_cached_tokens("dlpm") > num_cached_tokens("fair")
+
+
+def test_the_limit_of_compared_prefixes_holds_for_many_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_fair_queue, "MAX_COMPARED", 2)
+    queue = make_queue()
+    requests = [push(queue, f"r{tenant}", tenant, arrival, cached=arrival) for arrival, tenant in enumerate("abcd")]
+    queue.record_sampling([requests[0], requests[3]])
+    assert queue.peek() is requests[2], "b and c have the largest deficits"
+
+
+def test_an_aborted_request_overtakes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_fair_queue, "MAX_OVERTAKEN", 1)
+    queue = make_queue()
+    push(queue, "old", "a", 0)
+    aborted = push(queue, "aborted", "a", 1)
+    push(queue, "hit", "a", 2, cached=8)
+    queue.discard(aborted)
+    assert admit(queue) == "hit"
+    assert admit(queue) == "old"
+    assert not queue._overtaken

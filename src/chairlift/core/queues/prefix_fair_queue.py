@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 from chairlift.core.queues.fair_queue import FairQueue
@@ -27,7 +28,8 @@ QUANTUM: Final = 1024.0
 """Q: the service of about 340 prompt and 340 output tokens."""
 
 MAX_COMPARED: Final = 64
-"""Requests whose cached prefixes are compared, the oldest of each tenant. A choice costs as many look-ups."""
+"""Requests whose cached prefixes are compared: the oldest of each tenant, the largest deficits first. A choice costs as
+many look-ups."""
 
 MAX_OVERTAKEN: Final = 64
 
@@ -64,12 +66,12 @@ class PrefixFairQueue(FairQueue):
         """The head stays the same until the queue changes, or its tenant has no deficit left."""
         if self._queues and (self._head is None or self.deficit(self._head.tenant) <= 0):
             self._refill()
-            self._head = min(self._candidates(), key=self._preference)
+            self._head = min(islice(self._candidates(), MAX_COMPARED), key=self._preference)
         return self._head
 
     def _candidates(self) -> Iterator[Request]:
         """The oldest requests of the tenants with a deficit."""
-        tenants = [tenant for tenant in self._queues if self.deficit(tenant) > 0]
+        tenants = sorted((tenant for tenant in self._queues if self.deficit(tenant) > 0), key=self.counter)
         for tenant in tenants:
             is_late = self._overtaken.get(tenant, 0) >= MAX_OVERTAKEN
             yield from self._queues[tenant].oldest(1 if is_late else -(-MAX_COMPARED // len(tenants)))
@@ -79,7 +81,8 @@ class PrefixFairQueue(FairQueue):
 
     def _refill(self) -> None:
         """Give quanta to the tenants without a deficit until one of those that wait has one."""
-        num_rounds = min(map(self._rounds_until_deficit, self._queues))
+        if not (num_rounds := min(map(self._rounds_until_deficit, self._queues))):
+            return
         for tenant, counter in self._counters.items():
             self._counters[tenant] = counter - self._quantum * min(num_rounds, self._rounds_until_deficit(tenant))
 
@@ -87,9 +90,17 @@ class PrefixFairQueue(FairQueue):
         counter = self.counter(tenant)
         return 0 if counter < 0 else math.floor(counter / self._quantum) + 1
 
-    def discard(self, request: Request) -> None:
-        tenant = request.tenant
-        is_oldest = request is self._queues[tenant].peek()
-        super().discard(request)
+    def pop(self) -> Request:
+        head = self.peek()
+        assert head is not None
+        tenant = head.tenant
+        is_oldest = head is self._queues[tenant].peek()
         self._overtaken[tenant] = 0 if is_oldest else self._overtaken.get(tenant, 0) + 1
+        self.discard(head)
+        return head
+
+    def discard(self, request: Request) -> None:
+        super().discard(request)
+        if request.tenant not in self._queues:
+            self._overtaken.pop(request.tenant, None)
         self._head = None
