@@ -107,10 +107,14 @@ class BeamGroup:
         if not chosen or self._has_ended(chosen[0][0], num_tokens):
             return []
         moves = self._assign(chosen)
-        self._beams = [
-            _Beam(score, [*self._beams[number].logprobs, self._record_of(number, entry)])
-            for score, number, entry in (chosen[index] for index, _move in moves)
-        ]
+        beams = []
+        for place, (index, _move) in enumerate(moves):
+            score, number, _entry = chosen[index]
+            logprobs = self._beams[number].logprobs
+            beams.append(_Beam(score, logprobs if number == place else list(logprobs)))
+        for beam, (index, _move) in zip(beams, moves, strict=True):
+            beam.logprobs.append(self._record_of(*chosen[index][1:]))
+        self._beams = beams
         self._found.clear()
         self.is_started = True
         return [move for _index, move in moves]

@@ -149,14 +149,16 @@ class BeamBatching(ContinuousBatching):
 
     def move_beams(self, moves: list[BeamMove]) -> None:
         """Let the beams of a group continue the sequences that were chosen."""
-        sequences = {parent.request_id: parent.token_ids for _request, parent, _token in moves}
+        forked = {each.request_id: [*parent.token_ids] for each, parent, _token in moves if each is not parent}
         for request, parent, token in moves:
             if request.status is RequestStatus.RUNNING:
                 self._moves[request.request_id] = parent.request_id, token
                 if request is not parent:
                     self._kv.fork(request, parent)
-        for request, parent, token in moves:
-            replace_tokens(request, [*sequences[parent.request_id], token])
+        for request, _parent, token in moves:
+            token_ids = forked.get(request.request_id, request.token_ids)
+            token_ids.append(token)
+            replace_tokens(request, token_ids)
 
 
 class BeamScheduler(Scheduler):
