@@ -20,6 +20,12 @@ from native import needs_native
 PROMPTS = [list(range(1, 60)), [*range(1, 40), 7, 8, 9], [5] * 33]
 
 
+@pytest.fixture(autouse=True)
+def every_block_is_worth_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether reading is faster than computing depends on the machine, and on what else it does."""
+    monkeypatch.setattr(DiskBlockStore, "_is_worth_reading", lambda *_: True)
+
+
 @pytest.fixture
 def folder(tiny_model_dir: Callable[..., Path]) -> Path:
     return tiny_model_dir("llama")
@@ -59,10 +65,8 @@ def test_a_conversation_goes_on_after_a_restart_with_the_same_bits_of_state(
     has_predictor: bool,
     tiny_model_dir: Callable[..., Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     overrides = {"mtp_num_hidden_layers": 1} if has_predictor else {}
-    monkeypatch.setattr(DiskBlockStore, "_is_worth_reading", lambda *_: True)  # however busy the machine is
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
     def run_turns(prefix_cache_dir: Path | None, restarts: bool) -> list[tuple[list[int], int, list[torch.Tensor]]]:
@@ -139,10 +143,7 @@ def test_another_format_and_another_model_have_other_blocks(
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 5
 
 
-def test_a_flipped_bit_costs_time_but_no_token(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DiskBlockStore, "_is_worth_reading", lambda *_: True)  # however busy the machine is
+def test_a_flipped_bit_costs_time_but_no_token(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = answer(folder, prefix_cache_dir=tmp_path)
     for file in tmp_path.glob("*/*.kv"):
         data = bytearray(file.read_bytes())
