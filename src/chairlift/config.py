@@ -113,7 +113,7 @@ class SchedulerConfig:
         if self.tenant_weights and self.scheduling_policy not in FAIR_POLICIES:
             raise ConfigError(
                 f"tenant_weights need scheduling_policy=fair or dlpm, got scheduling_policy={self.scheduling_policy}: "
-                f"set --scheduling-policy fair, or remove them"
+                f"set --scheduling-policy fair or dlpm, or remove them"
             )
         if self.scheduling_policy in DEFAULT_LENGTH_PREDICTOR and self.length_predictor == "none":
             raise ConfigError(
