@@ -81,12 +81,6 @@ class EarliestDeadlineQueue(RequestQueue):
         first_of_others = bisect_left(requests, (math.inf, 0, -1), key=self.key)
         return requests[first_of_others % len(requests)]
 
-    def pop(self) -> Request:
-        head = self.peek()
-        assert head is not None
-        self.discard(head)
-        return head
-
     def discard(self, request: Request) -> None:
         super().discard(request)
         self._head = None

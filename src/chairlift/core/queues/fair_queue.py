@@ -75,12 +75,6 @@ class FairQueue(RequestQueue):
         """The key without the priority, which is compared within a tenant only."""
         return (self.counter(head.tenant), 0, head.arrival_index)
 
-    def pop(self) -> Request:
-        head = self.peek()
-        assert head is not None
-        self.discard(head)
-        return head
-
     def discard(self, request: Request) -> None:
         queue = self._queues[request.tenant]
         queue.discard(request)

@@ -92,11 +92,6 @@ class MultilevelFeedbackQueue(RequestQueue):
         while self._entries and self._entered.get(self._entries[0][1]) != self._entries[0][0]:
             self._entries.popleft()
 
-    def pop(self) -> Request:
-        request = super().pop()
-        del self._entered[request]
-        return request
-
     def discard(self, request: Request) -> None:
         self._requests.remove(request)  # an error may have dropped its pending token, which changes its key
         del self._entered[request]

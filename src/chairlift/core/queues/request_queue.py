@@ -48,7 +48,10 @@ class RequestQueue:
 
     def pop(self) -> Request:
         """Remove and return the head."""
-        return self._requests.popleft()
+        head = self.peek()
+        assert head is not None, "the queue is not empty"
+        self.discard(head)
+        return head
 
     def discard(self, request: Request) -> None:
         """Remove a request, which is in the queue."""
