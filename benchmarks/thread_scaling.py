@@ -1,6 +1,6 @@
 """Predicts the time of the linear layers of a step for 1 to 128 threads, and compares it with measurements.
 
-    python benchmarks/thread_scaling.py [--model PATH] [--format q4_0] [--rows 1,16,64,256] [--measured 1,2]
+    python -m benchmarks.thread_scaling [--model PATH] [--format q4_0] [--rows 1,16,64,256] [--measured 1,2]
                                         [--threads 4,8,16,32,64,128] [--bandwidth-limit GB_PER_S] [--rounds 5]
 
 A step of T rows on n threads takes
@@ -28,14 +28,12 @@ from statistics import median
 from typing import Final
 
 import torch
+from benchmarks.kernels import LAYERS, READ_BYTES, KernelWork, LinearPass, native_parts, numbers
 from rich.console import Console
 from rich.table import Table
 
 from chairlift.engine.startup.threads import default_num_threads
 from chairlift.kernels.cpu import load
-from chairlift.lab.bench.kernels.benchmark import native_parts
-from chairlift.lab.bench.kernels.ceilings import READ_BYTES, KernelWork
-from chairlift.lab.bench.kernels.passes import LAYERS, LinearPass
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.declaration import LM_HEAD, ModelConfig
@@ -146,7 +144,8 @@ def step_seconds(layers: LinearPass, rows: int) -> float:
 
 
 def model_work(model: ModelConfig, layers: LinearPass) -> StepWork:
-    total: KernelWork = layers.work(LAYERS, 1) + layers.work(LM_HEAD, 1)
+    work = layers.work(1)
+    total: KernelWork = work[LAYERS] + work[LM_HEAD]
     num_products = sum(len(list(layer.products)) for layer in model.layers) + 1
     return StepWork(total.num_bytes, total.num_operations, num_products)
 
@@ -181,10 +180,6 @@ def predicted_table(scaling: Scaling, work: StepWork, rows: Sequence[int], threa
             cells.append(f"{seconds * 1e3:.2f} ({100 * share:.0f} %)")
         table.add_row(str(n), *cells)
     return table
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -12,12 +12,14 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.kernels import AttentionCase, AttentionPass, LinearPass, native_parts
 from safetensors.torch import load_file, save_file
 
 from chairlift import LLM, EngineConfig, SamplingParams
@@ -26,9 +28,9 @@ from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.memory_plan import step_weight_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS, Activation
+from chairlift.kernels.cpu import load
 from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.registry import find_kernel_set
-from chairlift.lab.bench.kernels.benchmark import KernelOptions, run_kernels
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
@@ -335,18 +337,17 @@ def test_cost_model_computes_the_time_of_the_declared_layers(folder: Path) -> No
 
 @needs_native
 def test_kernel_benchmark_measures_the_declared_products(folder: Path) -> None:
-    options = KernelOptions(rows=(1, 3), batch_sizes=(2,), contexts=(24,), repeats=1, ceiling_seconds=0.01)
-    config = EngineConfig(model=str(folder), num_threads=1)
-    result = run_kernels(config, options)
-    measured = [time for time in result.linear if time.case["rows"] == 3]
-    assert [time.kernel for time in measured] == ["layers", "qkv", "output", "gate_up", "down", "LM head"]
     declared = load_config(resolve_model(str(folder)))
-    read = sum(time.work.num_bytes for time in measured if time.kernel != "layers")
+    formats = matrix_formats(resolve_model(str(folder)), declared)
+    linear = LinearPass(load(), declared, partial(native_parts, formats=formats, quantization=None), max_rows=3)
+    work = linear.work(3)
+    assert set(work) == set(linear(3)) == {"layers", "qkv", "output", "gate_up", "down", "LM head"}
     native = find_kernel_set("native").memory("float32", "cpu", None)
-    assert read == step_weight_bytes(declared, native, matrix_formats(resolve_model(str(folder)), declared))
-    (decode, _) = result.attention
+    read = work["layers"].num_bytes + work["LM head"].num_bytes
+    assert read == step_weight_bytes(declared, native, formats)
+    decode = AttentionPass(declared, torch.bfloat16, 16, AttentionCase(num_seqs=2, num_queries=1, context=24))
     keys = (LAYERS // 2 * WINDOW + LAYERS // 2 * 24) / LAYERS
-    assert decode.work.num_operations == 2 * keys * 4 * HEADS * HEAD_DIM
+    assert decode.work("avx2").num_operations == 2 * keys * 4 * HEADS * HEAD_DIM
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

@@ -15,12 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from chairlift import EngineConfig
 from chairlift.engine.startup.memory_plan import plan_weights, step_weight_bytes
-from chairlift.errors import ConfigError, ModelLoadError
+from chairlift.errors import ModelLoadError
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.registry import find_kernel_set
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.lab.bench.kernels.benchmark import KernelOptions, run_kernels
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ExpertCost, LayerCost, ModelShape
@@ -231,12 +230,6 @@ def test_layers_without_experts_cost_as_before() -> None:
     layers = [LayerCost.from_layer(layer) for layer in config.layers]
     assert layers[0].experts is None
     assert layers[0].num_weights == layers[1].num_weights - 128 * 2048 + 3 * 6144 * 2048
-
-
-@needs_native
-def test_kernel_benchmark_rejects_mixtures(tiny_model_dir: TinyModelDir) -> None:
-    with pytest.raises(ConfigError, match=r"mixtral is a mixture of experts.*use bench latency"):
-        run_kernels(EngineConfig(model=str(tiny_model_dir("mixtral"))), KernelOptions())
 
 
 def test_declarations_of_experts_are_small_and_can_be_sent_to_other_processes() -> None:

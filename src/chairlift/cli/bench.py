@@ -1,4 +1,4 @@
-"""`chairlift bench`: benchmarks of engines, policies and kernels."""
+"""`chairlift bench`: benchmarks of engines and policies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from cyclopts import App
 
 from chairlift.cli.console import OPTIONS, SAMPLING_DEFAULTS, Json, prepare_engine
 from chairlift.config import EngineConfig
-from chairlift.lab.bench.bench_options import (
-    CompareOptions,
-    KernelOptions,
-    LatencyOptions,
-    PerplexityOptions,
-    ThroughputOptions,
-)
+from chairlift.lab.bench.bench_options import CompareOptions, LatencyOptions, PerplexityOptions, ThroughputOptions
 from chairlift.option_sources import with_options
 from chairlift.options import Selection
 
@@ -98,23 +92,3 @@ def perplexity(
     from chairlift.lab.bench.perplexity import run_perplexity
 
     run_perplexity(config, options).print(as_json)
-
-
-KERNEL_OPTIONS = ("model", "kv_cache_dtype", "block_size", "load_format", "num_threads")
-"""Options of the engine that affect its kernels."""
-
-
-@bench.command
-@with_options
-def kernels(
-    *,
-    as_json: Json = False,
-    options: KernelOptions,
-    config: Annotated[EngineConfig, Selection(only=KERNEL_OPTIONS)],
-) -> None:
-    """Measure the native kernels in the shapes of a model, relative to the maximum speed of the CPU."""
-    prepare_engine()
-    from chairlift.lab.bench.kernels.benchmark import run_kernels
-    from chairlift.lab.bench.kernels.tables import print_kernels
-
-    print_kernels(run_kernels(config, options), as_json=as_json)

@@ -24,7 +24,7 @@ COMMANDS: Final = {
     "chat": "Chat in the terminal. /help lists the commands; Ctrl-C stops an answer.",
     "batch": "Answer a file of requests. After an interruption, the same command continues.",
     "lesson": "Learn batching: the same requests from static batches to paged memory, measured, as a table and a page.",
-    "bench": "Measure engines, policies and kernels.",
+    "bench": "Measure engines and policies.",
     "plan": "Plan memory, KV blocks, concurrent requests under every policy and speed, and print the command to serve "
     "with.",
     "simulate": "Run the scheduler of the engine in virtual time. Prints constants and tables.",

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from chairlift.config import KV_ARENAS, SCHEDULING_POLICIES
 from chairlift.errors import ConfigError
-from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
 from chairlift.lab.bench.workload_options import WorkloadOptions
 from chairlift.lab.workload.arrivals import ArrivalProcess
@@ -142,49 +141,3 @@ class PerplexityOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelOptions:
-    """The sizes and formats to measure.
-
-    Attributes:
-        ceiling_seconds: time to measure each ceiling at the beginning. Later each one is sampled before every pass.
-
-    Raises:
-        ConfigError: a value is out of range. The message names the option, the value and the limit.
-    """
-
-    OPTION_GROUP: ClassVar = "Kernels"
-
-    rows: tuple[int, ...] = option(
-        (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-        "Rows of activations of linear layers. Default: the powers of 2 from 1 to 512, as 1,2,4.",
-        parse=_split_integers,
-        minimum=1,
-    )
-    formats: tuple[str, ...] | None = option(
-        None,
-        "Formats of weights: int8, bf16, f16, f32, or GGUF blocks (q4_k). Default: those of the file.",
-        choices=tuple(BYTES_PER_INPUT),
-        parse=split_names,
-    )
-    batch_sizes: tuple[int, ...] = option(
-        (1, 16, 64),
-        "Sequences that decode together, and rows to sample. Default: 1,16,64.",
-        parse=_split_integers,
-        minimum=1,
-    )
-    contexts: tuple[int, ...] = option(
-        (128, 1024, 4096),
-        "Tokens in KV memory for attention. Default: 128,1024,4096.",
-        parse=_split_integers,
-        minimum=1,
-    )
-    repeats: int = option(7, "Number of measured passes.", minimum=1)
-    ceiling_seconds: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if not self.rows or self.formats == ():
-            raise ConfigError("rows and formats must have at least one value each")
