@@ -1,6 +1,6 @@
 """Measures throughput and ITL by the number of concurrent requests, and ITL by context.
 
-    python benchmarks/concurrency.py [--model PATH] [--concurrency 1,2,4,8,16,32,64,128,256]
+    python -m benchmarks.concurrency [--model PATH] [--concurrency 1,2,4,8,16,32,64,128,256]
                                      [--contexts 128,256,512,...] [--batch-sizes 1,8] [--steps 12]
                                      [--num-threads N] [--output docs/images/concurrency.png]
 
@@ -30,6 +30,7 @@ from statistics import median
 from typing import Any, Final
 
 import matplotlib as mpl
+from benchmarks.drawing import DOTS_PER_INCH, STYLE, WIDTH, line_style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
@@ -44,8 +45,6 @@ from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.run import summarize
-from chairlift.lab.report.drawing import STYLE, WIDTH, line_style
-from chairlift.lab.report.pictures import DOTS_PER_INCH
 from chairlift.lab.tables import number
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths

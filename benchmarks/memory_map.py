@@ -9,15 +9,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from benchmarks.drawing import Fill, panels_over_time
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
-from chairlift.lab.report import drawing
-from chairlift.lab.report.drawing import Fill, panels_over_time
-from chairlift.lab.report.run_log import RecordedRun
+from benchmarks import drawing
+from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import Residency, RunTrace
 
 COLUMNS, MAX_ROWS = 1400, 500

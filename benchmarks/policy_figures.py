@@ -1,6 +1,6 @@
 """Draws the figures and prints the numbers of docs/policies: the same requests under every batching and KV policy.
 
-    python benchmarks/policy_figures.py [--model MODEL] [--output docs/images/policies]
+    python -m benchmarks.policy_figures [--model MODEL] [--output docs/images/policies]
 
 24 requests arrive at the start, with forced lengths and a larger `max_tokens`, and run on the default model in a pool
 of 56 blocks. The clock of the engine is constant, so figures and means count steps and depend only on the decisions.
@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
-import memory_map
-import queue_picture
-import waste_picture
+from benchmarks.drawing import STYLE, save_picture
 from matplotlib.figure import Figure
 
+from benchmarks import batch_picture, memory_map, memory_picture, queue_picture, waste_picture
 from chairlift.clock import VirtualClock
 from chairlift.config import SCHEDULING_POLICIES, EngineConfig
 from chairlift.engine.startup.factory import build_engine
@@ -32,10 +31,7 @@ from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ChairliftError
 from chairlift.events import EventList
 from chairlift.lab.bench.driver import drive_all_at_once
-from chairlift.lab.report import batch_picture, memory_picture
-from chairlift.lab.report.drawing import STYLE, NothingToDraw
-from chairlift.lab.report.pictures import save_picture
-from chairlift.lab.report.run_log import RecordedRun, recorded_run
+from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
@@ -83,7 +79,7 @@ class PolicyFigure:
     """A figure of the runs with these labels, which is written to NAME.png."""
 
     name: str
-    draw: Callable[[Sequence[RecordedRun]], Figure | NothingToDraw]
+    draw: Callable[[Sequence[RecordedRun]], Figure]
     labels: tuple[str, ...]
 
 
@@ -234,7 +230,6 @@ def draw_figure(figure: PolicyFigure, runs: dict[str, RecordedRun], folder: Path
     path = folder / f"{figure.name}.png"
     with mpl.rc_context(STYLE):
         picture = figure.draw([runs[label] for label in figure.labels])
-    assert isinstance(picture, Figure), "the runs have the events that the figure needs"
     save_picture(picture, path)
     return path
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks.drawing import PALE, ROW_FILLS, Fill, draw_legend, panels_over_time
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chairlift.lab.report.drawing import PALE, ROW_FILLS, Fill, draw_legend, panels_over_time
-from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import RowKind
 
 WAITING: Final = Fill("waiting", PALE)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.drawing import Fill
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from benchmarks import drawing
 from chairlift.lab.presets import PRESETS
-from chairlift.lab.report import drawing
-from chairlift.lab.report.drawing import Fill
 from chairlift.lab.report.memory import KINDS
-from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.waste import waste_shares
 
 UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")

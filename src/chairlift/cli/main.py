@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "plan": "Plan memory, KV blocks, concurrent requests under every policy and speed, and print the command to serve "
     "with.",
     "simulate": "Run the scheduler of the engine in virtual time. Prints constants and tables.",
-    "report": "Show a recorded run in the live page on a free port of this machine, or draw runs as pictures.",
+    "report": "Show a recorded run in the live page on a free port of this machine.",
     "top": "Show the batch, the queue, KV memory and the wait reasons of requests of a running server.",
     "pull": "Download a model, and print its path. Files that are in the cache are not downloaded again.",
     "models": "List the downloaded models, or remove one.",

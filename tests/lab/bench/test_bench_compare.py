@@ -28,7 +28,7 @@ from chairlift.lab.bench.compare import (
 )
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_policy
 from chairlift.lab.report.memory import KINDS
-from chairlift.lab.report.run_log import load_runs
+from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.models.decoder import DecoderModel
 from chairlift.models.kv_layout import KVLayout
@@ -389,7 +389,7 @@ def test_the_command_prints_one_json_line(tiny_config: Path, tmp_path: Path) -> 
     assert record["systems"]["exact"]["engine"]["kv_arena"] == "first-fit"
     logs = [tmp_path / f"{name}.jsonl" for name in ("static", "exact", "static-paged")]
     assert sorted(tmp_path.iterdir()) == sorted(logs)
-    runs = load_runs([str(log) for log in logs])
+    runs = [recorded_run(read_events(log)) for log in logs]
     assert [len(run.requests) for run in runs] == [5, 5, 5]
 
 

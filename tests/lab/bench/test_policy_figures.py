@@ -13,7 +13,7 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.events import EventList
-from chairlift.lab.report.run_log import RecordedRun, recorded_run
+from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 
@@ -33,9 +33,7 @@ class NoTime:
 
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        return importlib.import_module("policy_figures")
+    return importlib.import_module("benchmarks.policy_figures")
 
 
 @pytest.fixture(scope="module")

@@ -71,15 +71,3 @@ def test_an_unfinished_request_counts_with_its_max_tokens() -> None:
     core.add(make_request("a", [1, 2, 3], 9))
     core.step()
     assert true_kinds(trace_events(log.events)) == [MemoryKinds(3, 8, 1, 4, 16)]
-
-
-def test_a_log_without_memory_has_no_kinds() -> None:
-    core, _, _, log = make_engine()
-    core.add(make_request("a", [1], 1))
-    while core.has_work:
-        core.step()
-    fields = ("token_states", "reserved", "internal", "external", "free")
-    for event in log.events:
-        for name in fields if isinstance(event, Step) else ():
-            object.__setattr__(event, name, 0)
-    assert live_kinds(trace_events([engine_started(num_blocks=64), *log.events])) is None

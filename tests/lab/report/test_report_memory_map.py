@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from recorded_runs import RecordedRun, recorded_runs
-from simulated_runs import simulated
-
-from chairlift.core.baselines.arena import power_of_two_above
-from chairlift.events import EngineStarted, Step
-from chairlift.lab.report.run_log import recorded_run
-from chairlift.lab.report.trace import trace_events
-
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from memory_map import (
+from benchmarks.memory_map import (
     FREE,
     ROUNDING,
     SHARED,
@@ -33,6 +20,15 @@ from memory_map import (
     rounding_spans,
     shared_spans,
 )
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from recorded_runs import RecordedRun, recorded_runs
+from simulated_runs import simulated
+
+from chairlift.core.baselines.arena import power_of_two_above
+from chairlift.events import EngineStarted, Step
+from chairlift.lab.report.recorded_run import recorded_run
+from chairlift.lab.report.trace import trace_events
 
 
 def started_of(run: RecordedRun) -> EngineStarted:

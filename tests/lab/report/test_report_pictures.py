@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from benchmarks.batch_picture import lane_cells
+from benchmarks.drawing import KIND_FILLS, ROW_FILLS, STYLE, save_picture
+from benchmarks.run_pictures import PICTURES, draw_pictures, main
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 from simulated_runs import simulated, static
 
-from chairlift.errors import ConfigError
-from chairlift.events import Event, Step
-from chairlift.lab.report.batch_picture import lane_cells
-from chairlift.lab.report.drawing import KIND_FILLS, ROW_FILLS, STYLE, NothingToDraw
-from chairlift.lab.report.pictures import PICTURES, draw_pictures, write_pictures
-from chairlift.lab.report.run_log import RecordedRun, recorded_run
+from chairlift.events import Step, to_json
+from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.report.trace import RowKind
 
 
@@ -40,24 +37,17 @@ def runs() -> list[RecordedRun]:
 
 @pytest.fixture(scope="module")
 def pictures(runs: list[RecordedRun]) -> dict[str, Figure]:
-    return {name: figure_of(picture) for name, picture in draw_pictures(runs).items()}
-
-
-def figure_of(picture: Figure | NothingToDraw) -> Figure:
-    assert isinstance(picture, Figure), picture
-    return picture
+    return draw_pictures(runs)
 
 
 def picture(name: str, *runs: RecordedRun) -> Figure:
-    return figure_of(draw_pictures(runs)[name])
+    return draw_pictures(runs)[name]
 
 
 def test_each_run_has_a_panel_in_the_pictures_over_time(runs: list[RecordedRun], pictures: dict[str, Figure]) -> None:
-    assert pictures.keys() == PICTURES.keys() == {"batch", "memory", "latency"}
-    for name in ("batch", "memory"):
+    for name in PICTURES:
         titles = [axes.get_title(loc="left") + axes.get_title() for axes in pictures[name].axes]
         assert [title.partition(":")[0] for title in titles] == [run.label for run in runs]
-    assert [len(axes.lines) for axes in pictures["latency"].axes] == [4, 2, 4], "static batches have no ITL"
 
 
 def test_text_has_a_minimum_size(pictures: dict[str, Figure]) -> None:
@@ -66,48 +56,9 @@ def test_text_has_a_minimum_size(pictures: dict[str, Figure]) -> None:
         assert min(sizes) >= 8, name
 
 
-def without_memory(events: Sequence[Event]) -> list[Event]:
-    """The events without kinds of slots, as in version 1 of the schema."""
-    none = {"token_states": 0, "reserved": 0, "internal": 0, "external": 0, "free": 0, "new_blocks": {}}
-    return [replace(event, **none) if isinstance(event, Step) else event for event in events]  # type: ignore[arg-type]
-
-
-def test_a_picture_without_data_is_omitted_with_a_reason(tmp_path: Path) -> None:
-    run = recorded_run(without_memory(simulated(6)), "old")
-    assert run.kinds is None
-    written = write_pictures([run], tmp_path)
-    assert {path.name for path, omitted in written.items() if omitted is None} == {"batch.png", "latency.png"}
-    assert "no kinds of KV slots" in str(written[tmp_path / "memory.png"])
-    assert not (tmp_path / "memory.png").exists()
-
-
-def test_runs_without_memory_are_left_out_of_its_picture(runs: list[RecordedRun]) -> None:
-    assert len(picture("memory", runs[0], recorded_run(without_memory(simulated(6)), "old")).axes) == 1
-
-
-def test_the_number_of_runs_is_limited(tmp_path: Path) -> None:
-    events = simulated(4)
-    with pytest.raises(ConfigError, match="at most 6 runs, got 7"):
-        write_pictures([recorded_run(events, str(index)) for index in range(7)], tmp_path)
-
-
 def test_steps_replace_time_if_the_clock_does_not_move() -> None:
     events = [replace(e, time=0.0, scheduled_time=0.0) if isinstance(e, Step) else e for e in simulated(6)]
-    drawn = draw_pictures([recorded_run(events)])
-    assert figure_of(drawn["batch"]).axes[-1].get_xlabel() == "steps since the run began"
-    assert isinstance(drawn["latency"], NothingToDraw)
-
-
-def test_itl_is_in_milliseconds_and_no_labels_of_ticks_overlap() -> None:
-    figure = picture("latency", recorded_run(simulated(30)))
-    assert [axes.get_xlabel() for axes in figure.axes] == ["seconds", "milliseconds", "seconds"]
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        low, high = axes.get_xlim()
-        labels = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
-        boxes = sorted((label.get_window_extent() for label in labels if label.get_text()), key=lambda box: box.x0)
-        assert all(a.x1 < b.x0 for a, b in pairwise(boxes))
-        assert boxes
+    assert picture("compare-batch", recorded_run(events)).axes[-1].get_xlabel() == "steps since the run began"
 
 
 def colours_of(figure: Figure) -> np.ndarray[Any, Any]:
@@ -132,15 +83,17 @@ def big() -> RecordedRun:
     )
 
 
-def test_pictures_of_two_thousand_requests_stay_small(big: RecordedRun, tmp_path: Path) -> None:
+def test_pictures_stay_small_with_two_thousand_requests(big: RecordedRun, tmp_path: Path) -> None:
     assert big.metrics.num_answered == 2000
-    for path in write_pictures([big], tmp_path):
+    for name, drawn in draw_pictures([big]).items():
+        path = tmp_path / f"{name}.png"
+        save_picture(drawn, path)
         assert path.stat().st_size < 300_000
 
 
 def test_every_legend_entry_is_visible(big: RecordedRun, runs: list[RecordedRun]) -> None:
     """Cells and images are drawn above their background."""
-    many, few = (colours_of(picture("batch", run)) for run in (big, runs[0]))
+    many, few = (colours_of(picture("compare-batch", run)) for run in (big, runs[0]))
     assert share_of(many, ROW_FILLS[RowKind.DECODE].colour) > 0.3
     seconds = dict.fromkeys(RowKind, 0.0)
     for cell in lane_cells(runs[0].trace):
@@ -152,13 +105,21 @@ def test_every_legend_entry_is_visible(big: RecordedRun, runs: list[RecordedRun]
 
 
 def test_kinds_fill_their_share(runs: list[RecordedRun]) -> None:
-    pixels = colours_of(picture("memory", runs[0]))
+    pixels = colours_of(picture("compare-memory-kinds", runs[0]))
     internal, used = (share_of(pixels, KIND_FILLS[kind].colour) for kind in ("internal", "token_states"))
     slots = np.average(np.array(runs[0].kinds), axis=0, weights=runs[0].trace.ends - runs[0].trace.starts)
     hatched = 0.4
     assert slots[2] / slots[0] * (1 - hatched) < internal / used < slots[2] / slots[0]
 
 
-def test_a_picture_is_the_same_each_time(runs: list[RecordedRun], tmp_path: Path) -> None:
-    first, second = (write_pictures(runs[:1], tmp_path / name) for name in "ab")
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+def test_the_script_writes_the_same_pictures_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "a=b.jsonl"
+    log.write_text("".join(f"{to_json(event)}\n" for event in simulated(6)), encoding="utf-8")
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        main([f"paged={log}", "--output", str(folder)])
+    written = [folder / f"{name}.png" for folder in (first, second) for name in PICTURES]
+    assert capsys.readouterr().out.split() == list(map(str, written))
+    assert [path.read_bytes() for path in first.iterdir()] == [
+        (second / path.name).read_bytes() for path in first.iterdir()
+    ]

@@ -1,4 +1,4 @@
-"""Checks time bins, distributions and mean shares of memory."""
+"""Checks time bins and mean shares of memory."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.memory_picture import means, stairs, time_edges
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import engine_started
 
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.presets import PRESETS
-from chairlift.lab.report.latency_picture import cdf
-from chairlift.lab.report.memory_picture import means, stairs, time_edges
-from chairlift.lab.report.run_log import RecordedRun, recorded_run
+from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.report.trace import Floats
 from chairlift.lab.report.waste import waste_shares
 
@@ -50,22 +49,6 @@ def test_means_are_weighted_by_time_and_zero_between_steps() -> None:
 def test_stairs_are_level_over_each_bin() -> None:
     x, y = stairs(np.array([0.0, 1.0, 3.0]), np.array([5.0, 7.0]))
     assert (x.tolist(), y.tolist()) == ([0, 1, 1, 3], [5, 5, 7, 7])
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=500), st.integers(2, 50))
-def test_cdf_rises_from_zero_to_one(values: list[float], num_points: int) -> None:
-    found, shares = (points.tolist() for points in cdf(values, num_points))
-    assert len(found) == len(shares) <= max(num_points, len(values)) + 1
-    assert found == sorted(found)
-    assert shares == sorted(shares)
-    assert (found[0], shares[0]) == (min(values), 0)
-    assert (found[-1], shares[-1]) == (max(values), 1)
-    if len(values) <= num_points:
-        assert all(share == sum(v <= x for v in values) / len(values) for x, share in _last_of_each(found, shares))
-
-
-def _last_of_each(found: list[float], shares: list[float]) -> list[tuple[float, float]]:
-    return list(dict(zip(found, shares, strict=True)).items())
 
 
 def test_published_shares_add_up() -> None:

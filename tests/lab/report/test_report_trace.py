@@ -6,12 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from benchmarks.batch_picture import LaneCell, assign_lanes, lane_cells, lane_shares
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from recorded_runs import RecordedRun, engine_started, recorded_runs
 
 from chairlift.events import RequestArrived, RequestFinished, Step
-from chairlift.lab.report.batch_picture import LaneCell, assign_lanes, lane_cells, lane_shares
 from chairlift.lab.report.trace import RowKind, trace_events
 from fakes import make_engine, make_request
 

@@ -22,7 +22,7 @@ from chairlift.lab.bench.throughput import WARM_UP_ROUND
 from chairlift.lab.bench.workload_options import first_requests, format_arrivals, format_lengths, text_tokenizer
 from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.report.memory import KINDS
-from chairlift.lab.report.run_log import recorded_run
+from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
 from chairlift.worker.kv_cache_plan import KVCachePlan

@@ -13,7 +13,7 @@ from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.policies import parse_policies
 from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson
 from chairlift.lab.lesson.summary import SOURCES, lesson_reasons, lesson_rows
-from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
@@ -71,7 +71,6 @@ def _record(event: Event) -> dict[str, Any]:
 
 def first_steps(run: RecordedRun, events: list[Event]) -> Iterator[Event]:
     """The events up to step MAX_STEPS, with the true output lengths in place of `max_tokens`, as in the table."""
-    assert run.kinds is not None
     steps = iter(run.kinds[:MAX_STEPS])
     for event in events:
         if isinstance(event, RequestArrived) and event.output_len is not None:

@@ -20,7 +20,7 @@ from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
 from chairlift.lab.bench.compare import TokenCheck, run_compare, with_max_tokens
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
 from chairlift.lab.bench.simulation import sim_config_from_recording
-from chairlift.lab.report.run_log import RecordedRun, recorded_run
+from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
 from chairlift.lab.sim.simulator import simulate

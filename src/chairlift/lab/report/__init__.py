@@ -1,1 +1,1 @@
-"""Figures and tables of runs from their events. `figures` draws, `page` writes HTML, other modules prepare the data."""
+"""Recorded runs: the batch and the kinds of KV memory over time, from events."""

@@ -26,10 +26,9 @@ class MemoryKinds(NamedTuple):
 KINDS = MemoryKinds._fields
 
 
-def live_kinds(trace: RunTrace) -> list[MemoryKinds] | None:
-    """The kinds of slots of each step in the log; None if it has none (schema version 1)."""
-    kinds = [MemoryKinds(s.token_states, s.reserved, s.internal, s.external, s.free) for s in trace.steps]
-    return kinds if any(map(sum, kinds)) else None
+def live_kinds(trace: RunTrace) -> list[MemoryKinds]:
+    """The kinds of slots of each step in its event."""
+    return [MemoryKinds(s.token_states, s.reserved, s.internal, s.external, s.free) for s in trace.steps]
 
 
 def true_kinds(trace: RunTrace) -> list[MemoryKinds]:
@@ -44,9 +43,6 @@ def true_kinds(trace: RunTrace) -> list[MemoryKinds]:
 
     Only the border between reserved and internal changes, so the sum is still the pool. For aborted and unfinished
     requests see `final_slots`.
-
-    Args:
-        trace: a run whose events have kinds of slots (schema version 2 or later).
     """
     kinds = []
     for step, reserved in zip(trace.steps, _reserved_slots(trace), strict=True):

@@ -114,7 +114,7 @@ class RunTrace:
 def trace_events(events: Iterable[Event]) -> RunTrace:
     """The trace of one run from its events, in the order in which they were emitted.
 
-    The events must be valid as in `chairlift.lab.report.run_log.read_log`.
+    The events must be those of one engine, with a step.
     """
     tracer = _Tracer()
     for event in events:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chairlift.lab.report.memory import KINDS, kind_shares
-from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.recorded_run import RecordedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,6 @@ class WasteShares:
 def waste_shares(run: RecordedRun) -> WasteShares:
     """The mean shares over the steps with waiting requests, because memory that no request needs is not wasted; over
     all steps if no request waited."""
-    assert run.kinds is not None
     trace = run.trace
     weights = trace.held_ends() - trace.starts
     waited = np.array([step.num_waiting > 0 for step in trace.steps])

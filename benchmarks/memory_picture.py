@@ -6,45 +6,40 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from benchmarks.drawing import KIND_FILLS, draw_legend, panels_over_time
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from chairlift.lab.report.drawing import KIND_FILLS, NothingToDraw, draw_legend, panels_over_time
-from chairlift.lab.report.memory import MemoryKinds, kind_shares
-from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.memory import MemoryKinds, kind_shares, live_kinds
+from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import Floats, RunTrace
 
 BINS: Final = 300
 LIVE_BORDER: Final[dict[str, Any]] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.1}
 
 
-def draw(runs: Sequence[RecordedRun]) -> Figure | NothingToDraw:
+def draw(runs: Sequence[RecordedRun]) -> Figure:
     """Draw the shares of the pool by kind, as means over bins of time.
 
     The kinds are computed with the true output lengths. A dashed line is the upper edge of the reserved slots that the
     running engine assumed from `max_tokens`.
     """
-    usable = [run for run in runs if run.kinds is not None]
-    if not usable:
-        return NothingToDraw("the logs have no kinds of KV slots: they are old, or their engine has no KV pool")
-    figure, panels, duration = panels_over_time(usable, [1.5] * len(usable), 0.7)
-    for axes, run in zip(panels, usable, strict=True):
+    figure, panels, duration = panels_over_time(runs, [1.5] * len(runs), 0.7)
+    for axes, run in zip(panels, runs, strict=True):
         _draw_run(axes, run, duration)
     border = Line2D([], [], label="reserved, as seen live", **LIVE_BORDER)
-    borders = [border] if any(run.kinds != run.live for run in usable) else []
+    borders = [border] if any(run.kinds != live_kinds(run.trace) for run in runs) else []
     draw_legend(figure, list(KIND_FILLS.values()), *borders)
     return figure
 
 
 def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
-    assert run.kinds is not None
-    assert run.live is not None
     edges = time_edges(run.trace, duration, BINS)
     _stack_areas(axes, edges, _binned(run.trace, run.kinds, edges))
-    if run.kinds != run.live:
-        live = _binned(run.trace, run.live, edges)
+    if run.kinds != (kinds := live_kinds(run.trace)):
+        live = _binned(run.trace, kinds, edges)
         axes.plot(*stairs(edges, live[0] + live[1]), **LIVE_BORDER)
     axes.set(xlim=(0, duration), ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))

@@ -1,23 +1,26 @@
-"""The colours, sizes and legends that all pictures share."""
+"""The colours, sizes, legends and files that all pictures share."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import RowKind
 
 WIDTH: Final = 7.6
 """The width of a picture in inches, on a page and on paper. Text has at least 8 points."""
 
+DOTS_PER_INCH: Final = 160
 LETTERS_IN_A_LINE: Final = 88
 
 STYLE: Final[dict[Any, Any]] = {
@@ -89,12 +92,6 @@ KIND_FILLS: Final = {
 }
 
 
-class NothingToDraw(NamedTuple):
-    """The reason why a picture cannot be drawn from these runs."""
-
-    reason: str
-
-
 def panels_over_time(
     runs: Sequence[RecordedRun], heights: Sequence[float], margin: float
 ) -> tuple[Figure, list[Axes], float]:
@@ -122,3 +119,9 @@ def draw_legend(figure: Figure, fills: Sequence[Fill], *lines: Line2D) -> None:
 def line_style(index: int) -> dict[str, Any]:
     """The colour and dashes of the run or policy at `index`."""
     return {"color": LINES[index % len(LINES)], "linestyle": DASHES[index % len(DASHES)]}
+
+
+def save_picture(picture: Figure, path: Path) -> None:
+    """Write a picture to a PNG file."""
+    with mpl.rc_context(STYLE):
+        picture.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})

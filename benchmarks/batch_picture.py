@@ -9,13 +9,13 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+from benchmarks.drawing import EMPTY_SEAT, ROW_FILLS, WIDTH, draw_legend, panels_over_time
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from chairlift.lab.report.drawing import EMPTY_SEAT, ROW_FILLS, WIDTH, draw_legend, panels_over_time
-from chairlift.lab.report.run_log import RecordedRun
+from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import Floats, Residency, RowKind, RunTrace
 
 MAX_CELLS = 2000
