@@ -26,6 +26,7 @@ from typing import Any, Final
 from benchmarks.common import print_result
 from benchmarks.simulated_cluster.cluster import ClusterSimulation
 from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, Scaling
+from benchmarks.simulated_cluster.conversation_feed import ConversationFeed
 from rich.table import Table
 
 from chairlift.config import SchedulerConfig
@@ -34,6 +35,7 @@ from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.lab.workload.synthetic import synthetic_tokens
 from chairlift.lab.workload.traces.formats import TraceOptions
 from chairlift.lab.workload.traces.trace_loader import read_trace
@@ -60,26 +62,17 @@ TRACE_CASES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def workload(replicas: int, conversations: int, seed: int) -> list[WorkloadRequest]:
+def conversations(replicas: int, per_replica: int, seed: int) -> ConversationFeed:
     """The conversations of a cluster."""
     source = random.Random(seed)
     found = []
-    for number in range(replicas * conversations):
+    for number in range(replicas * per_replica):
         system = synthetic_tokens(f"system {number % max(1, replicas // 2)}", SYSTEM_TOKENS)
-        start = source.uniform(0, ARRIVAL_SECONDS)
-        for turn in range(NUM_TURNS):
-            own = synthetic_tokens(f"turn {number} {turn}", TURN_TOKENS)
-            found.append(
-                WorkloadRequest(
-                    f"{number}.{turn}",
-                    start if turn == 0 else source.expovariate(1 / 5),
-                    system + own if turn == 0 else own,
-                    OUTPUT_TOKENS,
-                    after=None if turn == 0 else f"{number}.{turn - 1}",
-                    carries_history=turn > 0,
-                )
-            )
-    return found
+        prompts = [synthetic_tokens(f"turn {number} {turn}", TURN_TOKENS) for turn in range(NUM_TURNS)]
+        arrivals = [source.uniform(0, ARRIVAL_SECONDS), *(source.expovariate(1 / 5) for _ in range(NUM_TURNS - 1))]
+        columns = zip(arrivals, [system + prompts[0], *prompts[1:]], strict=True)
+        found.append([WorkloadRequest(f"{number}.{turn}", *each, OUTPUT_TOKENS) for turn, each in enumerate(columns)])
+    return ConversationFeed(found)
 
 
 def trace_workload(path: Path, limit: int | None, speed: float, common_tokens: int = 0) -> list[WorkloadRequest]:
@@ -101,11 +94,12 @@ def cluster_config(replicas: int, case: str, seed: int) -> ClusterConfig:
 
 def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The results of one simulation."""
+    requests: RequestFeed | list[WorkloadRequest]
     if arguments.trace is not None:
         speed = arguments.trace_speed * replicas
         requests = trace_workload(arguments.trace, arguments.trace_limit, speed, arguments.common_tokens)
     else:
-        requests = workload(replicas, arguments.conversations, arguments.seed)
+        requests = conversations(replicas, arguments.conversations, arguments.seed)
     cost_model = Roofline(model_shape(MODEL), find_device(DEVICE))
     result = ClusterSimulation(requests, cluster_config(replicas, case, arguments.seed), cost_model).run()
     ended = result.num_finished + result.num_lost + result.num_rejected

@@ -190,7 +190,7 @@ class ClusterSimulation:
         except RequestError:
             self.result.num_rejected += 1
             self._forget(replica, sent)
-            self._end_request(sent, ())
+            self._end_request(sent)
         else:
             replica.requests[request.request_id] = request
 
@@ -225,12 +225,11 @@ class ClusterSimulation:
             return
         request = replica.requests.pop(output.request_id)
         self._forget(replica, sent)
-        tokens = request.token_ids[request.num_prompt_tokens :]
         self.result.num_finished += 1
-        self.result.num_output_tokens += len(tokens)
+        self.result.num_output_tokens += request.num_output_tokens
         self.result.num_prompt_tokens += request.num_prompt_tokens
         self.result.num_cached_tokens += request.meter.num_cached_tokens
-        self._end_request(sent, tokens)
+        self._end_request(sent)
 
     def _measure(self, replica: SimulatedReplica, sent: RoutedRequest, output: EngineCoreOutput) -> None:
         request = replica.requests[output.request_id]
@@ -238,8 +237,8 @@ class ClusterSimulation:
         for meter in (replica.service, self._service):
             meter.add(sent.item.tenant, num_new, len(output.new_token_ids))
 
-    def _end_request(self, sent: RoutedRequest, tokens: Sequence[int]) -> None:
-        self._feed.finish(sent.item.request_id, tokens, self._now)
+    def _end_request(self, sent: RoutedRequest) -> None:
+        self._feed.finish(sent.item.request_id, self._now)
         self._schedule_arrivals()
 
     def _publish(self, replica: SimulatedReplica) -> None:
@@ -317,7 +316,7 @@ class ClusterSimulation:
         for sent in replica.sent.values():
             if sent.has_output or sent.num_runs >= MAX_RUNS:
                 self.result.num_lost += 1
-                self._end_request(sent, ())
+                self._end_request(sent)
             else:
                 self.result.num_resent += 1
                 self._send(sent)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.simulated_cluster.cluster import ClusterResult, ClusterSimulation
 from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, Scaling
+from benchmarks.simulated_cluster.conversation_feed import ConversationFeed
 from benchmarks.simulated_cluster.simulated_replica import SimulatedReplica
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from chairlift.events import EventList, RequestFinished
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, forced_request, simulate
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
 
 ENGINE = SimConfig(SchedulerConfig(512, max_num_seqs=4, max_num_batched_tokens=64), num_blocks=64)
 
@@ -31,48 +33,57 @@ class LinearCost:
         return 0.01 + 0.001 * shape.num_tokens
 
 
-def conversations(count: int, turns: int = 4, gap: float = 0.3) -> list[WorkloadRequest]:
+def conversations(count: int, turns: int = 4, gap: float = 0.3) -> ConversationFeed:
     found = []
     for number in range(count):
-        for turn in range(turns):
-            prompt = [number % 250 + 1, *range(40)] if turn == 0 else [turn] * 10
-            after = None if turn == 0 else f"{number}.{turn - 1}"
-            arrival = number * gap if after is None else 0.5
-            found.append(
-                WorkloadRequest(f"{number}.{turn}", arrival, prompt, 8, after=after, carries_history=after is not None)
-            )
-    return found
+        first = WorkloadRequest(f"{number}.0", number * gap, [number % 250 + 1, *range(40)], 8)
+        found.append([first, *(WorkloadRequest(f"{number}.{turn}", 0.5, [turn] * 10, 8) for turn in range(1, turns))])
+    return ConversationFeed(found)
 
 
-def run(workload: list[WorkloadRequest], **options: Any) -> ClusterResult:
+def run(workload: RequestFeed | list[WorkloadRequest], **options: Any) -> ClusterResult:
     return ClusterSimulation(workload, ClusterConfig(ENGINE, **options), LinearCost()).run()
 
 
 def test_one_replica_is_the_simulator() -> None:
-    workload, events = conversations(12, gap=0.05), EventList()
-    alone = simulate(workload, ENGINE, LinearCost(), events)
-    cluster = run(workload, replicas=1)
+    events = EventList()
+    alone = simulate(conversations(12, gap=0.05), ENGINE, LinearCost(), events)
+    cluster = run(conversations(12, gap=0.05), replicas=1)
     firsts = [e.first_token_time - e.arrival_time for e in events.events if isinstance(e, RequestFinished)]
     assert cluster.seconds == pytest.approx(alone.seconds)
     assert sorted(cluster.ttfts) == pytest.approx(sorted(firsts))
     assert cluster.num_finished == alone.num_requests == 48
 
 
+def test_a_turn_follows_the_end_of_the_one_before_it_and_carries_its_history() -> None:
+    feed = ConversationFeed(
+        [[WorkloadRequest("a", 1.0, [5, 6], 2), WorkloadRequest("b", 0.5, [7], 1), WorkloadRequest("c", 0.0, [8], 1)]]
+    )
+    assert [item.request_id for item in feed.pop_due(1.0)] == ["a"]
+    assert feed.next_time() is None
+    assert not feed.is_exhausted
+    feed.finish("a", 4.0)
+    assert feed.pop_due(4.4) == []
+    assert feed.pop_due(5.0) == [WorkloadRequest("b", 4.5, bytes([5, 6, 0, 0, 7]), 1)]
+    feed.finish("b", 6.0)
+    assert feed.pop_due(6.0) == [WorkloadRequest("c", 6.0, bytes([5, 6, 0, 0, 7, 0, 8]), 1)]
+    assert feed.is_exhausted
+
+
 def test_the_router_finds_prefixes_that_a_random_choice_misses() -> None:
-    workload = conversations(40)
-    rates = {router: run(workload, replicas=4, router=router).hit_rate for router in ("prefix", "pow2", "random")}
+    routers = ("prefix", "pow2", "random")
+    rates = {router: run(conversations(40), replicas=4, router=router).hit_rate for router in routers}
     assert rates["prefix"] > rates["pow2"] + 0.2
     assert rates["prefix"] > rates["random"] + 0.2
 
 
 def test_stale_and_lost_updates_cost_hits_and_no_request() -> None:
-    workload = conversations(40)
-    exact = run(workload, replicas=4)
+    exact = run(conversations(40), replicas=4)
     for options in ({"update_delay": 5.0}, {"update_loss": 0.5}, {"update_loss": 1.0}):
-        worse = run(workload, replicas=4, **options)
+        worse = run(conversations(40), replicas=4, **options)
         assert worse.num_finished == worse.num_requests == exact.num_requests
         assert worse.hit_rate <= exact.hit_rate + 0.01
-    assert run(workload, replicas=4, update_loss=1.0).hit_rate < exact.hit_rate - 0.1
+    assert worse.hit_rate < exact.hit_rate - 0.1
 
 
 def test_a_failure_loses_only_requests_with_output() -> None:

@@ -19,7 +19,7 @@ from chairlift.events import EventList, RequestArrived
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.throughput import ThroughputOptions, run_throughput
-from chairlift.lab.bench.workload_options import WorkloadOptions, first_requests, redraw_tokens
+from chairlift.lab.bench.workload_options import WorkloadOptions, redraw_tokens
 from chairlift.lab.metrics.requests import request_metrics
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.option_sources import read_options
@@ -27,9 +27,6 @@ from chairlift.slo import SLO
 from tiny_tokenizer import add_tokenizer
 
 TinyModel = Callable[..., Path]
-FIRST = WorkloadRequest("a", 0.0, [1, 2], 3)
-SECOND = WorkloadRequest("b", 1.0, [4], 2, after="a", carries_history=True)
-OTHER = WorkloadRequest("c", 0.0, [1], 1)
 
 
 def config(tiny_model_dir: TinyModel, **changes: Any) -> EngineConfig:
@@ -40,13 +37,6 @@ def config(tiny_model_dir: TinyModel, **changes: Any) -> EngineConfig:
 def write_trace(path: Path, *records: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
-
-
-def test_the_first_requests_leave_out_requests_without_their_predecessor() -> None:
-    assert first_requests([SECOND, FIRST, OTHER], 2) == [FIRST, OTHER], "a request before its predecessor is left out"
-    assert first_requests([FIRST, SECOND, OTHER], 2) == [FIRST, SECOND]
-    assert first_requests([FIRST, SECOND, OTHER], None) == [FIRST, SECOND, OTHER]
-    assert first_requests([FIRST, SECOND, OTHER], 0) == []
 
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=6), min_size=1, max_size=5), st.booleans())
@@ -132,15 +122,12 @@ def test_a_closed_loop_keeps_its_limit(tiny_model_dir: TinyModel) -> None:
     assert run_of(run_throughput(config(tiny_model_dir), options))["peak_batch_size"] == 2
 
 
-def test_a_conversation_finds_its_history_in_the_cache(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
-    first = {"request_id": "a", "arrival": 0, "prompt_len": 16, "output_len": 9}
-    second = {**first, "request_id": "b", "after": "a", "carries_history": True}
-    trace = write_trace(tmp_path / "t.jsonl", first, second)
-    run = run_of(run_throughput(config(tiny_model_dir), ThroughputOptions(trace=trace, repeats=1, num_warmups=2)))
-    assert run["prompt_tokens"] == 16 + (16 + 9 + 16)
-    assert run["cached_tokens"] == 24, (
-        "the blocks of the prompt and of all output tokens but the last, which has no K and V"
-    )
+def test_equal_hashes_of_a_trace_are_found_in_the_cache(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
+    record = {"prompt_len": 20, "prompt_hashes": ["x"], "output_len": 9}
+    trace = write_trace(tmp_path / "t.jsonl", {**record, "arrival": 0}, {**record, "arrival": 0.01})
+    options = ThroughputOptions(trace=trace, repeats=1, num_warmups=2, max_concurrency=1)
+    run = run_of(run_throughput(config(tiny_model_dir), options))
+    assert (run["prompt_tokens"], run["cached_tokens"]) == (40, 16)
 
 
 def test_a_trace_of_texts_is_tokenized_by_the_models_tokenizer(tiny_model_dir: TinyModel, tmp_path: Path) -> None:

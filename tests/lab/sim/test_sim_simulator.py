@@ -67,19 +67,6 @@ def test_closed_loop() -> None:
     assert result.seconds == 6.0
 
 
-def test_conversation_carries_its_history() -> None:
-    """The prompt has 5 + 4 tokens of the first turn and 3 of its own; two full blocks of the history are cached."""
-    turns = [
-        request("t0", 0.0, 5, 4),
-        WorkloadRequest("t1", 10.0, [9, 9, 9], 2, after="t0", carries_history=True),
-    ]
-    events = EventList()
-    simulate(turns, small_config(), ConstantCost(), events)
-    first, second = simulated(events, RequestFinished)
-    assert (second.num_prompt_tokens, second.num_cached_tokens) == (12, 8)
-    assert second.arrival_time == first.time + 10.0
-
-
 def test_outputs_share_blocks_only_after_equal_prompts() -> None:
     """All outputs are zeros; the prompts differ in their first token or are equal."""
     for first, cached in ((1, 0), (0, 4)):
@@ -91,12 +78,8 @@ def test_outputs_share_blocks_only_after_equal_prompts() -> None:
 
 def test_request_that_can_never_fit_is_rejected_and_blocks_no_other() -> None:
     events = EventList()
-    chain = [
-        request("big", 0.0, 60, 30),
-        WorkloadRequest("next", 1.0, [1], 1, after="big"),
-        request("small", 0.0, 3, 2),
-    ]
-    result = simulate(RequestFeed(chain, max_concurrency=1), small_config(), ConstantCost(), events)
+    workload = [request("big", 0.0, 60, 30), request("next", 0.0, 1, 1), request("small", 0.0, 3, 2)]
+    result = simulate(RequestFeed(workload, max_concurrency=1), small_config(), ConstantCost(), events)
     assert [request_id for request_id, _ in result.rejected] == ["big"]
     assert "max_model_len=64" in result.rejected[0][1]
     assert {event.request_id for event in simulated(events, RequestFinished)} == {"next", "small"}

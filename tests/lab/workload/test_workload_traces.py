@@ -148,13 +148,11 @@ def test_chairlift_format(tmp_path: Path) -> None:
     text = rows(
         {"arrival": 3.5, "request_id": "b", "max_tokens": 9, "priority": -1},
         {"arrival": 1.25, "request_id": "a", "prompt_len": None, "prompt_token_ids": [700, 3], "e2e_latency": 1.0},
-        {"arrival": 0.5, "request_id": "c", "after": "a", "carries_history": True},
         {"arrival": 2},
     )
-    a, c, d, b = load(tmp_path, text).requests
+    a, d, b = load(tmp_path, text).requests
     assert a == WorkloadRequest("a", 0.0, [700, 3], 2)
-    assert (c.arrival, c.after, c.carries_history) == (0.5, "a", True)
-    assert (d.request_id, d.arrival) == ("chairlift-3", 0.75)
+    assert (d.request_id, d.arrival) == ("chairlift-2", 0.75)
     assert (b.arrival, b.max_tokens, b.priority, len(b.prompt_token_ids)) == (2.25, 9, -1, 3)
 
 
@@ -191,14 +189,6 @@ def test_every_format_is_detected_limited_and_within_the_vocabulary(tmp_path: Pa
     assert trace.format == name
     assert len(load(tmp_path, LINES[name], tokenize=words, limit=1).requests) == 1
     assert max(max(r.prompt_token_ids) for r in trace.requests) < 10
-
-
-def test_limit_drops_requests_without_their_predecessor(tmp_path: Path) -> None:
-    text = rows(
-        {"request_id": "a"}, {"request_id": "c", "after": "b"}, {"request_id": "d", "after": "c"}, {"request_id": "b"}
-    )
-    assert [r.request_id for r in load(tmp_path, text, limit=3).requests] == ["a"]
-    assert [r.request_id for r in load(tmp_path, text).requests] == ["a", "b", "c", "d"]
 
 
 def test_number_of_skipped_requests_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -286,14 +276,8 @@ def test_synthetic_tokens(key: str, other: str, count: int, vocab_size: int) -> 
             r"prompt_hashes must have one item for each full block of 16 tokens: 0, got 1",
         ),
         (rows({"hash_block_size": 4}), r"hash_block_size requires prompt_hashes"),
-        (rows({"carries_history": 1}), r"Expected `bool \| null`, got `int` - at `\$.carries_history`"),
         (rows({"priority": 1.5}), r"Expected `int \| null`, got `float` - at `\$.priority`"),
-        (rows({"after": "z"}, {}), r"trace: workload request 'chairlift-0': `after` names no request: 'z'"),
         (rows({"request_id": "a"}, {"request_id": "a"}), r"request id 'a' occurs more than once"),
-        (
-            rows({"after": "chairlift-0"}),
-            r"trace: .* 'chairlift-0' can never arrive: its `after` forms a cycle",
-        ),
     ],
 )
 def test_invalid_files_are_rejected_with_their_place(tmp_path: Path, text: str, problem: str) -> None:

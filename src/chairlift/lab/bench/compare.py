@@ -19,12 +19,12 @@ from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
-from chairlift.lab.bench.workload_options import first_requests, format_arrivals, format_lengths, text_tokenizer
+from chairlift.lab.bench.workload_options import format_arrivals, format_lengths, text_tokenizer
 from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.report.waste import waste_shares
-from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
+from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 logger = logging.getLogger("chairlift")
@@ -181,11 +181,10 @@ def _num_blocks(plan: KVCachePlan, loaded: LoadedDecoder, config: EngineConfig) 
 
 def with_max_tokens(workload: Sequence[WorkloadRequest], max_model_len: int) -> list[WorkloadRequest]:
     """Set `max_tokens` of the requests without it to the largest value that fits max_model_len."""
-    lens = full_prompt_lens(workload)
     return [
         item
         if item.max_tokens is not None
-        else replace(item, max_tokens=max(item.output_len, max_model_len - lens[item.request_id]))
+        else replace(item, max_tokens=max(item.output_len, max_model_len - len(item.prompt_token_ids)))
         for item in workload
     ]
 
@@ -197,7 +196,7 @@ def _warm_up(
     engine = build_engine(config, loaded=loaded)
     for workload in workloads:
         forced_requests(engine, workload)
-    drive_all_at_once(engine, first_requests(workloads[0], num_warmups))
+    drive_all_at_once(engine, workloads[0][:num_warmups])
 
 
 class _Rounds:

@@ -10,7 +10,7 @@ from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.startup.factory import Engine
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList
-from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
+from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.sampling_params import SamplingParams
 
@@ -18,34 +18,30 @@ from chairlift.sampling_params import SamplingParams
 def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list[EngineRequest]:
     """Create greedy requests with exactly the output lengths of the workload, independent of their `max_tokens`.
 
-    The history of a conversation is not known in advance: placeholder tokens give the prompts their true lengths.
-
     Raises:
         ConfigError: a request does not fit the model or the pool. The message has the arithmetic.
     """
-    lens = full_prompt_lens(workload)
     requests: list[EngineRequest] = []
     for item in workload:
-        history = [0] * (lens[item.request_id] - len(item.prompt_token_ids))
         try:
-            requests.append(_forced_request(engine, item, [*history, *item.prompt_token_ids]))
+            requests.append(_forced_request(engine, item))
         except RequestError as error:
             declared = "" if item.max_tokens is None else f", max_tokens {item.max_tokens}"
             raise ConfigError(
-                f"workload request {item.request_id} ({lens[item.request_id]} prompt, {item.output_len} output "
+                f"workload request {item.request_id} ({len(item.prompt_token_ids)} prompt, {item.output_len} output "
                 f"tokens{declared}) does not fit: {error} In a benchmark: narrow the length distributions, or enlarge "
                 "the pool."
             ) from None
     return requests
 
 
-def _forced_request(engine: Engine, item: WorkloadRequest, prompt: list[int]) -> EngineRequest:
+def _forced_request(engine: Engine, item: WorkloadRequest) -> EngineRequest:
     """Create one request, whose output has exactly `item.output_len` tokens.
 
     The input processor sets the output length to `max_tokens`, so `output_len` is replaced afterwards.
     """
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len, slo=item.slo)
-    _, token_ids = engine.input_processor.encode(prompt)
+    _, token_ids = engine.input_processor.encode(list(item.prompt_token_ids))
     (request,) = engine.input_processor.make(
         item.request_id, token_ids, params, arrival_time=item.arrival, priority=item.priority, tenant=item.tenant
     )
@@ -73,9 +69,7 @@ def drive(
     while not feed.is_exhausted or core.has_work:
         now = core.now() - start
         for item in feed.pop_due(now):
-            prompt = list(item.prompt_token_ids)
-            request = replace(prepared[item.request_id], prompt_token_ids=prompt, arrival_time=start + item.arrival)
-            core.add(request.to_request())
+            core.add(replace(prepared[item.request_id], arrival_time=start + item.arrival).to_request())
         if not core.has_work:
             next_time = feed.next_time()
             assert next_time is not None, "the engine is idle, so the next request has an arrival time"
@@ -84,7 +78,7 @@ def drive(
         for output in core.step():
             tokens[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
-                feed.finish(output.request_id, tokens[output.request_id], core.now() - start)
+                feed.finish(output.request_id, core.now() - start)
     return tokens
 
 

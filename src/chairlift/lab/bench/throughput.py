@@ -11,7 +11,7 @@ from chairlift.events import EventList
 from chairlift.lab.bench.bench_options import ThroughputOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
-from chairlift.lab.bench.workload_options import first_requests, format_arrivals, format_lengths, text_tokenizer
+from chairlift.lab.bench.workload_options import format_arrivals, format_lengths, text_tokenizer
 from chairlift.lab.metrics.run import REPORTED_METRICS, summarize
 
 logger = logging.getLogger("chairlift")
@@ -34,7 +34,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Benchmar
         vocab_size = engine.facts.model_config.vocab_size
         warm_up = options.workload(vocab_size, WARM_UP_ROUND, tokenize)
         forced_requests(engine, warm_up)
-        drive_all_at_once(engine, first_requests(warm_up, options.num_warmups))
+        drive_all_at_once(engine, warm_up[: options.num_warmups])
         for run_number in range(1, options.repeats + 1):
             workload = options.workload(vocab_size, WARM_UP_ROUND + run_number, tokenize)
             run_forced(engine, log, workload, options.max_concurrency)

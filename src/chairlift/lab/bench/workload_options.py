@@ -141,17 +141,6 @@ def text_tokenizer(model: str | None) -> Tokenize:
     return lambda text: encode()(text, add_special_tokens=False)
 
 
-def first_requests(workload: Sequence[WorkloadRequest], count: int | None) -> list[WorkloadRequest]:
-    """The first `count` requests (all if None), leaving out requests whose predecessor is not among them."""
-    kept: dict[str, WorkloadRequest] = {}
-    for item in workload:
-        if len(kept) == count:
-            break
-        if item.after is None or item.after in kept:
-            kept[item.request_id] = item
-    return list(kept.values())
-
-
 def redraw_tokens(
     workload: Sequence[WorkloadRequest], seed: int, token_round: int, vocab_size: int
 ) -> list[WorkloadRequest]:

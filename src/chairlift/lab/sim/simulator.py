@@ -182,7 +182,6 @@ class _SimulationRun:
         self._core = core
         self._clock = clock
         self._feed = feed
-        self._requests: dict[str, Request] = {}
         self._result = SimResult()
 
     def run_to_end(self) -> SimResult:
@@ -208,21 +207,16 @@ class _SimulationRun:
 
     def _add(self, item: WorkloadRequest, now: float) -> None:
         self._result.num_requests += 1
-        request = forced_request(item)
         try:
-            self._core.add(request)
-        except RequestError as error:  # A rejected request is finished, so that its successors are released.
+            self._core.add(forced_request(item))
+        except RequestError as error:
             self._result.rejected.append((item.request_id, str(error)))
-            self._feed.finish(item.request_id, (), now)
-        else:
-            self._requests[item.request_id] = request
+            self._feed.finish(item.request_id, now)
 
     def _step(self) -> None:
         for output in self._core.step():
             if output.finish_reason is not None:
-                request = self._requests.pop(output.request_id)
-                tokens = request.token_ids[request.num_prompt_tokens :]
-                self._feed.finish(output.request_id, tokens, self._clock.now())
+                self._feed.finish(output.request_id, self._clock.now())
 
 
 def forced_request(item: WorkloadRequest) -> Request:

@@ -53,9 +53,6 @@ class ArrivalProcess:
 def with_arrivals(
     requests: Sequence[WorkloadRequest], arrivals: ArrivalProcess, rng: np.random.Generator
 ) -> list[WorkloadRequest]:
-    """Returns the requests in the same order with new arrival times, for data sets without any.
-
-    Requests with `after` keep their delay.
-    """
-    times = iter(arrivals.times(rng, sum(request.after is None for request in requests)))
-    return [replace(request, arrival=next(times)) if request.after is None else request for request in requests]
+    """Returns the requests in the same order with new arrival times, for data sets without any."""
+    times = arrivals.times(rng, len(requests))
+    return [replace(request, arrival=time) for request, time in zip(requests, times, strict=True)]

@@ -255,13 +255,13 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
         {"arrival": 0.25, "prompt_len": 40, "prompt_hashes": ["9f...", "07..."], "output_len": 12, "max_tokens": 64}
 
     Attributes:
-        arrival: seconds after the start or, with `after`, after the end of that request.
-        prompt_len: tokens of the prompt; with `carries_history`, without the history.
+        arrival: seconds after the start.
+        prompt_len: tokens of the prompt.
         prompt_token_ids: the tokens themselves, instead of prompt_len.
         prompt_hashes: with prompt_len: a string for each full block; equal ones mean equal tokens up to its end.
         hash_block_size: tokens in the block of each of prompt_hashes; HASH_BLOCK_SIZE if missing.
         e2e_latency: the recorded latency in seconds; not used.
-        request_id, max_tokens, after, carries_history, priority: as `WorkloadRequest` has them.
+        request_id, max_tokens, priority: as `WorkloadRequest` has them.
     """
 
     arrival: Seconds
@@ -272,8 +272,6 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
     hash_block_size: Positive | None = None
     request_id: str | None = None
     max_tokens: Positive | None = None
-    after: str | None = None
-    carries_history: bool | None = None
     priority: int | None = None
     e2e_latency: float | None = None
 
@@ -310,8 +308,6 @@ def read_chairlift(path: Path, options: TraceOptions) -> Requests:
                 line.prompt(name, options.vocab_size),
                 line.output_len,
                 line.max_tokens,
-                line.after,
-                bool(line.carries_history),
                 line.priority or 0,
             )
         yield request

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.request import WorkloadRequest, dependency_order
+from chairlift.lab.workload.request import WorkloadRequest, check_ids
 from chairlift.lab.workload.traces.formats import (
     Requests,
     TraceOptions,
@@ -44,20 +44,28 @@ JSON_KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairli
 def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[WorkloadRequest]:
     """Returns the requests of a trace file, whose format is detected, by arrival. The first one arrives at 0.
 
-    Requests with equal times keep the order of the file, and a request with `after` follows that one. Requests that
-    cannot be served are skipped, and their number is logged: they have no prompt or output tokens (logs write failed
-    requests in this way) or, in sharegpt, lengths outside the limits of `formats`.
+    Requests with equal times keep the order of the file. Requests that cannot be served are skipped, and their number
+    is logged: they have no prompt or output tokens (logs write failed requests in this way) or, in sharegpt, lengths
+    outside the limits of `formats`.
 
     Raises:
         ConfigError: the file cannot be read, its format is unknown, a field is wrong, or no request can be served.
     """
     path, options = Path(path), options or TraceOptions()
     name = detect_trace_format(path)
-    requests, num_skipped = _collect(FORMATS[name](path, options), options.limit)
+    requests: list[WorkloadRequest] = []
+    num_skipped = 0
+    for request in FORMATS[name](path, options):
+        if request is None:
+            num_skipped += 1
+        else:
+            requests.append(request)
+            if len(requests) == options.limit:
+                break
     if not requests:
         raise ConfigError(f"{path}: no request can be served ({num_skipped} skipped) when read as {name}")
     try:
-        requests = dependency_order(requests)
+        check_ids(requests)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     if num_skipped:
@@ -67,7 +75,9 @@ def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[Wo
             num_skipped,
             num_skipped + len(requests),
         )
-    return _shifted_to_zero(requests)
+    start = min(request.arrival for request in requests)
+    shifted = [replace(request, arrival=round(request.arrival - start, 6)) for request in requests]
+    return sorted(shifted, key=lambda request: request.arrival)
 
 
 def detect_trace_format(path: Path) -> str:
@@ -93,43 +103,3 @@ def detect_trace_format(path: Path) -> str:
     if not found:
         raise ConfigError(f"{path}: not a trace in a known format ({', '.join(FORMATS)}); it starts with {line!r:.120}")
     return found[0]
-
-
-def _collect(read: Iterable[WorkloadRequest | None], limit: int | None) -> tuple[list[WorkloadRequest], int]:
-    """Returns the first `limit` requests, and the number of skipped records.
-
-    If there are more, requests that depend on a later one are left out.
-    """
-    requests: list[WorkloadRequest] = []
-    num_skipped = 0
-    for request in read:
-        if request is None:
-            num_skipped += 1
-            continue
-        requests.append(request)
-        if len(requests) == limit:
-            return _without_missing_predecessors(requests), num_skipped
-    return requests, num_skipped
-
-
-def _without_missing_predecessors(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
-    """Returns the requests that do not depend, directly or indirectly, on a request that was not read."""
-    while True:
-        known = {request.request_id for request in requests}
-        kept = [request for request in requests if request.after is None or request.after in known]
-        if len(kept) == len(requests):
-            return kept
-        requests = kept
-
-
-def _shifted_to_zero(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
-    """Returns the requests by arrival, the first at 0, rounded to microseconds; successors directly follow."""
-    start = min(request.arrival for request in requests if request.after is None)
-    begin: dict[str, float] = {}
-    moved: list[WorkloadRequest] = []
-    for request in requests:
-        if request.after is None:
-            request = replace(request, arrival=round(request.arrival - start, 6))
-        begin[request.request_id] = request.arrival if request.after is None else begin[request.after]
-        moved.append(request)
-    return sorted(moved, key=lambda request: begin[request.request_id])
