@@ -79,23 +79,6 @@ def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir:
         assert str(getattr(served, name[2:].replace("-", "_"))) == given[name]
 
 
-def test_explain_prints_the_arithmetic(tiny_model_dir: Callable[..., Path]) -> None:
-    options = [
-        str(tiny_model_dir("opt")),
-        "--num-kv-blocks",
-        "50",
-        "--input-len",
-        "fixed:20",
-        "--output-len",
-        "fixed:9",
-    ]
-    assert "embedding: 256 x 64 values x 4 bytes = 65,536" not in run(*options).stdout
-    explained = run(*options, "--kernels", "torch", "--explain").stdout
-    assert "embedding: 256 x 64 values x 4 bytes = 65,536" in explained
-    assert "a slot: 2 layers x 4 KV heads x (2 x 16 x 4) bytes = 1,024" in explained
-    assert "25 requests write 700 slots and hold 800 of 800; the next one does not fit" in explained
-
-
 def test_torch_kernels_need_more_memory_than_a_quantized_file(smollm2_gguf: Path) -> None:
     record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100", "--kernels", "torch")
     assert record["weight_bytes"] > 5 * smollm2_gguf.stat().st_size

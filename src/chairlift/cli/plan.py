@@ -66,7 +66,6 @@ class PlanOptions:
     )
     device: str = option(CPU, "cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")
     replicas: int = option(1, "Number of replicas on one machine, which share its memory and the requests.", minimum=1)
-    explain: bool = option(False, "Also print the arithmetic line by line.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -108,7 +107,7 @@ def plan(
     )
     if replicas > 1:
         planned = planned.for_each_of(replicas)
-    print_plan(planned, explained=options.explain, as_json=as_json)
+    print_plan(planned, as_json=as_json)
 
 
 def _device(name: str) -> tuple[str, Device | None]:

@@ -25,7 +25,6 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, total
 from chairlift.kernels.registry import find_kernel_set
 from chairlift.kernels.torch_memory import TorchMemory
-from chairlift.lab.planning.plan_report import explain
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
@@ -109,17 +108,12 @@ def test_formulas_evaluate_to_the_bytes() -> None:
         assert value_of(item.formula) == item.num_bytes, item
 
 
-def test_the_explanation_adds_up() -> None:
+def test_the_pool_has_what_weights_and_activations_leave() -> None:
     plan = opt_plan(memory_bytes=36 * GIB, max_num_seqs=256)
     memory, pool = plan.memory, plan.memory.pool
-    text = "\n".join(explain(plan))
     left = 36 * GIB - total(memory.weights) - total(memory.activations)
-    assert f"({36 * GIB:,} - {total(memory.weights):,} - {total(memory.activations):,}) = {left:,}" in text
     assert pool.num_blocks == left // (16 * 819_200) - 1
-    assert f"floor({left:,} / 13,107,200) - 1 spare = {pool.num_blocks:,}" in text
     assert pool.num_bytes + total(memory.weights) + total(memory.activations) <= 36 * GIB
-    assert f"{plan.fit.num_fit:,} requests write" in text
-    assert "flops_efficiency: 0.6" in text
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -132,7 +126,6 @@ def test_a_plan_counts_the_swap_space_which_is_host_memory(device: str) -> None:
     lost = (plan.memory.pool.num_blocks - swapping.memory.pool.num_blocks) * block_bytes
     assert 2 * GIB - block_bytes < lost < 2 * GIB + block_bytes if device == "cpu" else lost == 0
     assert "--preemption-mode swap --swap-space 2" in swapping.serve
-    assert (f"- {2 * GIB:,} of swap space" in "\n".join(explain(swapping))) is (device == "cpu")
 
 
 def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
@@ -143,7 +136,6 @@ def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
         load=PlannedWorkload(input_len=parse_lengths("fixed:10"), output_len=parse_lengths("fixed:5")),
     )
     assert (plan.memory.pool.num_blocks, plan.memory.pool.limited_by) == (3 * 7, "demand")
-    assert "3 requests x ceil(100 / 16) = 21 blocks" in "\n".join(explain(plan))
 
 
 def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., Path]) -> None:
@@ -155,9 +147,6 @@ def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., 
     kept = make_plan(model, replace(options, disable_hybrid_kv_cache_manager=True), lengths)
     assert plan.memory.pool.windows == (None, 20, 20, 20)
     assert (4 * plan.memory.slot_bytes, plan.memory.token_bytes) == (kept.memory.slot_bytes, kept.memory.token_bytes)
-    text = "\n".join(explain(plan))
-    assert "groups of layers with slots of their own: 1 x 1 layers with all tokens, 3 x 1 layers with a window" in text
-    assert "at most ceil((W - 1 + 64) / 16) + 1" in text
     # 159 slots are in 10 blocks, and a window of 20 tokens is in 3.
     assert plan.fit.num_slots_held == plan.fit.num_fit * (10 + 3 * 3) * 16
     assert kept.fit.num_slots_held == kept.fit.num_fit * 10 * 16
@@ -192,7 +181,6 @@ def test_a_plan_counts_the_states_and_the_logits_of_draft_tokens(tiny_model_dir:
     pool = plan.memory.pool
     assert (pool.num_states, pool.num_draft_states, plan.to_dict()["num_draft_states"]) == (2, 5, 5)
     assert pool.num_bytes == plain.memory.pool.num_bytes + 5 * pool.state_bytes
-    assert any("2 requests and 5 draft tokens x" in line for line in explain(plan))
     words = shlex.split(plan.serve)
     chosen = json.loads(words[words.index("--speculative-config") + 1])
     assert replace(options, speculative_config=chosen).speculative == plan.config.speculative

@@ -1,44 +1,26 @@
-"""The report of `chairlift plan`: the arithmetic line by line, tables, notes, and one JSON line."""
+"""The report of `chairlift plan`: tables, notes, and one JSON line."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.engine.startup.memory_plan import (
-    INT8_SCALE_BYTES,
-    KV_DTYPE_BYTES,
-    MemoryPlan,
-    share_with_states,
-    swap_bytes_in,
-)
-from chairlift.kernels.kernel_memory import SPARE_BLOCKS, MemoryItem, total
+from chairlift.kernels.kernel_memory import total
 from chairlift.lab.metrics.summary import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
-from chairlift.lab.tables import make_table, number, print_report
+from chairlift.lab.tables import constants_table, make_table, number, print_report
 from chairlift.worker.kv_cache_plan import KVCachePlan
-from chairlift.worker.memory import format_memory
 
 
-def print_plan(
-    plan: DeploymentPlan, *, explained: bool = False, as_json: bool = False, file: TextIO | None = None
-) -> None:
-    """Write the report to `file` (standard output if None).
-
-    Args:
-        explained: write the arithmetic before the tables.
-        as_json: write the JSON line instead of the tables.
-    """
-    parts: list[RenderableType] = [*(explain(plan) if explained else []), _memory_table(plan), _fit_table(plan)]
+def print_plan(plan: DeploymentPlan, *, as_json: bool = False, file: TextIO | None = None) -> None:
+    """Write the report to `file` (standard output if None), as tables or as one JSON line."""
+    parts: list[RenderableType] = [_memory_table(plan), _fit_table(plan)]
     if plan.speed is not None:
-        parts.append(_speed_table(plan.speed))
+        parts += [constants_table(plan.speed.constants), _speed_table(plan.speed)]
     fits = [policy.fit for policy in plan.policies]
     errors = [f"{fit.pool.name}: {fit.error}" for fit in fits if fit.error is not None]
     parts += [f"- {note}" for note in [*errors, *plan.notes]]
@@ -136,129 +118,3 @@ def _speed_table(speed: PredictedSpeed) -> Table:
 
 def _percentiles(summary: Summary | None) -> tuple[str, ...]:
     return () if summary is None else (number(summary.p50 * 1e3), number(summary.p99 * 1e3))
-
-
-def explain(plan: DeploymentPlan) -> list[str]:
-    """The arithmetic from the sizes of the model to blocks, requests and seconds, one step to a line."""
-    memory, limits = plan.memory, plan.memory.limits
-    return [
-        f"Weights of {plan.model.name} for {memory.choice.kernels} kernels",
-        *_sum(memory.weights),
-        f"Activations of the largest step: {limits.max_num_batched_tokens:,} tokens of {limits.max_num_seqs:,} "
-        f"requests with contexts of up to {limits.max_model_len:,} tokens",
-        *_sum(memory.activations),
-        "K and V",
-        *_kv(plan),
-        *_blocks(plan),
-        f"Concurrent requests under kv={plan.fit.pool.name}",
-        *_requests(plan),
-        *_seconds(plan),
-    ]
-
-
-def _sum(items: Sequence[MemoryItem]) -> list[str]:
-    lines = [f"  {item.name}: {item.formula} = {item.num_bytes:,}" for item in items]
-    return [*lines, f"  sum = {total(items):,} bytes = {format_memory(total(items))}"]
-
-
-def _kv(plan: DeploymentPlan) -> list[str]:
-    model, memory, pool = plan.model.config, plan.memory, plan.memory.pool
-    dtype = memory.choice.kv_cache_dtype
-    scales = f" + {INT8_SCALE_BYTES} of scales" if dtype == "int8" else ""
-    slot = " + ".join(
-        f"{count} layers x {num_heads} KV heads x (2 x {head_dim} x {KV_DTYPE_BYTES[dtype]}{scales})"
-        for (num_heads, head_dim), count in Counter(
-            (spec.num_kv_heads, spec.head_dim) for spec in memory.layout.positions(model) if spec.kv_source is None
-        ).items()
-    )
-    lines = [
-        *_groups(memory),
-        f"  a slot: {slot} bytes = {memory.slot_bytes:,}",
-        f"  a block: {pool.block_size} slots x {memory.slot_bytes:,} = {pool.block_bytes:,}",
-    ]
-    if memory.memory_bytes is not None and memory.kv_bytes is not None:
-        share = "" if memory.free_share == 1 else f" x {memory.free_share:g}"
-        swap = f" - {size:,} of swap space" if (size := swap_bytes_in(plan.config, plan.config.device)) else ""
-        lines.append(
-            f"  for K and V: ({memory.memory_bytes:,} - {total(memory.weights):,} - {total(memory.activations):,})"
-            f"{share}{swap} = {memory.kv_bytes:,}"
-        )
-    return lines
-
-
-def _groups(memory: MemoryPlan) -> list[str]:
-    """The groups of layers, if some of them release blocks that left a window."""
-    layout = memory.layout
-    if layout.windows == FULL:
-        return []
-    groups = Counter(zip(map(len, layout.layers), layout.windows, strict=True))
-    sizes = ", ".join(
-        f"{count} x {size} layers with {'all tokens' if window is None else f'a window of {window:,}'}"
-        for (size, window), count in groups.items()
-    )
-    budget, size = memory.limits.max_num_batched_tokens, memory.pool.block_size
-    return [
-        f"  groups of layers with slots of their own: {sizes}",
-        f"  blocks of a request in a group with a window W: at most ceil((W - 1 + {budget:,}) / {size}) + 1",
-    ]
-
-
-def _blocks(plan: DeploymentPlan) -> list[str]:
-    config, memory, pool = plan.config, plan.memory, plan.memory.pool
-    lines: list[str] = []
-    if memory.kv_bytes is not None:
-        num_bytes = memory.kv_bytes
-        if pool.state_bytes:
-            num_bytes, kept = share_with_states(memory.kv_bytes - pool.running_state_bytes, config, pool.state_bytes)
-            drafts = f" and {pool.num_draft_states:,} draft tokens" if pool.num_draft_states else ""
-            lines.append(
-                f"  for K and V without states: {memory.kv_bytes:,} - {pool.num_states:,} requests{drafts} x "
-                f"{pool.state_bytes:,} - {kept:,} for checkpoints = {num_bytes:,}"
-            )
-        affordable = num_bytes // pool.block_bytes - SPARE_BLOCKS
-        lines.append(f"  blocks: floor({num_bytes:,} / {pool.block_bytes:,}) - {SPARE_BLOCKS} spare = {affordable:,}")
-    if pool.limited_by == "demand":
-        longest = config.max_model_len or plan.model.config.max_position_embeddings
-        blocks = f"ceil({longest:,} / {pool.block_size})"
-        if pool.windows != FULL:
-            blocks = f"{pool.num_blocks // config.max_num_seqs:,} blocks of {longest:,} tokens"
-        lines.append(
-            f"  more than requests can use: {config.max_num_seqs} requests x {blocks} = {pool.num_blocks:,} blocks"
-        )
-    lines.append(
-        f"  pool: {pool.num_blocks:,} x {pool.block_size} = {pool.num_slots:,} slots, with the spare block "
-        f"{pool.kv_bytes:,} bytes = {format_memory(pool.kv_bytes)}"
-    )
-    return lines
-
-
-def _requests(plan: DeploymentPlan) -> list[str]:
-    fit, num_slots = plan.fit, plan.memory.pool.num_slots
-    if fit.error is not None:
-        return [f"  none: {fit.error}"]
-    lines = [
-        "  P prompt and n output tokens write P + n - 1 slots: K and V of the last token are never written",
-        f"  {fit.num_fit:,} requests write {fit.num_slots_written:,} slots and hold {fit.num_slots_held:,} of "
-        f"{num_slots:,}; the next one does not fit",
-        f"  run at the same time: {fit.num_running:,}, limited by {fit.limited_by}",
-    ]
-    if fit.num_rejected:
-        lines.append(f"  rejected, because they can never fit: {fit.num_rejected:,} of the requests before them")
-    return lines
-
-
-def _seconds(plan: DeploymentPlan) -> list[str]:
-    speed = plan.speed
-    if speed is None:
-        return []
-    ttft = "none" if speed.ttft_alone is None else f"{speed.ttft_alone * 1e3:.4g} ms"
-    return [
-        "Seconds, by the cost model",
-        *(f"  {name}: {value}" for name, value in speed.constants),
-        f"  ITL of {speed.batch_size} requests in the middle of their outputs, which read {speed.num_context:,} tokens "
-        f"of K and V: {speed.itl * 1e3:.4g} ms; {speed.batch_size} / {speed.itl * 1e3:.4g} ms = "
-        f"{speed.decode_tokens_per_s:,.4g} output tokens/s",
-        f"  ITL of all requests at their last token: {speed.itl_longest * 1e3:.4g} ms",
-        f"  TTFT of one request of mean lengths alone, simulated: {ttft}",
-        f"  under load: {speed.load}, simulated with the scheduler of the engine",
-    ]
