@@ -95,9 +95,6 @@ class ConstantCost:
     def seconds(self, shape: StepShape) -> float:
         return 1.0
 
-    def constants(self) -> list[tuple[str, str]]:
-        return []
-
 
 def measure(config: EngineConfig, lengths: RequestLengths) -> WindowMemory:
     """Plan the memory of requests of these lengths, and run one of them on an engine."""

@@ -30,25 +30,20 @@ def row_label(label: str, unit: str) -> str:
 
 
 def make_table(
-    title: str, columns: Sequence[str], caption: str | None = None, *, min_width: int | None = None
+    title: str,
+    columns: Sequence[str],
+    caption: str | None = None,
+    *,
+    rows: Iterable[Sequence[str]] = (),
+    justify: JustifyMethod = "right",
 ) -> Table:
-    """Create an empty table: the first column is aligned to the left and never wrapped, the others to the right."""
-    table = Table(
-        title=title or None, caption=caption, title_justify="left", caption_justify="left", min_width=min_width
-    )
+    """Create a table. The first column is aligned to the left and never wrapped, the others as `justify` says."""
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=not index)
-    return table
-
-
-def make_text_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, justify: JustifyMethod = "right"
-) -> Table:
-    """Create a table of text whose cells are wrapped if they are too long. `justify` applies to all columns but the
-    first."""
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify=justify if index else "left", overflow="fold")
+        if index:
+            table.add_column(column, justify=justify, overflow="fold")
+        else:
+            table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table
@@ -56,7 +51,7 @@ def make_text_table(
 
 def constants_table(constants: Iterable[tuple[str, str]]) -> Table:
     """Create the table of the constants of a simulation or calibration."""
-    return make_text_table("Constants", ["name", "value"], constants, justify="left")
+    return make_table("Constants", ["name", "value"], rows=constants, justify="left")
 
 
 def print_parts(parts: Iterable[RenderableType], file: TextIO | None = None) -> None:

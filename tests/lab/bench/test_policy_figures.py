@@ -27,9 +27,6 @@ class NoTime:
     def seconds(self, shape: StepShape) -> float:
         return 0.0
 
-    def constants(self) -> list[tuple[str, str]]:
-        return []
-
 
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:

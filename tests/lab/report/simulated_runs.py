@@ -18,9 +18,6 @@ class Linear:
     def seconds(self, shape: Any) -> float:
         return 0.02 + 0.001 * shape.num_tokens
 
-    def constants(self) -> list[tuple[str, str]]:
-        return []
-
 
 def simulated(
     num_requests: int = 24,

@@ -24,9 +24,6 @@ class ConstantCost:
         self.shapes.append(shape)
         return self._seconds
 
-    def constants(self) -> list[tuple[str, str]]:
-        return [("step", f"{self._seconds} s")]
-
 
 def request(
     request_id: str, arrival: float, prompt: int, output: int, max_tokens: int | None = None, first: int = 0

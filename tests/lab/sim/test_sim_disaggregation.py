@@ -23,9 +23,6 @@ class TokenCost:
     def seconds(self, shape: StepShape) -> float:
         return float(shape.num_tokens)
 
-    def constants(self) -> list[tuple[str, str]]:
-        return []
-
 
 def requests(*arrivals: float, output_len: int = 3) -> list[WorkloadRequest]:
     return [WorkloadRequest(f"r{i}", time, [i] * 8, output_len) for i, time in enumerate(arrivals)]

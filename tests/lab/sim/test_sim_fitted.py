@@ -34,9 +34,6 @@ class KneeCost:
     def seconds(self, shape: StepShape) -> float:
         return 1e-3 + 5e-4 * min(shape.num_tokens, 4) + 1e-5 * shape.num_tokens + 2e-6 * shape.num_pairs
 
-    def constants(self) -> list[tuple[str, str]]:
-        return []
-
 
 def recorded(seed: int, gap: float = 0.004) -> list[Event]:
     """Returns the events of a run with that cost model, with bursts and pauses."""

@@ -44,9 +44,6 @@ class LinearCost:
     def seconds(self, shape: StepShape) -> float:
         return self.time.fixed + self.time.per_token * shape.num_tokens + self.time.per_pair * shape.num_pairs
 
-    def constants(self) -> list[tuple[str, str]]:
-        return []
-
 
 def goodput(policy: str, load: list[WorkloadRequest]) -> float:
     limits = SchedulerConfig(2048, 32, 512, scheduling_policy=policy, step_time=LinearCost.time)

@@ -24,12 +24,6 @@ class LinearCostModel:
     def seconds(self, shape: StepShape) -> float:
         return self.line.base + self.line.per_token * shape.num_tokens
 
-    def constants(self) -> list[tuple[str, str]]:
-        return [
-            ("base", f"{self.line.base * 1e3:.4g} ms per step"),
-            ("per token", f"{self.line.per_token * 1e6:.4g} us"),
-        ]
-
 
 class SimulationCancelledError(Exception):
     """The events of a simulation are no longer needed."""

@@ -19,9 +19,8 @@ from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestReje
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
-from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
-from chairlift.lab.sim.fitted_cost_model import fit_cost_model
+from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
@@ -116,7 +115,7 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
     device = find_device(options.device)
     model = find_model(config.model, device)
     log = None if options.fitted_to is None else list(read_events(options.fitted_to))
-    cost_model: CostModel = Roofline(model, device, options.tensor_parallel_size)
+    cost_model: Roofline | FittedCostModel = Roofline(model, device, options.tensor_parallel_size)
     if log is not None:
         cost_model = fit_cost_model(log, str(options.fitted_to))
     recorded = next((event for event in log or () if isinstance(event, EngineStarted)), None)
@@ -247,16 +246,14 @@ def _engine_rows(engine: EngineStarted, prefix: str = "") -> list[tuple[str, str
 def print_simulation(result: SimulationResult, file: TextIO | None = None, as_json: bool = False) -> None:
     """Write the constants and the tables, or the JSON line, to `file` (standard output if None)."""
     run, sim = result.run, result.result
+    values = run.values()
     table = make_table(
         f"{result.engine.model}, simulated: {run.num_requests} requests {format_arrivals(result.load)}",
         ["", "simulated"],
         f"{format_lengths(result.load)}\n{sim.num_steps:,} steps, {number(sim.seconds)} s, simulated in "
         f"{number(sim.wall_seconds)} s ({sim.steps_per_wall_second:,.0f} steps/s)",
+        rows=[(each.heading, each.cell(values[each.key])) for each in REPORTED_METRICS if each.key in values],
     )
-    values = run.values()
-    for metric in REPORTED_METRICS:
-        if metric.key in values:
-            table.add_row(metric.heading, metric.cell(values[metric.key]))
     parts: list[RenderableType] = [constants_table([*result.constants, *_engine_rows(result.engine)]), table]
     if sim.rejected:
         rejected = counted(len(sim.rejected), "rejected request")

@@ -89,9 +89,6 @@ class _OneSecond:
     def seconds(self, shape: StepShape) -> float:
         return 1.0
 
-    def constants(self) -> list[tuple[str, str]]:
-        return [("step", "1 s")]
-
 
 def sharing_events() -> list[Event]:
     """The events of four requests with a common prefix of three blocks. The first one computes it."""

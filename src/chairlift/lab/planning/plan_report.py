@@ -33,8 +33,7 @@ def _memory_table(plan: DeploymentPlan) -> Table:
     if memory.free_share != 1:
         caption += f", in {memory.free_share:.0%} of the memory that weights and activations leave"
     title = f"{plan.model.name} on {memory.choice.kernels} kernels in {memory.choice.dtype}"
-    table = make_table(title, ["memory", "bytes", "MiB"], caption)
-    rows = [
+    sizes = [
         ("weights", total(memory.weights)),
         ("activations of a step, maximum", total(memory.activations)),
         ("KV pool", pool.kv_bytes),
@@ -43,10 +42,8 @@ def _memory_table(plan: DeploymentPlan) -> Table:
         ("K and V of one token", memory.token_bytes),
         ("available memory", memory.memory_bytes),
     ]
-    for label, num_bytes in rows:
-        if num_bytes is not None:
-            table.add_row(label, f"{num_bytes:,}", number(num_bytes / (1 << 20)))
-    return table
+    rows = [(label, f"{size:,}", number(size / (1 << 20))) for label, size in sizes if size is not None]
+    return make_table(title, ["memory", "bytes", "MiB"], caption, rows=rows)
 
 
 def _state_rows(pool: KVCachePlan) -> list[tuple[str, int]]:

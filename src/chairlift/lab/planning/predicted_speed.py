@@ -13,6 +13,7 @@ from chairlift.engine.startup.pool_capacity import RequestLengths
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.sim.cost_model import CostModel, StepShape
+from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.request import WorkloadRequest
@@ -30,8 +31,7 @@ class PredictedSpeed:
 
     Attributes:
         constants: (name, value) of the cost model.
-        batch_size: number of requests that decode together, for the next four fields.
-        num_context: number of tokens whose K and V they read in the middle of their outputs.
+        batch_size: number of requests that decode together, for the next three fields.
         itl: time of their step in the middle of their outputs.
         itl_longest: time of their step if all are at their last token.
         decode_tokens_per_s: output tokens per second without prompts.
@@ -42,7 +42,6 @@ class PredictedSpeed:
 
     constants: list[tuple[str, str]]
     batch_size: int
-    num_context: int
     itl: float
     itl_longest: float
     decode_tokens_per_s: float
@@ -52,7 +51,7 @@ class PredictedSpeed:
 
 
 def predict_speed(
-    cost_model: CostModel,
+    cost_model: Roofline,
     config: SimConfig,
     lengths: Iterable[RequestLengths],
     batch_size: int,
@@ -74,7 +73,6 @@ def predict_speed(
     return PredictedSpeed(
         constants=cost_model.constants(),
         batch_size=len(batch),
-        num_context=half,
         itl=itl,
         itl_longest=cost_model.seconds(_decode(len(batch), longest)),
         decode_tokens_per_s=len(batch) / itl,

@@ -29,7 +29,7 @@ from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
 from chairlift.lab.presets import cache_hits, memory_use, preemption_cost, rate_sweep, service_gap
 from chairlift.lab.presets.study import Study, StudyResult
-from chairlift.lab.tables import constants_table, make_text_table, print_parts, print_report
+from chairlift.lab.tables import constants_table, make_table, print_parts, print_report
 from chairlift.options import check_options, option
 
 RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] = {
@@ -137,7 +137,7 @@ def find_preset(name: str) -> Preset:
 def print_presets(presets: Iterable[Preset], file: TextIO | None = None) -> None:
     """Print the name, title and source of each preset."""
     rows = [[preset.name, preset.data["title"], preset.data["source"]] for preset in presets]
-    print_parts([make_text_table("Presets", ["name", "title", "source"], rows, justify="left")], file)
+    print_parts([make_table("Presets", ["name", "title", "source"], rows=rows, justify="left")], file)
 
 
 def print_title(preset: Preset, file: TextIO | None = None) -> None:

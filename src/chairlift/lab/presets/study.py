@@ -25,7 +25,7 @@ from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.sim.swap_cost import simulate_swap
-from chairlift.lab.tables import make_text_table
+from chairlift.lab.tables import make_table
 from chairlift.lab.workload.anyscale import anyscale_workload
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import paired_lengths, parse_lengths
@@ -372,7 +372,7 @@ class StudyResult:
                 deviation = f" ± {format_value(row[name]['deviation'])}" if "deviation" in row[name] else ""
                 cells.append(format_value(row[name]["ours"]) + deviation)
             rows.append(cells)
-        return make_text_table(self.study.settings["title"], columns, rows)
+        return make_table(self.study.settings["title"], columns, rows=rows)
 
     def _heading(self, name: str) -> str:
         measure = name.removesuffix(" ratio")

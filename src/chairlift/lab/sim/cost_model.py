@@ -33,10 +33,6 @@ class CostModel(Protocol):
         """Returns the duration of a step of this shape in seconds."""
         ...
 
-    def constants(self) -> list[tuple[str, str]]:
-        """Returns the constants of the model as (name, value with unit), to be printed with results."""
-        ...
-
 
 def num_causal_pairs(start: int, count: int) -> int:
     """Returns the (query, key) pairs of `count` queries after `start` computed tokens, under causal attention."""

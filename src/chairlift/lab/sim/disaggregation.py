@@ -30,9 +30,6 @@ class DecodeCost:
     def seconds(self, shape: StepShape) -> float:
         return self.cost_model.seconds(shape._replace(num_tokens=shape.num_seqs, num_pairs=shape.num_context))
 
-    def constants(self) -> list[tuple[str, str]]:
-        return self.cost_model.constants()
-
 
 @dataclass(frozen=True, slots=True)
 class Instances:

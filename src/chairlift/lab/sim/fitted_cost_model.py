@@ -65,6 +65,7 @@ class FittedCostModel:
         return sum(value * features[name] for name, value in self.coefficients.items())
 
     def constants(self) -> list[tuple[str, str]]:
+        """Returns the source, the error and the coefficients as (name, value with unit), to be printed with results."""
         error = self.error
         residual = f"median {error.median:.1%}, p90 {error.p90:.1%} per step over {error.num_steps} steps"
         return [

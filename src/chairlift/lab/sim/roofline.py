@@ -111,6 +111,7 @@ class Roofline:
         return layers + head + num_seqs * self._state + self.device.step_overhead
 
     def constants(self) -> list[tuple[str, str]]:
+        """Returns the constants of the model as (name, value with unit), to be printed with results."""
         model, device = self.model, self.device
         attention = list(model.config.attention_specs.values())
         heads = "/".join(str(count) for count in dict.fromkeys(spec.num_heads for spec in attention))
