@@ -146,9 +146,9 @@ def test_devices_by_name_and_from_a_file(tmp_path: Path) -> None:
         ({"layer_overhead": -1.0}, "layer_overhead must be at least 0"),
         ({"bandwidth": float("inf")}, "bandwidth must be positive, got inf"),
         ({"bytes_per_value": 3}, "bytes_per_value must be 1, 2 or 4"),
-        ({"bandwidth": "fast"}, "bandwidth must be of type float, got 'fast'"),
-        ({"memory_bytes": True}, "memory_bytes must be of type int, got True"),
-        ({"memory_bytes": 1.5}, "memory_bytes must be of type int, got 1.5"),
+        ({"bandwidth": "fast"}, "Expected `float`, got `str` - at `.*bandwidth`"),
+        ({"memory_bytes": True}, "Expected `int`, got `bool` - at `.*memory_bytes`"),
+        ({"memory_bytes": 1.5}, "Expected `int`, got `float` - at `.*memory_bytes`"),
         ({"colour": "red"}, "unknown fields colour"),
     ],
 )
@@ -160,7 +160,7 @@ def test_wrong_fields_of_device_files_are_rejected(tmp_path: Path, change: dict[
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("[1]", "JSON object"), ("{", "Expecting"), ('{"name": "x"}', "missing")]
+    ("text", "message"), [("[1]", "Expected `object`, got `array`"), ("{", "Expecting"), ('{"name": "x"}', "missing")]
 )
 def test_invalid_device_files_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "device.json"

@@ -45,6 +45,10 @@ MAX_DRAWS: Final = 20
 MAX_COUNTED: Final = 10_000
 """Maximum number of requests counted in all draws."""
 
+POOL_FIELDS: Final = ("kv_bytes", "state_bytes", "num_states", "num_draft_states", "num_checkpoints",
+                      "checkpoint_interval", "num_swap_blocks", "swap_bytes", "block_size", "limited_by")  # fmt: skip
+"""The fields of the pool in the JSON line."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
@@ -112,32 +116,20 @@ class DeploymentPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan for JSON, in bytes and seconds."""
-        memory = self.memory
+        memory, pool = self.memory, self.memory.pool
         return {
             "model": self.model.name,
             "replicas": self.replicas,
             "load": self.load.to_dict(),
-            "kernels": memory.choice.kernels,
-            "dtype": memory.choice.dtype,
-            "kv_cache_dtype": memory.choice.kv_cache_dtype,
-            "quantization": memory.choice.quantization,
+            **{name: getattr(memory.choice, name) for name in ("kernels", "dtype", "kv_cache_dtype", "quantization")},
             "memory_bytes": memory.memory_bytes,
             "weight_bytes": total(memory.weights),
             "activation_bytes": total(memory.activations),
-            "kv_bytes": memory.pool.kv_bytes,
-            "state_bytes": memory.pool.state_bytes,
-            "num_states": memory.pool.num_states,
-            "num_draft_states": memory.pool.num_draft_states,
-            "num_checkpoints": memory.pool.num_checkpoints,
-            "checkpoint_interval": memory.pool.checkpoint_interval,
+            **{name: getattr(pool, name) for name in POOL_FIELDS},
             "kv_bytes_per_token": memory.token_bytes,
             "kv_bytes_per_slot": memory.slot_bytes,
-            "kv_windows": memory.pool.windows,
-            "num_kv_blocks": memory.pool.num_blocks,
-            "num_swap_blocks": memory.pool.num_swap_blocks,
-            "swap_bytes": memory.pool.swap_bytes,
-            "block_size": memory.pool.block_size,
-            "limited_by": memory.pool.limited_by,
+            "kv_windows": pool.windows,
+            "num_kv_blocks": pool.num_blocks,
             "max_model_len": memory.max_model_len,
             "fit": asdict(self.fit),
             "policies": [{**asdict(each.fit), "draws": each.draws} for each in self.policies],

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from chairlift.errors import ConfigError
 
 
@@ -97,18 +99,10 @@ def find_device(name: str) -> Device:
         raise ConfigError(f"device {name!r}: no such device or file; the devices are {', '.join(DEVICES)}")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        device = msgspec.convert(record, Device)
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError(f"device file {path}: {error}") from None
-    if not isinstance(record, dict):
-        raise ConfigError(f"device file {path}: must contain a JSON object, got {type(record).__name__}")
-    kinds = {field.name: str(field.type) for field in fields(Device)}
-    if unknown := sorted(record.keys() - kinds.keys()):
-        raise ConfigError(f"device file {path}: unknown fields {', '.join(unknown)}; the fields are {', '.join(kinds)}")
-    types = {"str": (str,), "int": (int,), "float": (int, float)}
-    for name, value in record.items():
-        if type(value) not in types[kinds[name]]:
-            raise ConfigError(f"device file {path}: {name} must be of type {kinds[name]}, got {value!r}")
-    try:
-        return Device(**record)
-    except TypeError as error:
-        raise ConfigError(f"device file {path}: {error}") from None
+    names = [field.name for field in fields(Device)]
+    if unknown := sorted(record.keys() - set(names)):
+        raise ConfigError(f"device file {path}: unknown fields {', '.join(unknown)}; the fields are {', '.join(names)}")
+    return device
