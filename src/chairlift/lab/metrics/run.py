@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from chairlift.lab.tables import number, row_label
 from chairlift.observability.tracker import SLOT_KINDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetrics:
     """The metrics of a run from its first arrival to its last step. Times are in seconds; each of n siblings is a
     request.
@@ -47,16 +48,16 @@ class RunMetrics:
     """
 
     duration: float
-    num_requests: int
-    num_answered: int
-    num_unfinished: int
+    num_requests: int = 0
+    num_answered: int = 0
+    num_unfinished: int = 0
     num_rejected: int
-    num_with_slo: int
-    num_met_slo: int
-    num_steps: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
+    num_with_slo: int = 0
+    num_met_slo: int = 0
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
     output_tokens_per_s: float
     total_tokens_per_s: float
     requests_per_s: float
@@ -75,12 +76,12 @@ class RunMetrics:
     mean_batch_tokens: float
     kv_use_mean: float | None
     kv_use_peak: float | None
-    preemptions: int
-    padding_tokens: int
-    recomputed_tokens: int
-    swapped_blocks: int
-    draft_tokens: int
-    accepted_draft_tokens: int
+    preemptions: int = 0
+    padding_tokens: int = 0
+    recomputed_tokens: int = 0
+    swapped_blocks: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     memory: dict[str, float] | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,11 +154,10 @@ class RunTally:
         steps, counts = self._steps, requests.counts
         duration = 0.0 if steps.last_time is None else steps.last_time - self._first_time
         per_second = 1 / duration if duration > 0 else 0.0
-        summaries: dict[str, Any] = {name: Summary.from_values(values) for name, values in requests.values.items()}
+        values: dict[str, Any] = {**counts, **steps.counts}
+        values |= {name: Summary.from_values(found) for name, found in requests.values.items()}
         return RunMetrics(
-            **counts,
-            **steps.counts,
-            **summaries,
+            **values,
             duration=duration,
             num_rejected=self._num_rejected,
             output_tokens_per_s=counts["output_tokens"] * per_second,
@@ -179,24 +179,11 @@ SUMMARIZED: Final = ("ttft", "tpot", "e2e_latency", "normalized_latency", "queue
 """The properties of RequestMetrics whose values are summarized."""
 
 
-def _zeros(*names: str) -> dict[str, Any]:
-    return dict.fromkeys(names, 0)
-
-
 class _RequestTotals:
     """Sums and values over requests: `counts` are fields of RunMetrics."""
 
     def __init__(self) -> None:
-        self.counts = _zeros(
-            "num_requests",
-            "num_answered",
-            "num_unfinished",
-            "num_with_slo",
-            "num_met_slo",
-            "prompt_tokens",
-            "cached_tokens",
-            "output_tokens",
-        )
+        self.counts: Counter[str] = Counter()
         self.values: dict[str, list[float]] = {name: [] for name in SUMMARIZED}
         self.itls = array("d")
         self.num_covered = 0
@@ -228,15 +215,7 @@ class _StepTotals:
     """Sums over steps: `counts` are fields of RunMetrics, and `kinds` slot-seconds by kind."""
 
     def __init__(self) -> None:
-        self.counts = _zeros(
-            "num_steps",
-            "preemptions",
-            "padding_tokens",
-            "recomputed_tokens",
-            "swapped_blocks",
-            "draft_tokens",
-            "accepted_draft_tokens",
-        )
+        self.counts: Counter[str] = Counter()
         self.kinds = dict.fromkeys(SLOT_KINDS, 0.0)
         self.last_time: float | None = None
         self.num_blocks = self.num_rows = self.num_busy_seats = self.peak_batch_size = self.num_tokens = 0
