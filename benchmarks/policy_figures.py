@@ -32,7 +32,6 @@ from chairlift.errors import ChairliftError
 from chairlift.events import EventList
 from chairlift.lab.bench.driver import drive_all_at_once
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
-from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -184,7 +183,7 @@ def policy_numbers(run: RecordedRun) -> PolicyNumbers:
         padding=metrics.padding_tokens,
         recomputed=metrics.recomputed_tokens,
         preemptions=metrics.preemptions,
-        **waste_shares(run).shares,
+        **run.waste().shares,
     )
 
 

@@ -13,7 +13,6 @@ from benchmarks import drawing
 from chairlift.lab.presets import PRESETS
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.waste import waste_shares
 
 UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")
 MIN_WRITTEN = 0.035
@@ -42,7 +41,7 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
 def _draw_ours(axes: Axes, runs: Sequence[RecordedRun]) -> None:
     labels = []
     for row, run in enumerate(runs):
-        waste = waste_shares(run)
+        waste = run.waste()
         labels.append(run.label if waste.is_saturated else f"{run.label}\n(no waiting requests)")
         left = 0.0
         for kind in KINDS:

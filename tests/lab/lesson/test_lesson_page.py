@@ -30,7 +30,6 @@ from chairlift.lab.lesson.page_data import (
 )
 from chairlift.lab.lesson.runs import VOCAB_SIZE, Lesson
 from chairlift.lab.report.memory import KINDS
-from chairlift.lab.report.waste import waste_shares
 from tiny_lesson import tiny_lesson
 
 
@@ -109,7 +108,7 @@ def test_a_result_is_that_of_a_simulation(lesson: Lesson, data: dict[str, Any]) 
     run = lesson.simulate(paged, options.workload(VOCAB_SIZE, token_round=1), max_num_seqs=4)
     shown = data["explorer"]["results"]["paged|4|large|fcfs"]
     assert shown["seats"] == pytest.approx(run.metrics.mean_batch_size, rel=1e-3)
-    assert shown["token_states"] == pytest.approx(waste_shares(run).shares["token_states"], rel=1e-3)
+    assert shown["token_states"] == pytest.approx(run.waste().shares["token_states"], rel=1e-3)
 
 
 def test_the_page_is_one_file_without_links_to_others(data: dict[str, Any], tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from chairlift.events import Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.presets import PRESETS
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.report.trace import Floats
-from chairlift.lab.report.waste import waste_shares
 
 
 @st.composite
@@ -82,7 +81,7 @@ def run() -> RecordedRun:
 
 
 def test_waste_is_measured_while_requests_wait(run: RecordedRun) -> None:
-    waste = waste_shares(run)
+    waste = run.waste()
     assert waste.is_saturated
     shares = {"token_states": 3, "reserved": 1, "internal": 4, "external": 56, "free": 0}
     assert waste.shares == {kind: slots / 64 for kind, slots in shares.items()}
@@ -91,7 +90,7 @@ def test_waste_is_measured_while_requests_wait(run: RecordedRun) -> None:
 def test_waste_is_the_mean_of_all_steps_if_no_request_waits() -> None:
     events = two_steps()
     object.__setattr__(events[2], "num_waiting", 0)
-    waste = waste_shares(recorded_run(events))
+    waste = recorded_run(events).waste()
     assert not waste.is_saturated
     assert waste.shares["token_states"] == (1 * 3 + 3 * 4) / 4 / 64
 

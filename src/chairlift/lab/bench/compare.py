@@ -23,7 +23,6 @@ from chairlift.lab.bench.workload_options import format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.recorded_run import recorded_run
-from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
@@ -231,7 +230,7 @@ class _Rounds:
         tokens = run_forced(engine, log, workload, self._options.max_concurrency)
         self._engines.setdefault(name, engine.facts.started)
         run = recorded_run(log.events)
-        waste = waste_shares(run)
+        waste = run.waste()
         if not waste.is_saturated:
             self._unsaturated[name] = None
         wasted = sum(waste.shares[kind] for kind in WASTED)

@@ -14,7 +14,6 @@ from chairlift.lab.bench.policies import parse_policies
 from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson
 from chairlift.lab.lesson.summary import SOURCES, lesson_reasons, lesson_rows
 from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
@@ -153,6 +152,6 @@ def explored_values(run: RecordedRun) -> dict[str, float]:
         "p99": latency.p99,
         "seats": metrics.mean_batch_size,
         "busy": metrics.mean_busy_seats,
-        **waste_shares(run).shares,
+        **run.waste().shares,
     }
     return {name: float(f"{value:.4g}") for name, value in values.items()}

@@ -12,7 +12,6 @@ from rich.table import Table
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.lesson.runs import POLICIES, VOCAB_SIZE, Lesson
 from chairlift.lab.metrics.run import ReportedMetric
-from chairlift.lab.report.waste import waste_shares
 from chairlift.lab.tables import make_table, number
 
 NUM_SIMULATED: Final = 400
@@ -133,7 +132,7 @@ def _latency_reason(lesson: Lesson) -> str:
 def _memory_reason(lesson: Lesson) -> str:
     workload = replace(lesson.options, num_prompts=NUM_SIMULATED).workload(VOCAB_SIZE, token_round=1)
     simulated = {
-        policy.name: waste_shares(lesson.simulate(policy, workload)).shares["token_states"] for policy in POLICIES[1:]
+        policy.name: lesson.simulate(policy, workload).waste().shares["token_states"] for policy in POLICIES[1:]
     }
     paged = lesson.runs["paged"].trace.steps
     num_waiting = sum(step.num_waiting > 0 for step in paged)
