@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import socket
 import sys
 from collections.abc import Mapping
@@ -46,9 +47,12 @@ def replica_processes(deployment: str) -> list[psutil.Process]:
 
 
 def free_port() -> int:
-    """A port of the loopback that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port of the loopback that is free now. It is below those that the system gives to connections and to listeners
+    on port 0, so that no other program gets it before it is used, and above those of Ray's workers."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Cluster:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from safetensors.torch import load_file, save_file
+
+from waiting import AMPLE_SECONDS
 
 if TYPE_CHECKING:
     import transformers
@@ -20,6 +24,8 @@ torch.set_num_threads(1)
 # How long an example takes depends on what else the machine does.
 settings.register_profile("chairlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("chairlift")
+# So does how long a server takes: calls without a timeout would have httpx's default of 5 seconds.
+vars(inspect.signature(httpx.Client).parameters["timeout"].default).update(httpx.Timeout(AMPLE_SECONDS).as_dict())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

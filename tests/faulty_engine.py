@@ -1,8 +1,8 @@
 """An engine process with a fault: `python faulty_engine.py FAULT STEP MARKER`.
 
 At step STEP it raises or hangs. FAULT `once-raise` and `once-hang` take effect only if the file MARKER does not exist
-yet. Every step takes 10 ms longer, so that a test can act while requests run. No step is
-computed while a file `hold` exists beside MARKER.
+yet. Every step takes 10 ms longer, so that a test can act while requests run. No step is computed while a file `hold`
+exists beside MARKER. The number of the step that waits is then in a file `held`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ HOLD = MARKER.with_name("hold")
 
 class FaultyExecutor(engine_process.AnnouncingExecutor):
     def submit(self, output: SchedulerOutput) -> Any:
+        if HOLD.exists():
+            HOLD.with_name("held").write_text(str(output.step))
         while HOLD.exists():
             time.sleep(STEP_SECONDS)
         handle = super().submit(output)

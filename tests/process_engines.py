@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +40,3 @@ async def outcome(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> R
         return await llm.start(None, prompt, params).collect()
     except Exception as error:
         return error
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from chairlift.server.telemetry.observability_options import ObservabilityOption
 from chairlift.server.web.page_options import PageOptions
 from in_process_cluster import make_cluster
 from plain_http import NO_TLS
+from step_gate import StepGate
+from waiting import AMPLE_SECONDS, wait_for
 
 ON_CLUSTER = os.environ.get("TEST_ON_CLUSTER") == "1"
 """Whether servers use their engine as the only replica of a cluster."""
@@ -42,14 +45,6 @@ MODEL = "smollm2-135m-instruct"
 def completion_body(tokens: int, **fields: Any) -> dict[str, Any]:
     """The body of a completion with exactly `tokens` output tokens."""
     return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until a condition is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @dataclass(slots=True)
@@ -64,11 +59,13 @@ class RunningServer:
 
     def client(self, api_key: str = "unused") -> openai.OpenAI:
         http = openai.DefaultHttpxClient(verify=NO_TLS)
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60, http_client=http)
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=AMPLE_SECONDS, http_client=http
+        )
 
     def post(self, path: str, body: object, api_key: str = "unused") -> httpx.Response:
         headers = {"Authorization": f"Bearer {api_key}"}
-        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60, verify=NO_TLS)
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=AMPLE_SECONDS, verify=NO_TLS)
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         """A plain connection."""
@@ -76,7 +73,15 @@ class RunningServer:
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.connect(("127.0.0.1", int(self.url.rsplit(":", 1)[1])))
-        connection.settimeout(20)
+        connection.settimeout(AMPLE_SECONDS)
+        return connection
+
+    def send(self, path: str, body: object) -> socket.socket:
+        """Send a call, and return its connection without reading the response."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection = self.connect()
+        connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(content), content))
         return connection
 
     def slow_down(self, seconds: float = 0.02) -> None:
@@ -90,11 +95,12 @@ class RunningServer:
 
         executor.submit = slow
 
-    def wait_until_idle(self, seconds: float = 10.0) -> None:
-        deadline = time.monotonic() + seconds
-        while self.llm.num_unfinished or not self.llm.engine.core.scheduler.is_idle:
-            assert time.monotonic() < deadline, "requests are still in the engine"
-            time.sleep(0.01)
+    def hold_steps(self) -> StepGate:
+        """Hold the steps of the engine until the gate allows them."""
+        return StepGate(self.llm.engine.core)
+
+    def wait_until_idle(self) -> None:
+        wait_for(lambda: not self.llm.num_unfinished and self.llm.engine.core.scheduler.is_idle)
 
 
 @contextlib.contextmanager
@@ -150,5 +156,5 @@ def run_app(
     scheme = "http" if tls is None else "https"
     yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", server
     server.should_exit = True
-    thread.join(timeout=20)
+    thread.join(AMPLE_SECONDS)
     assert not thread.is_alive()

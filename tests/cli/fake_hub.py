@@ -8,6 +8,8 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from waiting import AMPLE_SECONDS
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -111,5 +113,5 @@ class FakeHub:
             self.num_sent[name] += len(body[:limit])
         if limit < len(body):
             self.is_stalled.set()
-            self._released.wait(30)
+            self._released.wait(AMPLE_SECONDS)
             handler.close_connection = True

@@ -20,7 +20,8 @@ from chairlift.cli.chat import COMMANDS, Conversation
 from chairlift.cli.chat_backends import AnswerStats
 from chairlift.errors import ConfigError
 from command_runner import invoke
-from running_server import MODEL, RunningServer, run_server, wait_for
+from running_server import MODEL, RunningServer, run_server
+from waiting import AMPLE_SECONDS, wait_for
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 POOL = ["--num-kv-blocks", "100", "--num-threads", "1"]
@@ -144,7 +145,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> No
     os.close(terminal)
 
     def read_until(text: str) -> str:
-        seen, deadline = "", time.monotonic() + 20
+        seen, deadline = "", time.monotonic() + AMPLE_SECONDS
         while text not in seen:
             ready, _, _ = select.select([controller], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, seen
@@ -164,7 +165,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> No
     os.write(controller, b"Hello\n")
     assert "tokens/s" in read_until("cached")
     os.write(controller, b"/quit\n")
-    assert process.wait(20) == 0
+    assert process.wait(AMPLE_SECONDS) == 0
     os.close(controller)
 
 

@@ -23,6 +23,7 @@ from chairlift.options import declared_options
 from command_runner import all_commands, arguments_of, invoke, options_of
 from native import unavailable_reason
 from shown_lines import OF_THE_START, lines_not_printed
+from waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 
@@ -115,7 +116,7 @@ def test_serve_imports_no_laboratory_or_slow_library_and_ends_on_sigterm(smollm2
     assert not refused.exists(), refused.read_text()
     process.send_signal(signal.SIGTERM)
     process.stderr.read()
-    assert process.wait(timeout=30) in (0, -signal.SIGTERM)
+    assert process.wait(AMPLE_SECONDS) in (0, -signal.SIGTERM)
 
 
 def test_generate_prints_the_answers_in_order(smollm2_gguf: Path) -> None:

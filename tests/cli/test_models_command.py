@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, FakeHub
 
+from waiting import AMPLE_SECONDS
+
 NAME = "tiny-org/tiny-model"
 LARGE = 24 << 20
 
@@ -38,7 +40,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command(*arguments), env=environment, capture_output=True, text=True, timeout=AMPLE_SECONDS, check=False
+    )
 
 
 def test_a_model_of_the_hub_is_pulled_listed_and_removed(environment: dict[str, str], hub: FakeHub) -> None:
@@ -68,7 +72,7 @@ def test_an_interrupted_download_is_repeated(environment: dict[str, str], hub: F
     hub.stall_after = 21 << 20
     file = f"{NAME}/quantized/tiny.gguf"
     process = subprocess.Popen(command("pull", file), env=environment, stderr=subprocess.DEVNULL)
-    assert hub.is_stalled.wait(30)
+    assert hub.is_stalled.wait(AMPLE_SECONDS)
     time.sleep(1)
     process.kill()
     process.wait()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,9 @@ from chairlift.engine.process.client import EngineClient
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.events import Event, Step
 from chairlift.outputs import RequestOutput
+from step_gate import StepGate
 from tiny_engine import tiny_options
+from waiting import AMPLE_SECONDS, until
 
 Make = Callable[..., AsyncLLM]
 
@@ -42,7 +43,7 @@ async def answer(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> Re
     return total.build()
 
 
-def slow_down(llm: AsyncLLM, seconds: float = 0.005) -> None:
+def slow_down(llm: AsyncLLM, seconds: float) -> None:
     """Make every step take longer, so that a test can act while requests are running."""
     submit = llm.engine.core._executor.submit
 
@@ -53,24 +54,8 @@ def slow_down(llm: AsyncLLM, seconds: float = 0.005) -> None:
     llm.engine.core._executor.submit = slow  # type: ignore[method-assign]
 
 
-def hold_steps(llm: AsyncLLM) -> threading.Event:
-    """Make the next step wait until the returned event is set."""
-    submit, may_compute = llm.engine.core._executor.submit, threading.Event()
-
-    def wait_and_submit(output: Any) -> Any:
-        may_compute.wait(30)
-        return submit(output)
-
-    llm.engine.core._executor.submit = wait_and_submit  # type: ignore[method-assign]
-    return may_compute
-
-
 async def until_idle(llm: AsyncLLM) -> None:
-    for _ in range(500):
-        if llm.num_unfinished == 0 and not llm.engine.core.has_work:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the engine did not become idle")
+    await until(lambda: llm.num_unfinished == 0 and not llm.engine.core.has_work)
 
 
 def test_special_tokens_in_messages_are_text_unless_allowed(tmp_path: Path) -> None:
@@ -122,11 +107,12 @@ def test_closing_a_stream_aborts_it_and_frees_its_blocks(make_llm: Make) -> None
 def test_a_cancelled_waiting_request_is_removed_from_the_queue(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm(max_num_seqs=1)
-        slow_down(llm)
-        first = asyncio.create_task(answer(llm, [5], forced(60)))
-        waiting = asyncio.create_task(answer(llm, [6], forced(60)))
-        await asyncio.sleep(0.05)
-        waiting.cancel()
+        with StepGate(llm.engine.core):
+            first = asyncio.create_task(answer(llm, [5], forced(60)))
+            waiting = asyncio.create_task(answer(llm, [6], forced(60)))
+            await until(lambda: llm.num_unfinished == 2)
+            waiting.cancel()
+            await until(lambda: llm.num_unfinished == 1)
         output = await first
         assert len(output.outputs[0].token_ids) == 60
         await until_idle(llm)
@@ -141,17 +127,13 @@ def test_a_slow_reader_gets_merged_deltas_and_delays_no_other_stream(make_llm: M
         slow = llm.start(None, [5, 6], forced(40))
         fast = await answer(llm, [7, 8], forced(40))
         assert len(fast.outputs[0].token_ids) == 40
-        await until_idle_core(llm)
+        await until(lambda: not llm.engine.core.has_work)
+        await answer(llm, [9], forced(1))  # Its output is delivered after those of the other requests.
         deltas = [delta async for delta in slow]
         assert len(deltas) == 1
         assert len(deltas[0].outputs[0].token_ids) == 40
         slow.abort()
         llm.close()
-
-    async def until_idle_core(llm: AsyncLLM) -> None:
-        while llm.engine.core.has_work:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
 
     asyncio.run(run())
 
@@ -195,15 +177,16 @@ def test_numbers_outside_the_range_of_the_records_are_rejected(make_llm: Make) -
 def test_after_the_engine_dies_all_streams_end_with_an_error(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
-        slow_down(llm)
+        gate = StepGate(llm.engine.core)
         jobs = [asyncio.create_task(answer(llm, [n], forced(100))) for n in range(3, 6)]
-        await asyncio.sleep(0.05)
+        await until(lambda: llm.num_unfinished == 3)
         assert llm.is_healthy
 
         def broken(_output: object) -> object:
             raise MemoryError("no more")
 
         llm.engine.core._executor.submit = broken  # type: ignore[method-assign]
+        gate.open()
         results = await asyncio.gather(*jobs, return_exceptions=True)
         assert all(isinstance(result, EngineDeadError) for result in results)
         assert not llm.is_healthy
@@ -224,7 +207,7 @@ def test_a_failing_listener_ends_every_stream(make_llm: Make) -> None:
         llm = make_llm()
         llm.engine.core.scheduler._meter._events = Failing()
         jobs = [asyncio.create_task(answer(llm, [n], forced(n))) for n in range(3, 6)]
-        results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), timeout=20)
+        results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), AMPLE_SECONDS)
         assert all(isinstance(result, EngineDeadError) for result in results)
         llm.close()
 
@@ -275,16 +258,19 @@ def test_calls_after_close_return_at_once(make_llm: Make) -> None:
 def test_the_arrival_time_is_that_of_the_call(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
-        slow_down(llm, 0.15)
-        busy = asyncio.create_task(answer(llm, [5], forced(6)))
-        await asyncio.sleep(0.05)
-        came = llm.engine.core.now()
-        late = await answer(llm, [6], forced(2))
+        with StepGate(llm.engine.core):
+            busy = asyncio.create_task(answer(llm, [5], forced(6)))
+            await until(lambda: llm.num_unfinished == 1)
+            before = llm.engine.core.now()
+            waiting = asyncio.create_task(answer(llm, [6], forced(2)))
+            await until(lambda: llm.num_unfinished == 2)
+            after = llm.engine.core.now()
+        late = await waiting
         await busy
         assert late.times is not None
-        assert late.times.arrival == pytest.approx(came, abs=0.04)
+        assert before <= late.times.arrival <= after
         assert late.times.first_token is not None
-        assert late.times.first_token - late.times.arrival > 0.2
+        assert late.times.first_token > after
         llm.close()
 
     asyncio.run(run())
@@ -293,9 +279,9 @@ def test_the_arrival_time_is_that_of_the_call(make_llm: Make) -> None:
 def test_close_ends_running_streams(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
-        slow_down(llm)
+        slow_down(llm, 0.05)
         job = asyncio.create_task(answer(llm, [5], forced(200)))
-        await asyncio.sleep(0.05)
+        await until(lambda: llm.num_unfinished == 1)
         llm.close()
         with pytest.raises(EngineDeadError, match="shut down"):
             await job
@@ -306,11 +292,14 @@ def test_close_ends_running_streams(make_llm: Make) -> None:
 def test_a_static_batch_returns_its_answers_at_its_end_even_if_a_request_is_aborted(make_llm: Make) -> None:
     async def run(**options: Any) -> list[RequestOutput]:
         llm = make_llm(**options)
-        slow_down(llm)
-        leaving = asyncio.create_task(answer(llm, [9, 9], forced(100)))
-        jobs = [asyncio.create_task(answer(llm, [5 + i, 6, 7], forced(count))) for i, count in enumerate((3, 12, 6))]
-        await asyncio.sleep(0.02)
-        leaving.cancel()
+        with StepGate(llm.engine.core) as gate:
+            leaving = asyncio.create_task(answer(llm, [9, 9], forced(100)))
+            jobs = [
+                asyncio.create_task(answer(llm, [5 + i, 6, 7], forced(count))) for i, count in enumerate((3, 12, 6))
+            ]
+            await until(lambda: llm.num_unfinished == 4)
+            gate.allow(2)
+            leaving.cancel()
         outputs = await asyncio.gather(*jobs)
         await until_idle(llm)
         llm.close()
@@ -352,16 +341,14 @@ def test_the_stalled_time_does_not_depend_on_status_calls(tmp_path: Path, monkey
         llm = AsyncLLM(**tiny_options(tmp_path, num_kv_blocks=20))
         unread = llm.start(None, [5], forced(2))
         clock.advance(0.1)
-        while llm.engine.core.has_work or llm.status().seconds_stalled:
-            await asyncio.sleep(0.01)
+        await until(lambda: not llm.engine.core.has_work and not llm.status().seconds_stalled)
         clock.advance(5)
         assert llm.num_unfinished == 1, "an unread answer does not stall the engine"
         assert llm.status().seconds_stalled == 0
-        may_compute = hold_steps(llm)
-        llm.start(None, [6], forced(1))
-        clock.advance(0.2)
-        assert llm.status().seconds_stalled == pytest.approx(0.2)
-        may_compute.set()
+        with StepGate(llm.engine.core):
+            llm.start(None, [6], forced(1))
+            clock.advance(0.2)
+            assert llm.status().seconds_stalled == pytest.approx(0.2)
         unread.abort()
         await llm.aclose()
         assert llm.status().seconds_stalled == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
 from lora_adapters import VARIANTS, merged_model, write_adapter
 from native import needs_native
+from process_engines import faulty, started
+from waiting import AMPLE_SECONDS, until
 
 NEW_TOKENS = 10
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -137,13 +140,21 @@ def test_options_that_do_not_fit_are_rejected(model: Path, adapters: dict[str, s
         LLM(**options(model, lora_modules={"adapter-0": adapters["adapter-0"]}, max_lora_rank=4))
 
 
-def make_async(kind: str, **engine_options: Any) -> AsyncLLM:
+def make_async(kind: str, folder: Path, **engine_options: Any) -> AsyncLLM:
+    """An engine whose steps take 10 ms longer, so that a request of many tokens outlives several short ones."""
     config = EngineConfig(**engine_options)
-    if kind == "thread":
-        return AsyncLLM(config)
-    client = ProcessClient(config)
-    client.wait_until_ready()
-    return AsyncLLM(client=client)
+    if kind == "process":
+        return AsyncLLM(client=started(config, faulty("none", 0, folder)))
+    llm = AsyncLLM(config)
+    executor = llm.engine.core._executor  # type: ignore[attr-defined]
+    submit = executor.submit
+
+    def slow_submit(output: Any) -> Any:
+        time.sleep(0.01)
+        return submit(output)
+
+    executor.submit = slow_submit
+    return llm
 
 
 async def collect(llm: AsyncLLM, prompt: list[int], name: str | None, params: SamplingParams = GREEDY) -> list[int]:
@@ -153,9 +164,9 @@ async def collect(llm: AsyncLLM, prompt: list[int], name: str | None, params: Sa
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_adapters_are_loaded_and_unloaded_while_requests_run(
-    kind: str, model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]]
+    kind: str, model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]], tmp_path: Path
 ) -> None:
-    llm = make_async(kind, **options(model, max_loras=2, kv_cache_dtype="float32"))
+    llm = make_async(kind, tmp_path, **options(model, max_loras=2, kv_cache_dtype="float32"))
     prompt = make_prompts()[0]
     long = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 
@@ -180,7 +191,7 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(
         assert await collect(llm, prompt, "x") == expected["adapter-1"][0]
         output = await running.collect()
         assert output.outputs[0].token_ids[:NEW_TOKENS] == expected["adapter-0"][0]
-        await asyncio.wait_for(unloading, 10)
+        await asyncio.wait_for(unloading, AMPLE_SECONDS)
         await llm.load_lora_adapter("y", adapters["adapter-2"])
         assert await collect(llm, prompt, "y") == expected["adapter-2"][0]
         assert [module.lora_name for module in llm.engine.adapters] == ["x", "y"]
@@ -206,8 +217,7 @@ def test_a_restarted_engine_has_the_same_adapters(
         await llm.load_lora_adapter("b", adapters["adapter-1"])
         assert await collect(llm, prompt, "a") == expected["adapter-0"][0]
         client._child.kill()
-        while llm.status().restarts == 0:
-            await asyncio.sleep(0.02)
+        await until(lambda: llm.status().restarts > 0)
         found = await asyncio.gather(*(collect(llm, prompt, name) for name in ("a", "b", None)))
         assert found == [expected["adapter-0"][0], expected["adapter-1"][0], expected[None][0]]
         await llm.unload_lora_adapter("a")

@@ -28,6 +28,7 @@ from chairlift.grammar.compiler import PROBE_STEPS, CompiledGrammar, GrammarComp
 from chairlift.outputs import EngineCoreOutput
 from process_engines import started
 from random_schemas import random_schema
+from waiting import AMPLE_SECONDS, until
 
 EOS = 2
 NUM_SCHEMAS = 200
@@ -232,22 +233,20 @@ def breaking(after: int) -> Any:
 def test_a_grammar_that_fails_during_generation_ends_only_its_request(
     batching: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> tuple[list[Any], bool]:
+    async def run() -> list[Any]:
         llm = AsyncLLM(model=str(folder), num_kv_blocks=200, **{**OPTIONS, "batching": batching})
         free = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
         starts = [llm.start(None, [5, 6, i + 7], p) for i, p in enumerate([free, hot(regex="[ab]{150}"), free])]
         outcomes = await asyncio.gather(*(generation.collect() for generation in starts), return_exceptions=True)
-        await asyncio.sleep(0.05)
-        idle = llm.num_unfinished == 0
+        await until(lambda: llm.num_unfinished == 0)
         llm.close()
-        return list(outcomes), idle
+        return list(outcomes)
 
     monkeypatch.setattr(CompiledGrammar, "matcher", lambda self: breaking(PROBE_STEPS + 5)(self._start.deep_copy()))
-    (first, broken, last), idle = asyncio.run(run())
+    first, broken, last = asyncio.run(run())
     assert isinstance(broken, RequestError)
     assert "step limit" in str(broken)
     assert [len(output.outputs[0].token_ids) for output in (first, last)] == [20, 20]
-    assert idle
 
 
 # -- waiting for grammars ------------------------------------------------------------------------------------
@@ -321,7 +320,7 @@ def test_other_streams_continue_while_a_grammar_is_compiled(folder: Path, monkey
     compiled = GrammarCompiler._compile_grammar
 
     def slowly(self: GrammarCompiler, *args: Any) -> CompiledGrammar:
-        held.wait(10)
+        held.wait(AMPLE_SECONDS)
         return compiled(self, *args)
 
     monkeypatch.setattr(GrammarCompiler, "_compile_grammar", slowly)

@@ -6,7 +6,6 @@ import io
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from chairlift.observability.top import (
     status_line,
 )
 from running_server import RunningServer, run_server
+from waiting import wait_for
 
 
 def engine(step: int = 7, **changes: Any) -> dict[str, Any]:
@@ -134,7 +134,6 @@ def test_an_invalid_url_is_rejected() -> None:
 def busy_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     options = {"num_kv_blocks": 60, "skip_tokenizer_init": True, "num_threads": 1, "max_num_seqs": 1}
     with run_server(AsyncLLM(model=str(tiny_model_dir("llama")), **options), "tiny") as running:
-        running.slow_down(0.02)
         yield running
 
 
@@ -147,15 +146,16 @@ def test_top_shows_a_real_server(busy_server: RunningServer) -> None:
 
     source = HttpSource(f"{busy_server.url}/v1")
     view = TopView(source)
-    for caller in callers:
-        caller.start()
-    end, text = time.monotonic() + 20, ""
-    while not all(part in text for part in ("seats: the only seat is taken", "output tokens/s")):
-        assert time.monotonic() < end, text
-        text = shown(view, 160)
-    assert "max_num_seqs=2 would have admitted it" in text
-    for name in ("cmpl-first", "cmpl-second"):  # the ids in the responses, without the number of a sequence
-        assert [line[: len(name) + 1] for line in source.explain(name) if line.startswith("cmpl")] == [f"{name}~"]
+    with busy_server.hold_steps() as gate:
+        for caller in callers:
+            caller.start()
+        wait_for(lambda: busy_server.llm.num_unfinished == 2)
+        gate.allow(5)
+        wait_for(lambda: "output tokens/s" in shown(view, 160))  # The second one waits in these steps.
+        wait_for(lambda: "seats: the only seat is taken" in shown(view, 160))
+        assert "max_num_seqs=2 would have admitted it" in shown(view, 160)
+        for name in ("cmpl-first", "cmpl-second"):  # the ids in the responses, without the number of a sequence
+            assert [line[: len(name) + 1] for line in source.explain(name) if line.startswith("cmpl")] == [f"{name}~"]
     for caller in callers:
         caller.join()
 
@@ -166,7 +166,11 @@ def test_a_request_that_the_server_does_not_have(busy_server: RunningServer) -> 
 
 def test_without_a_terminal_there_is_an_error() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "chairlift", "top"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "chairlift", "top"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 2
     assert "needs a terminal: read /metrics or /v1/engine" in done.stderr

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from conftest import SECRETS  # type: ignore[attr-defined]
-from running_server import MODEL, RunningServer, wait_for
+from running_server import MODEL, RunningServer
+from waiting import wait_for
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from playwright.sync_api import Page, expect
 from chairlift.events import to_json
 from chairlift.observability.tracker import RequestTracker
 from conftest import SECRETS  # type: ignore[attr-defined]
-from running_server import RunningServer, completion_body, wait_for
+from running_server import RunningServer, completion_body
 from tracked_engine import TrackedEngine
+from waiting import wait_for
 
 BURST = {"num_requests": "20", "max_prompt_tokens": "60", "min_output_tokens": "40", "max_output_tokens": "50"}
 

@@ -16,7 +16,8 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.web.page_options import PageOptions
-from running_server import run_app, wait_for
+from running_server import run_app
+from waiting import wait_for
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import httpx
 import psutil
 
 from plain_http import NO_TLS
+from waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift", "serve", "--port", "0"]
 
@@ -41,7 +42,7 @@ class Served:
         return [process.memory_info().rss for process in self.processes()]
 
     def get(self, path: str) -> Any:
-        return httpx.get(f"{self.url}{path}", timeout=20, verify=NO_TLS).raise_for_status().json()
+        return httpx.get(f"{self.url}{path}", timeout=AMPLE_SECONDS, verify=NO_TLS).raise_for_status().json()
 
     def num_unfinished(self, model: str) -> int:
         """The number of prompts in progress on the engine of a model."""
@@ -50,7 +51,7 @@ class Served:
 
     def metric(self, name: str) -> float:
         """Return the sum of a counter in /metrics over all labels."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=20, verify=NO_TLS).text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", timeout=AMPLE_SECONDS, verify=NO_TLS).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
@@ -75,7 +76,7 @@ def serve(options: Mapping[str, Any], **popen: Any) -> Iterator[Served]:
         served.url = _wait_until_ready(served)
         yield served
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0, "".join(served.stderr_lines)
+        assert process.wait(timeout=AMPLE_SECONDS) == 0, "".join(served.stderr_lines)
     finally:
         if process.poll() is None:
             process.kill()

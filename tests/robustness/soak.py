@@ -36,6 +36,7 @@ from chairlift.loading.fetch import DEFAULT_MODEL
 from plain_http import NO_TLS
 from pooling_models import write_pooling_model
 from tiny_engine import CONFIG, tiny_options
+from waiting import AMPLE_SECONDS
 
 ROUND_COMPLETIONS = 500
 ROUND_CALLS = 120
@@ -112,13 +113,21 @@ async def soak(
         for model in (TINY, CHAT):
             check_pool(served, model)
         await asyncio.sleep(0.3)  # Abandoned connections close.
-        result.descriptors.append(_num_descriptors(served))
+        result.descriptors.append(await _settled_descriptors(served, result.descriptors))
         assert result.tally.num_requests == num_completions * len(result.descriptors), "one answer for each request"
         print(f"round {len(result.descriptors)}: {result.tally.num_requests} completions", file=sys.stderr)
     result.preemptions = served.metric("vllm:num_preemptions_total")
     result.calls = dict(calls.counts)
     assert result.preemptions > 0, "the pool was too large"
     return result
+
+
+async def _settled_descriptors(served: Served, earlier: list[int]) -> int:
+    """The open descriptors once they are as few as after the first round. A busy machine closes connections late."""
+    end = time.monotonic() + AMPLE_SECONDS
+    while (count := _num_descriptors(served)) > min(earlier[:1], default=count) and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+    return count
 
 
 def _num_descriptors(served: Served) -> int:

@@ -14,6 +14,7 @@ import httpx
 from served import Served
 
 from chairlift.events import EngineStarted, Step, from_json
+from waiting import AMPLE_SECONDS
 
 SERVER_OPTIONS: dict[str, Any] = {
     "num_kv_blocks": 48,
@@ -233,7 +234,7 @@ def _check(request: SoakRequest, answers: list[tuple[str, str]], num_tokens: int
     tally.outcomes["answered"] += 1
 
 
-async def wait_until_idle(served: Served, seconds: float = 20.0) -> None:
+async def wait_until_idle(served: Served, seconds: float = AMPLE_SECONDS) -> None:
     """Wait until no engine has unfinished requests, and the server lists none."""
     deadline = asyncio.get_running_loop().time() + seconds
     names = [card["id"] for card in served.get("/v1/models")["data"] if card["parent"] is None]
@@ -245,10 +246,10 @@ async def wait_until_idle(served: Served, seconds: float = 20.0) -> None:
 def check_pool(served: Served, model: str) -> None:
     """Check with a single short request that all other blocks and slots of a model are free."""
     body = {"model": model, "prompt": [3], "max_tokens": 1, "cache_salt": "check_pool"}
-    with httpx.stream("GET", f"{served.url}/v1/events?model={model}", timeout=20) as stream:
+    with httpx.stream("GET", f"{served.url}/v1/events?model={model}", timeout=AMPLE_SECONDS) as stream:
         lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
         started = from_json(next(lines))
-        httpx.post(f"{served.url}/v1/completions", json=body, timeout=20).raise_for_status()
+        httpx.post(f"{served.url}/v1/completions", json=body, timeout=AMPLE_SECONDS).raise_for_status()
         step = next(event for event in map(from_json, lines) if isinstance(event, Step))
     assert isinstance(started, EngineStarted)
     assert step.free_blocks == started.num_blocks - 1, step

@@ -17,6 +17,7 @@ from served import Served, serve
 
 from plain_http import NO_TLS
 from tiny_engine import tiny_options
+from waiting import AMPLE_SECONDS, wait_for
 
 NUM_CALLS = 12
 NUM_TOOLS = 140_000
@@ -36,7 +37,7 @@ def send_and_leave(served: Served, body: bytes) -> None:
     assert address.hostname is not None
     fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
     head = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *fields, "", ""])
-    with socket.create_connection((address.hostname, address.port or 80), timeout=20) as connection:
+    with socket.create_connection((address.hostname, address.port or 80), timeout=AMPLE_SECONDS) as connection:
         connection.sendall(head.encode() + body)
 
 
@@ -44,7 +45,7 @@ def complete(served: Served) -> float:
     """Return the seconds that a small completion takes."""
     body: dict[str, Any] = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True}
     started = time.monotonic()
-    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=30, verify=NO_TLS)
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, verify=NO_TLS)
     assert answer.json()["usage"]["completion_tokens"] == 20
     return time.monotonic() - started
 
@@ -62,9 +63,5 @@ def test_large_tool_lists_do_not_delay_other_requests(tmp_path: Path) -> None:
         for caller in callers:
             caller.join()
         during += [complete(served) for _ in range(10)]
-        deadline = time.monotonic() + 40
-        while (grown := sum(served.resident_bytes()) - before) > MAX_GROWTH_BYTES:
-            assert time.monotonic() < deadline, f"{grown >> 20} MiB more than before"
-            time.sleep(0.2)
-        print(f"slowest completion {max(during):.2f} s; memory {grown / 2**20:+.0f} MiB")
-    assert max(during) < 10  # the calls took more than a minute before they were bounded
+        wait_for(lambda: sum(served.resident_bytes()) - before < MAX_GROWTH_BYTES)
+    assert max(during) < 60  # the calls took more than a minute before they were bounded

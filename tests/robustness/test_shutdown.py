@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from waiting import AMPLE_SECONDS
+
 STUCK_SERVER = Path(__file__).with_name("stuck_server.py")
 OPTIONS = ["--port", "0", "--skip-tokenizer-init", "--num-kv-blocks", "60", "--max-num-seqs", "8"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -38,7 +40,7 @@ class StuckServer:
         self.reader.start()
 
     def wait_for(self, pattern: str) -> str:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + AMPLE_SECONDS
         while not (found := [line for line in self.stderr_lines if re.search(pattern, line)]):
             assert self.process.poll() is None, "".join(self.stderr_lines)
             assert time.monotonic() < deadline, "".join(self.stderr_lines)
@@ -79,8 +81,8 @@ def test_a_server_ends_although_a_thread_hangs(
         for _ in range(num_signals):
             server.process.send_signal(signal.SIGTERM)
             server.wait_for("shutting down")  # The second signal must not arrive together with the first one.
-        assert server.process.wait(timeout=60) == 1
-        engine.wait(timeout=30)
+        assert server.process.wait(AMPLE_SECONDS) == 1
+        engine.wait(AMPLE_SECONDS)
         server.reader.join()
         stderr = "".join(server.stderr_lines)
         assert "in hang_in" in stderr, "the stacks of all threads"
@@ -95,7 +97,9 @@ end_process_after(600)
 end_process_after(0.1)
 ctypes.PyDLL(None).sleep(600)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=AMPLE_SECONDS, check=False
+    )
     assert ended.returncode == 1
     assert "most recent call first" in ended.stderr
 
@@ -116,5 +120,5 @@ def test_process_1_of_a_container_ends_after_sigterm(tiny_model_dir: Callable[..
         (process_1,) = psutil.Process(server.process.pid).children()
         (engine,) = process_1.children(recursive=True)
         process_1.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=60) == 0
-        engine.wait(timeout=30)
+        assert server.process.wait(AMPLE_SECONDS) == 0
+        engine.wait(AMPLE_SECONDS)

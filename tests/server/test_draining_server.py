@@ -24,7 +24,8 @@ from chairlift.server.draining_server import FORCED_STOP_SECONDS, STOP_SECONDS, 
 from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from plain_http import NO_TLS
-from running_server import RunningServer, completion_body, run_server, wait_for
+from running_server import RunningServer, completion_body, run_server
+from waiting import AMPLE_SECONDS, wait_for
 
 
 def num_tokens(line: str) -> int:
@@ -35,42 +36,42 @@ def num_tokens(line: str) -> int:
 
 @pytest.fixture
 def draining(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """A slow server. The parameter is its drain_timeout."""
+    """A server whose drain_timeout is the parameter."""
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=2
     )
     with run_server(llm, "tiny", limits=ServerLimits(drain_timeout=request.param)) as running:
-        running.slow_down(0.01)
         yield running
 
 
-@pytest.mark.parametrize("draining", [20.0], indirect=True)
+@pytest.mark.parametrize("draining", [120.0], indirect=True)
 def test_a_signal_under_load_loses_no_accepted_call(draining: RunningServer) -> None:
     streamed: list[str] = []
 
     def stream() -> None:
         content = completion_body(40, stream=True, logprobs=0)
         with httpx.stream(
-            "POST", f"{draining.url}/v1/completions", json=content, timeout=30, verify=NO_TLS
+            "POST", f"{draining.url}/v1/completions", json=content, timeout=AMPLE_SECONDS, verify=NO_TLS
         ) as response:
             streamed.extend(line for line in response.iter_lines() if line)
 
     reader = threading.Thread(target=stream)
     with ThreadPoolExecutor(8) as pool, httpx.Client() as idle:
         assert idle.get(f"{draining.url}/ready").status_code == 200
-        reader.start()
-        calls = [pool.submit(draining.post, "/v1/completions", completion_body(30)) for _ in range(6)]
-        wait_for(lambda: draining.admission.num_calls == 7)
-        draining.uvicorn.handle_exit(signal.SIGTERM, None)
-        late = draining.post("/v1/completions", completion_body(1))
-        ready = idle.get(f"{draining.url}/ready")
+        with draining.hold_steps():
+            reader.start()
+            calls = [pool.submit(draining.post, "/v1/completions", completion_body(30)) for _ in range(6)]
+            wait_for(lambda: draining.admission.num_calls == 7)
+            draining.uvicorn.handle_exit(signal.SIGTERM, None)
+            late = draining.post("/v1/completions", completion_body(1))
+            ready = idle.get(f"{draining.url}/ready")
         answers = [call.result() for call in calls]
     reader.join()
     assert late.status_code == 503
-    assert late.headers["retry-after"] == "20"
+    assert late.headers["retry-after"] == "120"
     assert late.json()["error"]["code"] == "shutting_down"
     assert ready.status_code == 503
-    assert re.search(r"shutting down and has \d unfinished calls?", ready.json()["reason"])
+    assert re.search(r"shutting down and has 7 unfinished calls", ready.json()["reason"])
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [30] * 6
     assert streamed[-1] == "data: [DONE]"
     assert sum(num_tokens(line) for line in streamed[:-1]) == 40
@@ -79,7 +80,7 @@ def test_a_signal_under_load_loses_no_accepted_call(draining: RunningServer) -> 
 
 @pytest.mark.parametrize("draining", [0.2], indirect=True)
 def test_after_the_drain_timeout_the_remaining_calls_end_with_an_error(draining: RunningServer) -> None:
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, draining.hold_steps():
         call = pool.submit(draining.post, "/v1/completions", completion_body(200))
         wait_for(lambda: draining.admission.num_calls == 1)
         draining.uvicorn.handle_exit(signal.SIGTERM, None)
@@ -90,7 +91,12 @@ def test_after_the_drain_timeout_the_remaining_calls_end_with_an_error(draining:
 
 @pytest.mark.parametrize("draining", [60.0], indirect=True)
 def test_a_second_signal_ends_streams_with_an_error(draining: RunningServer) -> None:
-    with httpx.stream("POST", f"{draining.url}/v1/completions", json=completion_body(200, stream=True)) as response:
+    gate = draining.hold_steps()
+    gate.allow(2)
+    with (
+        gate,
+        httpx.stream("POST", f"{draining.url}/v1/completions", json=completion_body(200, stream=True)) as response,
+    ):
         wait_for(lambda: draining.llm.num_unfinished == 1)
         for _ in range(2):
             draining.uvicorn.handle_exit(signal.SIGINT, None)
@@ -195,7 +201,9 @@ def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable
     def call() -> None:
         try:
             answers.append(
-                httpx.post(f"{url}/v1/completions", json=completion_body(250, prompt=[3]), timeout=30, verify=NO_TLS)
+                httpx.post(
+                    f"{url}/v1/completions", json=completion_body(250, prompt=[3]), timeout=AMPLE_SECONDS, verify=NO_TLS
+                )
             )
         except httpx.TransportError as error:
             too_late.append(error)
@@ -208,7 +216,7 @@ def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable
     log = process.stderr.read()
     for caller in callers:
         caller.join()
-    assert process.wait(timeout=20) == 0
+    assert process.wait(AMPLE_SECONDS) == 0
     accepted = re.search(r"shutting down after (\d+) calls", log)
     assert accepted is not None
     statuses = sorted(answer.status_code for answer in answers)

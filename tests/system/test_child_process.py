@@ -13,14 +13,13 @@ import pytest
 
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.system import child_process
-
-SECONDS = 30.0
+from waiting import AMPLE_SECONDS
 
 
 @pytest.fixture
 def process() -> Iterator[GrammarChecker]:
     checker = GrammarChecker({})
-    checker.start(ready_seconds=SECONDS)
+    checker.start(ready_seconds=AMPLE_SECONDS)
     yield checker
     checker.close()
 
@@ -34,7 +33,7 @@ def test_killed_process_counts_as_ended_before_it_has_ended(
     monkeypatch.setattr(process._process, "poll", lambda: None)
     assert not process.is_running
     with pytest.raises(EOFError):
-        process.exchange(b"", seconds=SECONDS)
+        process.exchange(b"", seconds=AMPLE_SECONDS)
 
 
 def test_interrupted_request_ends_the_process(process: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +42,7 @@ def test_interrupted_request_ends_the_process(process: GrammarChecker, monkeypat
 
     monkeypatch.setattr(child_process, "read_frame", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        process.exchange(b"", seconds=SECONDS)
+        process.exchange(b"", seconds=AMPLE_SECONDS)
     assert not process.is_running, "the next request would get the reply to this one"
 
 
@@ -61,7 +60,7 @@ def test_closing_in_a_fork_does_not_kill_the_process_of_its_parent(process: Gram
         process.close()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert process.exchange(b"", seconds=SECONDS) == b""
+    assert process.exchange(b"", seconds=AMPLE_SECONDS) == b""
 
 
 def test_kill_during_the_start_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +74,7 @@ def test_kill_during_the_start_ends_the_process(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(child_process.subprocess, "Popen", start_and_kill)
     with pytest.raises(EOFError):
-        checker.start(ready_seconds=SECONDS)
+        checker.start(ready_seconds=AMPLE_SECONDS)
     assert not checker.is_running
     checker.close()
 
@@ -91,11 +90,11 @@ def test_timer_that_expires_with_the_reply_does_not_kill_the_process(
             super().start()
 
     monkeypatch.setattr(child_process.threading, "Timer", RecordedTimer)
-    process.exchange(b"", seconds=SECONDS)
+    process.exchange(b"", seconds=AMPLE_SECONDS)
     (timer,) = timers
     timer.function()  # As a timer that had expired before it was cancelled.
     assert process.is_running
-    timer.join(SECONDS)
+    timer.join(AMPLE_SECONDS)
     assert not timer.is_alive()
 
 
@@ -104,6 +103,7 @@ def test_process_that_is_too_slow_is_reaped_and_its_pipes_are_closed(process: Gr
     assert started is not None
     assert started.stdin is not None
     assert started.stdout is not None
+    process.send_signal(signal.SIGSTOP)
     with pytest.raises(TimeoutError):
         process.exchange(b"", seconds=0.0)
     process.close()
@@ -111,7 +111,7 @@ def test_process_that_is_too_slow_is_reaped_and_its_pipes_are_closed(process: Gr
     assert started.stdin.closed
     assert started.stdout.closed
     with pytest.raises(EOFError):
-        process.exchange(b"", seconds=SECONDS)
+        process.exchange(b"", seconds=AMPLE_SECONDS)
 
 
 def test_the_leader_of_a_process_group_ends_with_its_group() -> None:
@@ -122,5 +122,5 @@ def test_the_leader_of_a_process_group_ends_with_its_group() -> None:
         leader.start()
         member = subprocess.Popen(["sleep", "60"], process_group=leader.pid)
         end()
-        assert member.wait(SECONDS) == -signal.SIGKILL
-        assert leader.wait(SECONDS) in (None, -signal.SIGKILL)
+        assert member.wait(AMPLE_SECONDS) == -signal.SIGKILL
+        assert leader.wait(AMPLE_SECONDS) in (None, -signal.SIGKILL)

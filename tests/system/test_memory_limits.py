@@ -29,7 +29,7 @@ def run_limited(num_mebibytes: int, arguments: Sequence[str]) -> subprocess.Comp
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

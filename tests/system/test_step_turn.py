@@ -33,7 +33,7 @@ def test_two_processes_that_compute_all_the_time_alternate(tmp_path: Path) -> No
     log = tmp_path / "log"
     workers = [subprocess.Popen([sys.executable, "-c", WORK, tmp_path, log, name]) for name in "ab"]
     for worker in workers:
-        assert worker.wait(30) == 0
+        assert worker.wait(120) == 0
     lines = log.read_text().splitlines()
     assert len(lines) == 160
     for begin, end in zip(lines[::2], lines[1::2], strict=True):

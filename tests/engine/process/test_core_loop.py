@@ -15,6 +15,7 @@ from chairlift.lora import LoRARequest
 from chairlift.outputs import EngineCoreOutput, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
 from fakes import expected_tokens, make_engine
+from waiting import AMPLE_SECONDS
 
 
 def request(request_id: str, max_tokens: int) -> EngineRequest:
@@ -30,7 +31,7 @@ def test_an_answer_is_delivered_when_the_last_other_request_of_its_batch_is_abor
     def stop_halfway(output: SchedulerOutput) -> Any:
         if output.step == 5:
             is_halfway.set()
-            assert may_continue.wait(10)
+            assert may_continue.wait(AMPLE_SECONDS)
         return submit(output)
 
     executor.submit = stop_halfway  # type: ignore[method-assign]
@@ -50,13 +51,13 @@ def test_an_answer_is_delivered_when_the_last_other_request_of_its_batch_is_abor
     thread = threading.Thread(target=run_core, args=(core, take, deliver), daemon=True)
     thread.start()
     commands.put(Add([request("done", 2), request("aborted", 100)]))
-    assert is_halfway.wait(10)
+    assert is_halfway.wait(AMPLE_SECONDS)
     assert delivered.empty(), "outputs of a static batch are returned when the whole batch has finished"
     commands.put(Abort(["aborted"]))
     may_continue.set()
-    output = delivered.get(timeout=10)
+    output = delivered.get(timeout=AMPLE_SECONDS)
     commands.put(Stop())
-    thread.join(10)
+    thread.join()
     assert delivered.empty()
     assert (output.request_id, output.new_token_ids) == ("done", expected_tokens([1, 2], 2))
     assert output.finish_reason == "length"

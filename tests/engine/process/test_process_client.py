@@ -27,8 +27,9 @@ from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableErro
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
 from chairlift.kernels import choice
 from chairlift.outputs import RequestOutput
-from process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config, until
+from process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config
 from tiny_tokenizer import add_tokenizer
+from waiting import AMPLE_SECONDS, until
 
 ModelDir = Callable[..., Path]
 
@@ -87,15 +88,18 @@ def test_after_a_kill_started_requests_are_lost_and_waiting_ones_run(tiny_model_
         client = started(config, faulty("none", 0, tmp_path))
         llm, received = AsyncLLM(client=client), EventList()
         llm.events.add(received)
-        running = [asyncio.create_task(outcome(llm, [5, n], forced(100))) for n in range(4)]
+        running = [asyncio.create_task(outcome(llm, [5, n], forced(200))) for n in range(4)]
         await until(lambda: any(isinstance(event, Step) and event.num_running == 4 for event in received.events))
+        (hold := tmp_path / "hold").touch()
+        await until((tmp_path / "held").exists)
         waiting = [asyncio.create_task(outcome(llm, [6, n], forced(n + 1))) for n in range(4)]
-        await asyncio.sleep(0.05)
+        await until(lambda: llm.num_unfinished == 8)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(client.engine_pid, number)
         await asyncio.sleep(0.05)
         assert llm.status().state == "running", "the engine process ignores SIGINT and SIGTERM"
         os.kill(client.engine_pid, signal.SIGKILL)
+        hold.unlink()
         await until(lambda: llm.status().state == "restarting")
         late = asyncio.create_task(outcome(llm, [7], forced(3)))
         for lost in await asyncio.gather(*running):
@@ -133,11 +137,18 @@ def test_the_state_of_a_stuck_engine_is_written_and_it_is_restarted(
     async def run() -> None:
         config = tiny_config(tiny_model_dir("llama"), max_num_seqs=1)
         client = started(config, faulty("once-hang", 2, tmp_path), watchdog_timeout=0.4)
+        client._watchdog.timeout = client._start_watchdog.timeout = AMPLE_SECONDS
         llm = AsyncLLM(client=client)
-        stuck, waiting = await asyncio.gather(outcome(llm, [5], forced(50)), outcome(llm, [6, 6], forced(2)))
-        assert isinstance(stuck, EngineDeadError)
-        assert "it was stuck" in str(stuck)
-        assert len(tokens(waiting)) == 2
+        stuck = asyncio.create_task(outcome(llm, [5], forced(50)))
+        waiting = asyncio.create_task(outcome(llm, [6, 6], forced(2)))
+        await until((tmp_path / "broken-once").exists)
+        client._watchdog.timeout = 0.4
+        error = await stuck
+        client._watchdog.timeout = AMPLE_SECONDS
+        assert isinstance(error, EngineDeadError)
+        assert "it was stuck" in str(error)
+        assert len(tokens(await waiting)) == 2
+        client._watchdog.timeout = 0.4
         await asyncio.sleep(0.6)
         assert llm.status().restarts == 1, "an idle engine is not stuck"
         llm.close()
@@ -159,12 +170,15 @@ def test_the_blocks_of_an_aborted_request_are_free_within_two_steps(tiny_model_d
         llm, received = AsyncLLM(client=client), EventList()
         llm.events.add(received)
         continued = asyncio.create_task(outcome(llm, [5], forced(60)))
-        aborted = llm.start(None, [6] * 40, forced(100))
+        aborted, held = llm.start(None, [6] * 40, forced(100)), tmp_path / "held"
         await until(lambda: any(isinstance(event, Step) and event.step == 20 for event in received.events))
+        (hold := tmp_path / "hold").touch()
+        await until(lambda: held.exists() and bool(held.read_text()))
         aborted.abort()
-        num_steps = sum(isinstance(event, Step) for event in received.events)
+        hold.unlink()
         assert len(tokens(await continued)) == 60
-        steps = [event for event in received.events if isinstance(event, Step)][num_steps:]
+        first = int(held.read_text())
+        steps = [event for event in received.events if isinstance(event, Step) and event.step >= first]
         assert all(len(step.request_ids) == 1 for step in steps[2:])
         assert steps[2].free_blocks > steps[0].free_blocks
         llm.close()
@@ -186,7 +200,7 @@ def test_an_engine_that_cannot_be_restarted_ends_waiting_requests_and_recovers(
         os.kill(client.engine_pid, signal.SIGKILL)
         await until(lambda: llm.status().state == "restarting")
         assert llm.is_healthy
-        waited = await asyncio.wait_for(outcome(llm, [5], forced(3)), 20)
+        waited = await asyncio.wait_for(outcome(llm, [5], forced(3)), AMPLE_SECONDS)
         assert isinstance(waited, EngineUnavailableError)
         assert re.search("cannot be restarted: exit status 5.*restart the server", str(waited))
         assert llm.status().state == "cannot_restart"
@@ -300,19 +314,23 @@ def test_an_unsupported_architecture_comes_before_a_missing_tokenizer(tiny_model
 
 
 def test_a_first_start_that_is_stuck_raises_an_error_with_its_position(
-    tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model_dir: ModelDir, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(process_client, "FIRST_START_SECONDS", 2.0)
+    check, position = watchdog.Watchdog.check, tmp_path_factory.mktemp("start") / "is reached"
+    # The time counts from the position at which the start is stuck.
+    monkeypatch.setattr(watchdog.Watchdog, "check", lambda self, _: check(self, position.exists()))
     code = """
-import threading
+import sys, threading
+from pathlib import Path
 from chairlift.engine.process import engine_process
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-engine_process._build = lambda *_: threading.Event().wait()
+engine_process._build = lambda *_: (Path(sys.argv[1]).touch(), threading.Event().wait())
 engine_process.main()
 """
     with pytest.raises(EngineDeadError, match=r"not ready 2 s .* it was in run \(engine_process.py:\d+\)") as raised:
-        started(tiny_config(tiny_model_dir("llama")), (sys.executable, "-c", code), watchdog_timeout=1.0)
+        started(tiny_config(tiny_model_dir("llama")), (sys.executable, "-c", code, str(position)), watchdog_timeout=1.0)
     assert "--watchdog-timeout" in str(raised.value)
     (dump,) = tmp_path.iterdir()
     assert str(dump) in str(raised.value)
@@ -337,7 +355,7 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from process_engines import started, tiny_config
 print(started(tiny_config(Path(sys.argv[1]))).engine_pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     arguments = [sys.executable, "-c", code, str(tiny_model_dir("llama")), str(Path(__file__).parents[2])]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as front:
@@ -345,7 +363,7 @@ time.sleep(60)
         engine = psutil.Process(int(front.stdout.readline()))
         assert engine.is_running()
         front.kill()
-        engine.wait(timeout=10)
+        engine.wait(AMPLE_SECONDS)
 
 
 def test_the_front_end_does_not_import_torch() -> None:

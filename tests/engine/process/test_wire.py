@@ -26,6 +26,7 @@ from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTi
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
+from waiting import AMPLE_SECONDS
 
 FULL_OUTPUT = EngineCoreOutput(
     "a~1",
@@ -67,12 +68,12 @@ def test_records_arrive_unchanged(tmp_path: Path) -> None:
     request = EngineRequest("a~1", [1, 2], PARAMS, 5, [2, 7], seed=2**64 - 1, arrival_time=0.5, leader_id="a~0")
     for message in (LogLine(20, "chairlift", "line"), EngineFailed("why"), StepResult([FULL_OUTPUT], [], 2)):
         engine.send(message)
-        assert front.wait(5)
+        assert front.wait(AMPLE_SECONDS)
         assert front.receive() == message
-    assert front.has_receiver(5)
+    assert front.has_receiver(AMPLE_SECONDS)
     for command in (Add([request]), Abort(["a~1"], FinishReason.STOP), EventCredit(3), Stop()):
         front.send(command)
-        assert engine.wait(5)
+        assert engine.wait(AMPLE_SECONDS)
         assert engine.receive() == command
     assert front.receive() is None
     front.close()
@@ -86,7 +87,7 @@ def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
     for event in events:
         front_end.emit(event)
     front_end.send_result([FULL_OUTPUT])
-    assert front.wait(5)
+    assert front.wait(AMPLE_SECONDS)
     result = front.receive()
     assert isinstance(result, StepResult)
     assert unpack_events(result.events) == events
@@ -104,7 +105,7 @@ def test_unread_step_events_are_dropped_and_counted(tmp_path: Path, monkeypatch:
         for number in range(num_events):
             front_end.emit(Step(float(number), number, 0.0, [], [], [], [], [], [], [], 0, 0, 0, 0))
         front_end.send_result([FULL_OUTPUT])
-        assert front.wait(5)
+        assert front.wait(AMPLE_SECONDS)
         result = front.receive()
         assert isinstance(result, StepResult)
         return [event.time for event in unpack_events(result.events)], len(result.outputs), result.num_dropped_events
@@ -114,9 +115,9 @@ def test_unread_step_events_are_dropped_and_counted(tmp_path: Path, monkeypatch:
     assert received(1) == ([], 1, 1)
     front_end.emit(RequestRejected(7.0, "", ""))
     assert received(1) == ([7], 1, 1), "events about a request are never dropped"
-    assert front.has_receiver(5)
+    assert front.has_receiver(AMPLE_SECONDS)
     front.send(EventCredit(4))
-    assert engine.wait(5)
+    assert engine.wait(AMPLE_SECONDS)
     assert front_end.take(wait=False) is None
     assert received(2) == ([0, 1], 1, 0)
     front.close()

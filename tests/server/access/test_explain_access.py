@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +23,7 @@ from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, readiness
 from chairlift.slo import SLO
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
+from waiting import AMPLE_SECONDS, wait_for
 
 KEYS = {"ann": False, "bob": False, "root": True}
 
@@ -44,27 +44,25 @@ def shared(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
 
 
 def get(server: RunningServer, path: str, name: str) -> httpx.Response:
-    return httpx.get(server.url + path, headers={"Authorization": f"Bearer sk-{name}"}, timeout=20, verify=NO_TLS)
+    return httpx.get(
+        server.url + path, headers={"Authorization": f"Bearer sk-{name}"}, timeout=AMPLE_SECONDS, verify=NO_TLS
+    )
 
 
-async def run_two_calls(server: RunningServer) -> dict[str, str]:
+def run_two_calls(server: RunningServer) -> dict[str, str]:
     """Run a request of ann and one of bob, which waits for the seat. Return their ids."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-
-        async def complete(name: str) -> str:
-            body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True}
-            headers = {"Authorization": f"Bearer sk-{name}"}
-            answer = await client.post("/v1/completions", json=body, headers=headers)
-            call_id: str = answer.json()["id"]
-            return call_id
-
-        first = asyncio.create_task(complete("ann"))
-        await asyncio.sleep(0.05)
-        return {"bob": await complete("bob"), "ann": await first}
+    body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        calls = {}
+        with server.hold_steps():
+            for count, name in enumerate(("ann", "bob"), start=1):
+                calls[name] = pool.submit(server.post, "/v1/completions", body, f"sk-{name}")
+                wait_for(lambda count=count: server.llm.num_unfinished == count)
+        return {name: call.result().json()["id"] for name, call in calls.items()}
 
 
 def test_a_key_sees_its_own_requests_and_opaque_ids_of_others(shared: RunningServer) -> None:
-    calls = asyncio.run(run_two_calls(shared))
+    calls = run_two_calls(shared)
     for path in (f"/v1/requests/{calls['ann']}", f"/v1/requests/{calls['ann']}/explain"):
         assert get(shared, path, "ann").status_code == 200
         assert get(shared, path, "root").status_code == 200
@@ -90,10 +88,9 @@ def test_equal_request_ids_of_different_keys_are_distinct(shared: RunningServer)
     def complete(name: str) -> httpx.Response:
         return shared.post("/v1/completions", body, f"sk-{name}")
 
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(3) as pool, shared.hold_steps():
         answers = {name: pool.submit(complete, name) for name in ("ann", "bob")}
-        while shared.llm.num_unfinished < 2:
-            time.sleep(0.005)
+        wait_for(lambda: shared.llm.num_unfinished == 2)
         again = complete("ann")
     assert again.status_code == 400
     assert "in use" in again.json()["error"]["message"]

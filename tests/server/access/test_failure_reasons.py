@@ -19,7 +19,8 @@ from chairlift.errors import EngineDeadError, EngineUnavailableError, Failure
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.api.endpoints import ENDPOINTS
 from plain_http import NO_TLS
-from running_server import RunningServer, run_server, wait_for
+from running_server import RunningServer, run_server
+from waiting import AMPLE_SECONDS, wait_for
 
 ADMIN, PLAIN = "sk-admin-admin-admin", "sk-plain-plain-plain"
 SECRET = "/srv/weights/secret-17.safetensors"
@@ -56,7 +57,9 @@ def stream(server: RunningServer, path: str, key: str) -> str:
 
 
 def read(server: RunningServer, path: str, key: str) -> str:
-    return httpx.get(server.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=20, verify=NO_TLS).text
+    return httpx.get(
+        server.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=AMPLE_SECONDS, verify=NO_TLS
+    ).text
 
 
 def test_every_endpoint_has_a_body() -> None:
@@ -76,7 +79,7 @@ def test_a_plain_key_reads_no_path_when_the_engine_dies(
         return submit(output)
 
     executor.submit = breaks
-    server.slow_down(0.01)
+    gate = server.hold_steps()
     texts: dict[tuple[str, str, str], str] = {}
 
     def run(path: str, key: str) -> None:
@@ -89,8 +92,9 @@ def test_a_plain_key_reads_no_path_when_the_engine_dies(
     wait_for(lambda: server.llm.num_unfinished == len(started))
     with caplog.at_level(logging.ERROR):
         broken.set()
+        gate.open()
         for thread in started.values():
-            thread.join(60)
+            thread.join()
     for key in (ADMIN, PLAIN):
         texts.update({("call", path, key): server.post(path, BODIES[path], key).text for path in BODIES})
         texts.update({("read", path, key): read(server, path, key) for path in READ})

@@ -18,6 +18,7 @@ from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.web.page_options import PageOptions
 from operations import count_operations
 from running_server import RunningServer, completion_body, run_server
+from waiting import AMPLE_SECONDS
 
 ADMIN, PLAIN, SPENT = "sk-admin-admin-admin", "sk-plain-plain-plain", "sk-spent-spent-spent"
 
@@ -44,7 +45,7 @@ def call(server: RunningServer, path: str, key: str | None, body: bytes = b"{") 
     url = server.url + path.replace("{model:path}", "tiny").replace("{request_id}", "unknown")
     headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
     return httpx.request(
-        method, url, headers=headers, content=body if method == "POST" else None, timeout=20
+        method, url, headers=headers, content=body if method == "POST" else None, timeout=AMPLE_SECONDS
     ).status_code
 
 

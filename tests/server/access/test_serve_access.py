@@ -19,6 +19,7 @@ from certificates import self_signed
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import load_keys
 from command_runner import invoke
+from waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 
@@ -68,7 +69,7 @@ def test_a_new_key_is_shown_once_and_accepted_by_a_server_over_tls(
         httpx.get(url.replace("https", "http") + "/health")
     process.send_signal(signal.SIGTERM)
     process.stderr.read()
-    assert process.wait(timeout=20) == 0
+    assert process.wait(AMPLE_SECONDS) == 0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from chairlift import AsyncLLM
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.http import http_protocol
 from chairlift.server.http.server_limits import ServerLimits
-from running_server import RunningServer, completion_body, run_server, wait_for
+from running_server import RunningServer, completion_body, run_server
+from waiting import AMPLE_SECONDS, wait_for
 
 KEYS = KeyRing(
     [
@@ -143,7 +144,9 @@ def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> N
 
 def test_a_full_queue_rejects_calls_with_retry_after(server: RunningServer) -> None:
     with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(server.post, "/v1/completions", completion_body(40), "ops-secret") for _ in range(8)]
+        with server.hold_steps():
+            calls = [pool.submit(server.post, "/v1/completions", completion_body(40), "ops-secret") for _ in range(8)]
+            wait_for(lambda: any(call.done() for call in calls))
         answers = [call.result() for call in calls]
     rejected = [answer for answer in answers if answer.status_code == 429]
     assert rejected
@@ -159,17 +162,27 @@ def test_a_deadline_ends_calls_and_streams_with_an_error(server: RunningServer) 
     assert late.json()["error"]["code"] == "deadline_exceeded"
     assert late.headers["x-should-retry"] == "false"
     server.admission.service_rate.__init__()  # type: ignore[misc]  # Without measurements the call is admitted.
-    with httpx.stream(
-        "POST",
-        f"{server.url}/v1/completions",
-        json=completion_body(200, timeout=0.2, stream=True, logprobs=0),
-        headers={"Authorization": "Bearer ops-secret"},
-    ) as stream:
-        events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    gate, scheduler = server.hold_steps(), server.llm.engine.core.scheduler
+    gate.allow(2)
+    with (
+        gate,
+        httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json=completion_body(200, timeout=100, stream=True, logprobs=0),
+            headers={"Authorization": "Bearer ops-secret"},
+        ) as stream,
+    ):
+        lines = stream.iter_lines()
+        assert "token_logprobs" in next(lines)
+        (request,) = scheduler.unfinished.values()
+        request.deadline = request.arrival_time + 0.2  # A shorter one could pass before the first output.
+        scheduler._deadlines.add(request)
+        gate.open()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert events[-1]["error"]["code"] == "deadline_exceeded"
     assert "0.2 s passed" in events[-1]["error"]["message"]
-    assert len(events) > 2
-    assert server.post("/v1/completions", completion_body(5, timeout=30), "ops-secret").status_code == 200
+    assert server.post("/v1/completions", completion_body(5, timeout=100), "ops-secret").status_code == 200
 
 
 def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
@@ -179,7 +192,7 @@ def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
 
     def hangs(plan: Any) -> Any:
         executor.submit = submit
-        may_continue.wait(60)
+        may_continue.wait(AMPLE_SECONDS)
         return submit(plan)
 
     executor.submit = hangs
@@ -198,7 +211,7 @@ def test_setting_the_clock_of_the_machine_changes_no_limit_or_deadline(
         answers: list[httpx.Response] = []
         call = threading.Thread(
             target=lambda into: into.append(
-                server.post("/v1/completions", completion_body(60, timeout=30), "ops-secret")
+                server.post("/v1/completions", completion_body(60, timeout=100), "ops-secret")
             ),
             args=(answers,),
         )
@@ -259,7 +272,7 @@ def test_clients_that_send_nothing_more_cost_only_their_connections(server: Runn
         for _ in range(200):
             connections.enter_context(server.connect()).sendall(sent)
         assert server.post("/v1/completions", completion_body(3), "ops-secret").status_code == 200
-        assert server.admission.num_calls == 0
+        wait_for(lambda: server.admission.num_calls == 0)
     wait_for(lambda: server.uvicorn.server_state.connections <= before)
 
 
@@ -274,8 +287,9 @@ def test_the_connection_of_a_client_that_stops_reading_is_closed_and_its_request
     protocol.transport.set_write_buffer_limits(high=4096)  # The whole answer would fit in the default.
     protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     content = json.dumps(completion_body(250, prompt=[3, 4], stream=True, logprobs=20)).encode()
-    connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
-    wait_for(lambda: server.llm.num_unfinished == 1)
+    with server.hold_steps():
+        connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
+        wait_for(lambda: server.llm.num_unfinished == 1)
     wait_for(lambda: server.llm.num_unfinished == 0)
     wait_for(lambda: server.admission.num_calls == 0)
     wait_for(lambda: protocol not in server.uvicorn.server_state.connections)

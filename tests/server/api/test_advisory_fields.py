@@ -14,7 +14,8 @@ from openai.types.responses import Response
 from chairlift import AsyncLLM
 from chairlift.server.protocol.responses import ResponseObject
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from running_server import RunningServer, run_server, wait_for
+from running_server import RunningServer, run_server
+from waiting import wait_for
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
 INPUT: dict[str, Any] = {"input": "hi", "max_output_tokens": 3, "temperature": 0}
@@ -51,12 +52,17 @@ def test_the_response_names_fields_without_an_effect(
 ) -> None:
     assert api_server.access_log is not None
     log = api_server.access_log
-    num_lines = len(log.read_text().splitlines()) if log.exists() else 0
     answer = api_server.post(path, {**body, **fields})
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-chairlift-ignored") == ignored
-    wait_for(lambda: len(log.read_text().splitlines()) > num_lines)
-    line = json.loads(log.read_text().splitlines()[num_lines])
+
+    def lines() -> list[dict[str, Any]]:
+        """The lines of this call, which are written after its response."""
+        found = map(json.loads, log.read_text().splitlines())
+        return [line for line in found if "request_id" in line and line["request_id"] in answer.text]
+
+    wait_for(lambda: bool(lines()))
+    (line,) = lines()
     assert line["path"] == path
     assert line.get("ignored") == (None if ignored is None else ignored.replace(" ", ""))
 

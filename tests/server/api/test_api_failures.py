@@ -53,7 +53,7 @@ def test_chats(dying_server: RunningServer) -> None:
 
 def test_responses(dying_server: RunningServer) -> None:
     body = {**REQUEST, "input": "Hello", "max_output_tokens": 200, **ENDLESS}
-    with httpx.stream("POST", f"{dying_server.url}/v1/responses", json=body, timeout=30) as response:
+    with httpx.stream("POST", f"{dying_server.url}/v1/responses", json=body) as response:
         text = response.read().decode()
     error, failed = text.strip().split("\n\n")[-2:]
     assert error.startswith("event: error\n")

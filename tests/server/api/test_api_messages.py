@@ -59,7 +59,7 @@ ROWS: list[Row] = [
 
 def client(server: RunningServer) -> anthropic.Anthropic:
     http = anthropic.DefaultHttpxClient(verify=NO_TLS)
-    return anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0, timeout=60, http_client=http)
+    return anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0, timeout=120, http_client=http)
 
 
 def without_ids(blocks: list[Row]) -> list[Row]:
@@ -200,7 +200,7 @@ def test_fields_of_agents_are_accepted_and_named(api_server: RunningServer, fiel
         assert answer.headers.get("x-chairlift-ignored") == ignored
     large = json.dumps(body).encode() + b" " * LARGE_BODY
     headers = {"Content-Type": "application/json"}
-    answer = httpx.post(f"{api_server.url}/v1/messages", content=large, headers=headers, timeout=60, verify=NO_TLS)
+    answer = httpx.post(f"{api_server.url}/v1/messages", content=large, headers=headers, timeout=120, verify=NO_TLS)
     assert answer.headers.get("x-chairlift-ignored") == ignored
     del body["max_tokens"]
     assert api_server.post("/v1/messages/count_tokens", body).status_code == 200

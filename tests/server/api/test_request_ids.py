@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import httpx
@@ -11,6 +10,7 @@ import pytest
 
 from plain_http import NO_TLS
 from running_server import RunningServer
+from waiting import wait_for
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -89,7 +89,5 @@ def test_other_ids_are_found_in_log_and_path(
 def wait_for_line(server: RunningServer, call_id: str) -> None:
     """Wait for the line of a call in the access log, which is written after the response."""
     assert server.access_log is not None
-    deadline = time.monotonic() + 5
-    while call_id not in (ids := [json.loads(line).get("request_id") for line in server.access_log.open()]):
-        assert time.monotonic() < deadline, ids
-        time.sleep(0.01)
+    log = server.access_log
+    wait_for(lambda: call_id in [json.loads(line).get("request_id") for line in log.open()])

@@ -45,7 +45,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def post(server: RunningServer, path: str, content: bytes) -> httpx.Response:
     headers = {"content-type": "application/json"}
-    return httpx.post(f"{server.url}{path}", content=content, headers=headers, timeout=30, verify=NO_TLS)
+    return httpx.post(f"{server.url}{path}", content=content, headers=headers, verify=NO_TLS)
 
 
 @pytest.mark.parametrize(("path", "fields"), CASES)

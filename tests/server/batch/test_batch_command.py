@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from chairlift import AsyncLLM, EngineConfig
 from chairlift.server.batch.batch_runner import run_batch
 from running_server import run_server
 from tiny_tokenizer import add_tokenizer
+from waiting import AMPLE_SECONDS, wait_for
 
 COMMAND = [sys.executable, "-m", "chairlift", "batch"]
 ENGINE = {"num_kv_blocks": 120, "num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -98,7 +98,7 @@ def test_a_killed_batch_is_resumed(model: str, tmp_path: Path) -> None:
     process.kill()
     process.wait()
     kept = results(target)
-    assert 12 <= len(kept) <= NUM_LINES
+    assert len(kept) >= 12
     with target.open("ab") as file:
         file.write(b'{"id": "batch_req_torn", "custom_id": "r')
     again = subprocess.run(command(model, source, target), stderr=subprocess.PIPE, text=True, check=True, timeout=120)
@@ -124,18 +124,20 @@ def test_a_batch_ended_by_a_signal_reports_the_remaining_lines(model: str, tmp_p
     process = subprocess.Popen(command(model, source, target), stderr=subprocess.PIPE, text=True)
     wait_for_lines(target, 4, process)
     process.send_signal(signal.SIGTERM)
-    _, output = process.communicate(timeout=30)
+    _, output = process.communicate(timeout=AMPLE_SECONDS)
     assert process.returncode == 1
     count = len(results(target))
     assert f"{count} completed, 0 failed, 0 done in earlier runs, {300 - count} remaining" in output
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    def has_lines() -> bool:
+        has_ended = process.poll() is not None
+        found = path.exists() and path.read_bytes().count(b"\n") >= count
+        assert found or not has_ended
+        return found
+
+    wait_for(has_lines)
 
 
 def test_an_invalid_input_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:

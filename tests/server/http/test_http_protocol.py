@@ -20,7 +20,8 @@ from chairlift import AsyncLLM
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.http.http_protocol import MAX_HEADER_BYTES, MAX_PIPELINED, HttpProtocol, uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
-from running_server import RunningServer, completion_body, run_server, wait_for
+from running_server import RunningServer, completion_body, run_server
+from waiting import AMPLE_SECONDS, wait_for
 
 KEYS = KeyRing([Key(KeyInfo("ann", "ann", False), digest("secret"))])
 AUTHORIZED = b"Host: x\r\nAuthorization: Bearer secret\r\n"
@@ -82,7 +83,7 @@ def request(body: dict[str, Any], *headers: bytes) -> bytes:
 def test_a_client_that_sends_everything_first_reads_the_early_response(
     server: RunningServer, secret: str, body: Any, status: int, sentence: str
 ) -> None:
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=AMPLE_SECONDS)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
     connection.request("POST", "/v1/completions", body=body, headers=headers)
     response = connection.getresponse()
@@ -98,6 +99,7 @@ def test_the_rest_of_a_rejected_body_uses_no_memory(server: RunningServer) -> No
     with server.connect() as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + AUTHORIZED + b"Content-Length: 99999999\r\n\r\n")
         assert statuses(connection.recv(65536)) == [413]
+        wait_for(lambda: len(server.uvicorn.server_state.connections) == 1)  # Those of earlier tests are closed.
         (protocol,) = server.uvicorn.server_state.connections
         for _ in range(8):
             connection.sendall(BIG)
@@ -129,7 +131,7 @@ def test_a_request_without_end_is_rejected_and_its_connection_closed(
     with server.connect() as connection:
         connection.sendall(start)
         wait_for(lambda: bool(server.uvicorn.server_state.connections))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + AMPLE_SECONDS
         try:
             while server.uvicorn.server_state.connections:
                 assert time.monotonic() < deadline
@@ -199,7 +201,9 @@ def test_an_invalid_request_gets_a_400(server: RunningServer, sent: bytes) -> No
 
 @pytest.mark.parametrize("more", [b"\0\r\n\r\n", GET + b"\0\r\n\r\n", b"GET /" + b"x" * 200_000])
 def test_an_invalid_request_behind_a_stream_does_not_write_into_it(server: RunningServer, more: bytes) -> None:
-    with server.connect() as connection:
+    gate = server.hold_steps()
+    gate.allow(2)
+    with gate, server.connect() as connection:
         connection.sendall(request({"stream": True, "max_tokens": 200}))
         answer = connection.recv(4096)
         connection.sendall(more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import threading
@@ -17,9 +18,11 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.engine.process import restart_policy
+from chairlift.engine.process.engine_child import ENGINE_COMMAND
 from plain_http import NO_TLS
 from process_engines import faulty, started, tiny_config
-from running_server import RunningServer, completion_body, run_server, wait_for
+from running_server import RunningServer, completion_body, run_server
+from waiting import AMPLE_SECONDS, wait_for
 
 NUM_STREAMS = 32
 NUM_SEATS = 12
@@ -31,7 +34,9 @@ LAST_STEP = 50
 def stream(server: RunningServer, prompt: list[int], begun: threading.Event | None = None) -> list[dict[str, Any]]:
     """Read the events of a stream, and check its last line."""
     fields = completion_body(NUM_TOKENS, prompt=prompt, stream=True, logprobs=0)
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=60, verify=NO_TLS) as response:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json=fields, timeout=AMPLE_SECONDS, verify=NO_TLS
+    ) as response:
         assert response.status_code == 200
         lines = []
         for line in response.iter_lines():
@@ -69,7 +74,7 @@ def test_the_engine_is_killed_under_32_streams(
         os.kill(client.engine_pid, signal.SIGKILL)
         wait_for(lambda: server.llm.status().state == "restarting" or server.llm.status().restarts > 0)
         for thread in threads:
-            thread.join(60)
+            thread.join()
         lost = [events for events in ended if "error" in events[-1]]
         assert len(ended) == NUM_STREAMS
         assert len(lost) == NUM_SEATS
@@ -106,17 +111,21 @@ def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
     shutil.copytree(tiny_model_dir("llama"), folder)
     (weights,) = folder.glob("*.safetensors")
     client = started(tiny_config(folder))
+    may_start = tmp_path / "may start"
+    waits = f"until test -e '{may_start}'; do sleep 0.02; done; exec {shlex.join(ENGINE_COMMAND)}"
     with run_server(AsyncLLM(client=client), "tiny") as server, ThreadPoolExecutor(1) as pool:
         assert get(server, "/health") == (200, {"status": "ok"})
         good = weights.read_bytes()
         replace(weights, b"junk" * 1000)
+        client._command = ("sh", "-c", waits)
         os.kill(client.engine_pid, signal.SIGKILL)
         wait_for(lambda: server.llm.status().state == "restarting")
         waiting = pool.submit(server.post, "/v1/completions", completion_body(3))
         assert get(server, "/health") == (200, {"status": "restarting", "reason": "SIGKILL: out of memory?"})
         status, ready = get(server, "/ready")
         assert (status, ready["state"]) == (503, "restarting")
-        check_unavailable(waiting.result(timeout=60), weights.name)
+        may_start.touch()
+        check_unavailable(waiting.result(timeout=AMPLE_SECONDS), weights.name)
         check_unavailable(server.post("/v1/completions", completion_body(3)), weights.name)
         check_unavailable(server.post("/v1/completions", completion_body(3, stream=True)), weights.name)
         assert (unavailable := client.unavailable) is not None
@@ -144,13 +153,13 @@ def replace(file: Path, content: bytes) -> None:
 
 
 def get(server: RunningServer, path: str) -> tuple[int, Any]:
-    answer = httpx.get(f"{server.url}{path}", timeout=20, verify=NO_TLS)
+    answer = httpx.get(f"{server.url}{path}", verify=NO_TLS)
     return answer.status_code, answer.json()
 
 
 def metric(server: RunningServer, value: str) -> str:
     """The lines of /metrics with this value."""
-    lines = httpx.get(f"{server.url}/metrics", timeout=20, verify=NO_TLS).text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", verify=NO_TLS).text.splitlines()
     return "\n".join(line for line in lines if line.endswith(f" {value}"))
 
 

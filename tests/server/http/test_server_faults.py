@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from running_server import RunningServer, completion_body, wait_for
+from running_server import RunningServer, completion_body
+from waiting import wait_for
 
 
 def test_disconnecting_during_a_stream_aborts_its_request(tiny_server: RunningServer) -> None:
-    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=completion_body(250, stream=True)) as response:
-        assert response.status_code == 200
-        time.sleep(0.02)
-        assert tiny_server.llm.num_unfinished == 1
+    body = completion_body(250, stream=True, logprobs=0)
+    with tiny_server.hold_steps() as gate:
+        gate.allow(2)
+        with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body) as response:
+            assert next(response.iter_lines()).startswith("data: {")
+            assert tiny_server.llm.num_unfinished == 1
+        wait_for(lambda: tiny_server.llm.num_unfinished == 0)
     tiny_server.wait_until_idle()
 
 
 def test_disconnecting_before_the_response_aborts_the_request(tiny_server: RunningServer) -> None:
-    tiny_server.slow_down()
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{tiny_server.url}/v1/completions", json=completion_body(250), timeout=0.3)
-    tiny_server.wait_until_idle(seconds=2)
+    with tiny_server.hold_steps():
+        connection = tiny_server.send("/v1/completions", completion_body(250))
+        wait_for(lambda: tiny_server.llm.num_unfinished == 1)
+        connection.close()
+        wait_for(lambda: tiny_server.llm.num_unfinished == 0)
+    tiny_server.wait_until_idle()
 
 
 def test_disconnecting_removes_a_waiting_request_from_the_queue(tiny_server: RunningServer) -> None:
-    tiny_server.slow_down()
     answers: list[httpx.Response] = []
     first = threading.Thread(target=lambda: answers.append(tiny_server.post("/v1/completions", completion_body(40))))
-    first.start()
-    wait_for(lambda: tiny_server.llm.num_unfinished == 1)
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{tiny_server.url}/v1/completions", json=completion_body(200, stream=True), timeout=0.1)
-    wait_for(lambda: tiny_server.llm.num_unfinished == 1)
+    with tiny_server.hold_steps():
+        first.start()
+        wait_for(lambda: tiny_server.llm.num_unfinished == 1)
+        waiting = tiny_server.send("/v1/completions", completion_body(200, stream=True))
+        wait_for(lambda: tiny_server.llm.num_unfinished == 2)
+        waiting.close()
+        wait_for(lambda: tiny_server.llm.num_unfinished == 1)
     first.join()
     assert answers[0].json()["usage"]["completion_tokens"] == 40
     tiny_server.wait_until_idle()
@@ -78,23 +84,24 @@ def test_a_client_that_does_not_read_delays_no_other_request(tiny_server: Runnin
 
 
 def test_streams_and_calls_end_with_an_error_when_the_engine_dies(tiny_server: RunningServer) -> None:
-    tiny_server.slow_down()
     results: list[Any] = []
 
     def call() -> None:
         results.append(tiny_server.post("/v1/completions", completion_body(200)))
 
+    def broken(_output: Any) -> Any:
+        raise RuntimeError("device lost")
+
     caller = threading.Thread(target=call)
-    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=completion_body(200, stream=True)) as response:
-        lines = response.iter_lines()
+    body = completion_body(200, stream=True)
+    gate = tiny_server.hold_steps()
+    gate.allow(2)
+    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body) as response:
         caller.start()
         wait_for(lambda: tiny_server.llm.num_unfinished == 2)
-
-        def broken(_output: Any) -> Any:
-            raise RuntimeError("device lost")
-
         tiny_server.llm.engine.core._executor.submit = broken  # type: ignore[method-assign]
-        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        gate.open()
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
     caller.join()
     assert "device lost" in events[-1]["error"]["message"]
     assert results[0].status_code == 503

@@ -11,6 +11,7 @@ import pytest
 from chairlift.server.api.messages import MessagesCall
 from chairlift.server.http import streaming
 from chairlift.server.http.streaming import COMMENT, EventStream
+from waiting import AMPLE_SECONDS
 
 
 async def endless() -> AsyncIterator[bytes]:
@@ -38,7 +39,7 @@ def test_the_response_is_closed_when_the_client_disconnects(blocked_at: str) -> 
                 await asyncio.sleep(60)
 
         response = EventStream(endless(), on_close=lambda: closed.append(True))
-        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=30)
+        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=AMPLE_SECONDS)
 
     asyncio.run(run())
     assert closed == [True]
@@ -68,7 +69,7 @@ def test_the_call_is_closed_before_its_tasks_end() -> None:
                 disconnected.set()
 
         response = EventStream(events(), on_close=lambda: ended.append("call"))
-        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=30)
+        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=AMPLE_SECONDS)
 
     asyncio.run(run())
     assert ended == ["call", "task"]
@@ -83,7 +84,7 @@ def send_all(source: AsyncIterator[bytes], ping: bytes, on_send: Callable[[bytes
 
     async def run() -> None:
         response = EventStream(source, on_close=lambda: None, ping=ping)
-        await asyncio.wait_for(response({"type": "http"}, asyncio.Event().wait, send), timeout=30)  # type: ignore[arg-type]
+        await asyncio.wait_for(response({"type": "http"}, asyncio.Event().wait, send), timeout=AMPLE_SECONDS)  # type: ignore[arg-type]
 
     asyncio.run(run())
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
+import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.models.served_model import ServedModel
 from chairlift.system.memory_amounts import parse_memory
 from pooling_models import TEXTS, write_pooling_model
-from running_server import run_app, wait_for
+from running_server import run_app
+from waiting import AMPLE_SECONDS, until, wait_for
 
 ADMIN, LIMITED = "admin-secret-0123456789", "limited-secret-0123456789"
 PROMPT = "The quick brown fox"
@@ -48,10 +50,10 @@ class ModelsServer:
 
     def post(self, path: str, body: Any, key: str = ADMIN) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.post(self.url + path, json=body, headers=headers, timeout=60)
+        return httpx.post(self.url + path, json=body, headers=headers)
 
     def get(self, path: str, key: str = ADMIN) -> Any:
-        return httpx.get(self.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=60).json()
+        return httpx.get(self.url + path, headers={"Authorization": f"Bearer {key}"}).json()
 
     def complete(self, model: str, **fields: Any) -> httpx.Response:
         return self.post("/v1/completions", {"model": model, "prompt": PROMPT, "max_tokens": 8, **fields})
@@ -171,7 +173,14 @@ def test_metrics_and_engines_of_all_models(server: ModelsServer) -> None:
     assert tokens["a"] >= 8 <= tokens["b"]
 
 
-def test_explain_says_that_a_call_waits_for_its_model(server: ModelsServer) -> None:
+def test_explain_says_that_a_call_waits_for_its_model(server: ModelsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, may_load = ProcessLoader.load, threading.Event()
+
+    async def held_load(*arguments: Any) -> Any:
+        await until(may_load.is_set)
+        return await load(*arguments)
+
+    monkeypatch.setattr(ProcessLoader, "load", held_load)
     assert server.post("/models/unload", {"model": "a"}).json()["status"]["value"] == "unloaded"
     answers: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: answers.append(server.complete("a", request_id="waits")))
@@ -182,9 +191,12 @@ def test_explain_says_that_a_call_waits_for_its_model(server: ModelsServer) -> N
     assert explained["model_wait"]["is_waiting"]
     assert "model 'a'" in explained["model_wait"]["text"]
     hidden = httpx.get(
-        f"{server.url}/v1/requests/cmpl-waits/explain", headers={"Authorization": f"Bearer {LIMITED}"}, timeout=60
+        f"{server.url}/v1/requests/cmpl-waits/explain",
+        headers={"Authorization": f"Bearer {LIMITED}"},
+        timeout=AMPLE_SECONDS,
     )
     assert hidden.status_code == 404
+    may_load.set()
     thread.join()
     assert answers[0].json()["id"] == "cmpl-waits"
     explained = server.get("/v1/requests/cmpl-waits/explain")
@@ -232,10 +244,7 @@ def test_a_removed_model_file_fails_only_its_own_calls(folders: dict[str, Path],
         assert server.states() == {"a": "failed", "b": "loaded"}
         assert httpx.get(f"{server.url}/ready").status_code == 200
         (tmp_path / "hidden").rename(copies["a"] / "model.safetensors")
-        deadline = time.monotonic() + 30
-        while server.complete("a").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        wait_for(lambda: server.complete("a").status_code == 200)
 
 
 def test_an_encoder_beside_a_model_that_generates(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -258,22 +267,28 @@ def test_an_encoder_beside_a_model_that_generates(folders: dict[str, Path], tmp_
 
 
 def test_a_stream_keeps_its_model_loaded(server: ModelsServer) -> None:
+    assert server.complete("b").status_code == 200
+    service = server.manager.models[1].service
+    assert service is not None
+    engine_pid = service.llm.engine_pid
+    assert engine_pid is not None
+
     async def read() -> tuple[int, int]:
         headers = {"Authorization": f"Bearer {ADMIN}"}
         body = {"model": "b", "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
         async with (
-            httpx.AsyncClient(headers=headers, timeout=60) as client,
+            httpx.AsyncClient(headers=headers) as client,
             client.stream("POST", f"{server.url}/v1/completions", json=body) as stream,
         ):
-            lines = stream.aiter_lines()
-            await anext(lines)
             refused = await client.post(f"{server.url}/models/unload", json={"model": "b"})
+            os.kill(engine_pid, signal.SIGCONT)
             count = 0
-            async for line in lines:
+            async for line in stream.aiter_lines():
                 if line.startswith("data: {"):
                     count += sum(bool(choice["text"]) for choice in json.loads(line[6:])["choices"])
             return refused.status_code, count
 
+    os.kill(engine_pid, signal.SIGSTOP)  # The stream does not end before the call that it must outlive.
     status, count = asyncio.run(read())
     assert status == 409
     assert count > 0

@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +40,7 @@ from chairlift.server.preparation.worker_process import (
 from chairlift.server.protocol.tokenization import DetokenizeRequest
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
+from waiting import AMPLE_SECONDS, until, wait_for
 
 PADDING = b" " * LARGE_BODY
 MESSAGES = [{"role": "user", "content": "one two"}]
@@ -91,7 +90,7 @@ def server(setup: Any, workers: PreparationWorkers) -> Iterator[RunningServer]:
 
 def post(server: RunningServer, path: str, content: bytes, secret: str = "ops-secret") -> httpx.Response:
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
-    return httpx.post(f"{server.url}{path}", content=content, headers=headers, timeout=60, verify=NO_TLS)
+    return httpx.post(f"{server.url}{path}", content=content, headers=headers, verify=NO_TLS)
 
 
 def without_ids(value: Any) -> Any:
@@ -211,7 +210,8 @@ def test_cancelling_a_call_ends_its_work(setup: Any) -> None:
         os.kill(pid, signal.SIGSTOP)  # As if it computed for a long time.
         call = asyncio.ensure_future(workers.run("a", "/detokenize", body))
         waiting = asyncio.ensure_future(workers.run("b", "/detokenize", body))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)  # The call gets its turn.
+        assert not workers._free
         call.cancel()
         assert isinstance(await waiting, PreparedRequest)
         assert workers.processes[0].pid != pid
@@ -226,11 +226,13 @@ def test_a_body_that_takes_too_long_is_rejected(setup: Any) -> None:
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
+        workers._max_seconds = 0.2
         with pytest.raises(RequestError, match=r"took more than 0.2 s: shorten it"):
             await workers.run("a", "/detokenize", body)
+        workers._max_seconds = AMPLE_SECONDS
         assert isinstance(await workers.run("a", "/detokenize", body), PreparedRequest)
 
-    run_alone(setup[1], scenario, max_seconds=0.2)
+    run_alone(setup[1], scenario)
 
 
 def test_an_idle_worker_ends(setup: Any) -> None:
@@ -238,10 +240,7 @@ def test_an_idle_worker_ends(setup: Any) -> None:
         await workers.run("a", "/detokenize", b'{"tokens": [3]}')
         pid = workers.processes[0].pid
         assert pid is not None
-        deadline = time.monotonic() + 10
-        while workers.processes[0].is_running:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await until(lambda: not workers.processes[0].is_running)
 
     run_alone(setup[1], scenario, idle_seconds=0.05)
 
@@ -299,7 +298,7 @@ def test_a_call_that_is_cancelled_with_its_turn_returns_the_process(setup: Any) 
         waiting = asyncio.ensure_future(workers.run("b", "/detokenize", body))
         await first
         waiting.cancel()
-        assert isinstance(await asyncio.wait_for(workers.run("c", "/detokenize", body), 30), PreparedRequest)
+        assert isinstance(await asyncio.wait_for(workers.run("c", "/detokenize", body), AMPLE_SECONDS), PreparedRequest)
 
     run_alone(setup[1], scenario)
 
@@ -311,7 +310,8 @@ def test_stopping_the_pool_ends_waiting_and_running_calls(setup: Any) -> None:
         assert workers.processes[0].pid is not None
         os.kill(workers.processes[0].pid, signal.SIGSTOP)
         calls = [asyncio.ensure_future(workers.run("a", "/detokenize", body)) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # The first call gets its turn.
+        assert not workers._free
         workers.stop(EngineDeadError("stopped"))
         for call in calls:
             with pytest.raises(EngineDeadError, match="stopped"):
@@ -349,7 +349,7 @@ def test_stopping_the_pool_ends_a_call_whose_worker_is_not_running_yet(
         monkeypatch.setattr(process, "run", stop_and_run)
         monkeypatch.setattr("chairlift.system.child_process.subprocess.Popen", start_suspended)
         with pytest.raises(EngineDeadError, match="stopped"):
-            await asyncio.wait_for(workers.run("a", "/detokenize", b'{"tokens": [3]}'), 10)
+            await asyncio.wait_for(workers.run("a", "/detokenize", b'{"tokens": [3]}'), AMPLE_SECONDS)
 
     run_alone(setup[1], scenario)
 
@@ -368,7 +368,10 @@ def test_a_call_that_is_cancelled_after_the_pool_was_stopped_stays_cancelled(set
     run_alone(setup[1], scenario)
 
 
-def test_disconnecting_ends_the_work_for_a_request(server: RunningServer, workers: PreparationWorkers) -> None:
+def test_disconnecting_ends_the_work_for_a_request(
+    server: RunningServer, workers: PreparationWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_max_seconds", 600.0)  # The stopped worker is not killed after a timeout.
     body = json.dumps({"tokens": [3]}).encode() + PADDING
     assert post(server, "/detokenize", body).status_code == 200
     pid = workers.processes[0].pid
@@ -383,14 +386,9 @@ def test_disconnecting_ends_the_work_for_a_request(server: RunningServer, worker
         f"Content-Length: {len(body)}",
     ]
     connection.sendall("\r\n".join([*headers, "", ""]).encode() + body)
-    time.sleep(0.2)
+    wait_for(lambda: not workers._free)
     connection.close()
-    answers: list[httpx.Response] = []
-    other = threading.Thread(target=lambda: answers.append(post(server, "/detokenize", body)))
-    other.start()
-    other.join(timeout=12)  # Less than the timeout of a worker.
-    assert answers, "the stopped worker still blocks the queue"
-    assert answers[0].status_code == 200
+    assert post(server, "/detokenize", body).status_code == 200, "the stopped worker does not block the queue"
 
 
 def test_a_failed_start_of_a_worker_is_reported_and_repeated(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,10 +424,11 @@ def test_a_worker_that_does_not_read_is_killed_after_the_timeout(setup: Any) -> 
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
+        workers._max_seconds = 0.3
         with pytest.raises(RequestError, match="took more than"):
             await workers.run("a", "/detokenize", b" " * 1_000_000)  # More than the buffer of a pipe.
 
-    run_alone(setup[1], scenario, max_seconds=0.3)
+    run_alone(setup[1], scenario)
 
 
 def test_large_bodies_need_the_content_type_of_json(server: RunningServer) -> None:

@@ -28,7 +28,8 @@ from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody
 from chairlift.server.web.page_options import PageOptions
 from chairlift.server.web.page_routes import MAX_READERS
-from running_server import RunningServer, completion_body, run_server, wait_for
+from running_server import RunningServer, completion_body, run_server
+from waiting import wait_for
 
 ADMIN, OWN, OTHER = "sk-admin-admin-admin", "sk-own-own-own-own-own", "sk-other-other-other-other"
 
@@ -63,11 +64,11 @@ def open_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
 
 def get(server: RunningServer, path: str, key: str | None = None) -> httpx.Response:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.get(f"{server.url}{path}", headers=headers, timeout=20)
+    return httpx.get(f"{server.url}{path}", headers=headers)
 
 
 def stream(server: RunningServer, path: str, key: str) -> AbstractContextManager[httpx.Response]:
-    return httpx.stream("GET", f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=20)
+    return httpx.stream("GET", f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"})
 
 
 def read_stream(server: RunningServer, key: str, until: Callable[[list[Any]], bool]) -> list[Any]:
@@ -237,11 +238,11 @@ def test_the_stream_of_a_revoked_key_ends_without_an_event(tiny_model_dir: Calla
 def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_model_dir: Callable[..., Path]) -> None:
     with run_server(tiny_llm(tiny_model_dir), "tiny") as server:
         server.slow_down(0.02)
-        with httpx.stream("GET", f"{server.url}/v1/page/events", timeout=20) as response:
+        with httpx.stream("GET", f"{server.url}/v1/page/events") as response:
             lines = response.iter_lines()
             assert next(lines)
             body = completion_body(50, request_id="last", stream=True, return_token_ids=True)
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as answer:
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
                 chunks = answer.iter_lines()
                 assert next(chunks)
                 server.uvicorn.handle_exit(signal.SIGTERM, None)
