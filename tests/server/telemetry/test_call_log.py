@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from pathlib import Path
@@ -27,8 +28,9 @@ from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware,
 from chairlift.server.telemetry.engine_observer import EngineObserver
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import CallTracer
-from running_server import RunningServer, wait_for
+from running_server import RunningServer
 from tracked_engine import TrackedEngine
+from waiting import wait_for
 
 SECRET = "my dear diary"
 
@@ -189,6 +191,16 @@ def test_an_earlier_call_with_the_same_id_is_not_mixed_in(observer: EngineObserv
     later.tracker, later.calls = observer.tracker, observer.calls
     call(later, answering(), records.append)
     assert records[0].sequences == []
+
+
+def test_a_pause_between_two_readings_of_the_clock_does_not_hide_a_sequence(observer: EngineObserver) -> None:
+    """A second passes between two readings, and the request arrives right after the call, which begins at 0."""
+    seconds = itertools.count(0.0, 1.0)
+    paused = EngineObserver(EventHub(), SimpleNamespace(now=lambda: next(seconds)))  # type: ignore[arg-type]
+    paused.tracker, paused.calls = observer.tracker, observer.calls
+    records: list[CallRecord] = []
+    call(paused, answering(), records.append)
+    assert [each.request.request_id for each in records[0].sequences] == ["r3"]
 
 
 def test_a_disconnected_client_is_logged(observer: EngineObserver) -> None:

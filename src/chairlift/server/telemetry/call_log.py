@@ -118,12 +118,12 @@ class CallLogMiddleware:
             record.key, record.call_id = call.key.name, call.id
             record.finish_reason, record.ignored = call.finish_reason, call.ignored
         if call is not None and call.id is not None:
-            now = self._observer.now()
             record.sequences = [
                 each
                 for each in self._observer.find(call.id)
+                # The age is read first: time that passes between the two clocks must not make a request too old.
                 if each.request.tenant == call.key.tenant
-                and now - (each.observer.now() - each.request.arrived.time) >= arrival
+                and each.observer.now() - each.request.arrived.time <= self._observer.now() - arrival
             ]
         if record.is_disconnected and record.call_id is not None:
             record.status = CLIENT_CLOSED_REQUEST
