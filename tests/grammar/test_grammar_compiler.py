@@ -4,9 +4,10 @@ import asyncio
 import json
 import random
 import re
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import llguidance
@@ -15,6 +16,7 @@ import pytest
 
 from byte_tokenizer import SPECIAL, write_byte_tokenizer
 from chairlift.errors import RequestError
+from chairlift.grammar import compiler as grammar_compiler
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.compiler import (
     LIMITS,
@@ -30,10 +32,9 @@ from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
+from waiting import AMPLE_SECONDS, until
 
 VOCAB_SIZE = 450
-AMPLE_SECONDS = 120.0
-"""A limit of time that no grammar of a test reaches, also on a busy machine, unless the test is about the limit."""
 EOS = 2
 PERSON = {
     "type": "object",
@@ -46,6 +47,12 @@ PERSON = {
 def json_rule(schema: dict[str, Any]) -> str:
     """A schema as a rule of a Lark grammar, with the options of JSON schemas in requests."""
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
+
+
+@pytest.fixture(autouse=True)
+def ample_queue_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time in the queue includes the start of the checking process, which is slow on a busy machine."""
+    monkeypatch.setattr(grammar_compiler, "QUEUE_SECONDS", AMPLE_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -266,16 +273,16 @@ def test_submit_does_not_block_while_a_grammar_is_compiled(tokenizer: Tokenizer)
     held = threading.Event()
 
     def slow_tokenizer() -> Tokenizer:
-        assert held.wait(10)
+        assert held.wait(AMPLE_SECONDS)
         return tokenizer
 
-    compiler = GrammarCompiler(slow_tokenizer, VOCAB_SIZE, [EOS])
+    compiler = GrammarCompiler(slow_tokenizer, VOCAB_SIZE, [EOS], AMPLE_SECONDS)
     grammar = compiler.submit(StructuredOutputs(regex="a"))
     again = compiler.submit(StructuredOutputs(regex="a"))
     assert grammar is again
     assert not grammar.done()
     held.set()
-    assert allowed(grammar.result(10).matcher()) != []
+    assert allowed(grammar.result(AMPLE_SECONDS).matcher()) != []
 
 
 def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler) -> None:
@@ -301,35 +308,38 @@ def test_disallowed_token_is_an_error_and_allows_only_eos(compiler: GrammarCompi
     assert allowed(matcher) == [EOS]
 
 
-def slow_schema(name: str) -> StructuredOutputs:
-    patterns = [{"type": "string", "pattern": f".*{name}{index}.*"} for index in range(400)]
-    return StructuredOutputs(json={"allOf": patterns})
+def test_a_compilation_ends_when_no_call_waits_for_it_any_more(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can_compile = GrammarChecker.can_compile
 
+    def never_ends(checker: GrammarChecker, text: str, seconds: float) -> bool:
+        """Suspend the process before it receives an endless grammar, so that only a kill ends the check."""
+        if "endless" in text:
+            checker.start_if_needed()
+            checker.send_signal(signal.SIGSTOP)
+            suspended.append(text)
+        return can_compile(checker, text, seconds)
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def test_a_compilation_ends_when_no_call_waits_for_it_any_more(tokenizer: Tokenizer) -> None:
     async def scenario() -> None:
         compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], compile_seconds=600.0)
-        slow = [slow_schema(name) for name in ("a", "b")]  # One for each thread.
-        calls = [asyncio.ensure_future(compiler.compile_in_background(slow[index])) for index in (0, 1, 0)]
+        endless = [StructuredOutputs(choice=[f"endless {name}"]) for name in "ab"]  # One for each thread.
+        calls = [asyncio.ensure_future(compiler.compile_in_background(endless[index])) for index in (0, 1, 0)]
         await asyncio.sleep(0)
-        works = [compiler._compilations[constraint] for constraint in slow]
+        works = [compiler._compilations[constraint] for constraint in endless]
         assert [work.num_waiting for work in works] == [2, 1]
-        await wait_until(lambda: all(work.checker is not None and work.checker.is_running for work in works))
+        await until(lambda: len(suspended) == 2)
         calls[0].cancel()
         calls[1].cancel()
-        await wait_until(works[1].outcome.done)
+        await until(works[1].outcome.done)
         assert not works[0].outcome.done()
         assert compiler.compile(StructuredOutputs(choice=["yes"]))
         calls[2].cancel()
-        await wait_until(works[0].outcome.done)
-        assert slow[0] not in compiler._compilations
+        await until(works[0].outcome.done)
+        assert endless[0] not in compiler._compilations
 
+    suspended: list[str] = []
+    monkeypatch.setattr(GrammarChecker, "can_compile", never_ends)
     asyncio.run(scenario())
 
 
@@ -341,7 +351,7 @@ def test_the_tools_of_a_call_that_has_ended_are_not_compiled(
 
     def fails(checker: GrammarChecker, text: str, seconds: float) -> bool:
         compiled.append(text)
-        held.wait(10)
+        held.wait(AMPLE_SECONDS)
         return False
 
     async def scenario() -> None:
@@ -349,12 +359,12 @@ def test_the_tools_of_a_call_that_has_ended_are_not_compiled(
         rules = [f'// relaxable f{index}\nf{index}: %json {{"type": "integer"}}' for index in range(9)]
         constraint = StructuredOutputs(calls="\n".join(["start: f0", *rules]))
         call = asyncio.ensure_future(compiler.compile_in_background(constraint))
-        await wait_until(lambda: bool(compiled))
+        await until(lambda: bool(compiled))
         (work,) = compiler._compilations.values()
         call.cancel()
         await asyncio.wait([call])
         held.set()
-        await wait_until(work.outcome.done)
+        await until(work.outcome.done)
 
     held = threading.Event()
     monkeypatch.setattr(GrammarChecker, "can_compile", fails)
