@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.server.models.served_model import ModelReplica, ServedModel
 from in_process_cluster import InProcessTransport, make_cluster
 from pooling_models import write_pooling_model
+from step_gate import StepGate
+from waiting import AMPLE_SECONDS, until
 
 PROMPT = list(range(5, 45))
 
@@ -48,21 +49,13 @@ def forced(tokens: int, **fields: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **fields)
 
 
-def slow_down(engine: AsyncLLM, seconds: float = 0.01) -> None:
-    executor: Any = engine.engine.core._executor  # type: ignore[attr-defined]
-    submit = executor.submit
-
-    def slow(output: Any) -> Any:
-        time.sleep(seconds)
-        return submit(output)
-
-    executor.submit = slow
+def hold_steps(*engines: AsyncLLM) -> StepGate:
+    return StepGate(*(engine.engine.core for engine in engines))  # type: ignore[attr-defined]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)
+def num_sent(transport: InProcessTransport) -> int:
+    """The number of unfinished requests that the replicas have passed to their engines."""
+    return sum(len(replica._groups) for replica in transport.replicas.values())
 
 
 async def ready(llm: AsyncLLM, transport: InProcessTransport) -> None:
@@ -122,18 +115,20 @@ def test_prompts_with_a_cached_prefix_go_to_its_replica(make_engine: Make) -> No
 def test_a_killed_replica_loses_only_streams_with_output(make_engine: Make) -> None:
     async def main() -> None:
         engines = make_engine(max_num_seqs=2), make_engine(max_num_seqs=2)
-        for engine in engines:
-            slow_down(engine)
+        gate = hold_steps(*engines)
         llm, transport = make_cluster(*engines)
         await ready(llm, transport)
         generations = [llm.start(None, [index, *PROMPT[:6]], forced(30)) for index in range(12)]
         client: Any = llm._client
+        await until(lambda: num_sent(transport) == 12)
+        gate.allow(4)
         await until(lambda: sum(group.has_output for group in client._groups) == 4)
         before = {
             index: (transport.view.replica_of(one.core_ids[0]), client._groups.get(one.core_ids[0]).has_output)
             for index, one in enumerate(generations)
         }
         transport.kill("replica-0")
+        gate.open()
         results = await asyncio.gather(*(one.collect() for one in generations), return_exceptions=True)
         for index, result in enumerate(results):
             if before[index] == ("replica-0", True):
@@ -153,8 +148,7 @@ def test_a_killed_replica_loses_only_streams_with_output(make_engine: Make) -> N
 def test_a_replica_that_drains_finishes_its_streams_and_is_released(make_engine: Make) -> None:
     async def main() -> None:
         engines = make_engine(), make_engine()
-        for engine in engines:
-            slow_down(engine)
+        gate = hold_steps(*engines)
         llm, transport = make_cluster(*engines)
         await ready(llm, transport)
         old = [llm.start(None, [index, *PROMPT[:6]], forced(20)) for index in range(6)]
@@ -162,6 +156,7 @@ def test_a_replica_that_drains_finishes_its_streams_and_is_released(make_engine:
         transport.drain("replica-0")
         num_old = transport.num_runs["replica-0"]
         new = [llm.start(None, [60 + index, *PROMPT[:6]], forced(3)) for index in range(6)]
+        gate.open()
         for generation in (*old, *new):
             assert len((await generation.collect()).outputs[0].token_ids) in (3, 20)
         assert transport.num_runs["replica-0"] == num_old
@@ -176,15 +171,18 @@ def test_a_replica_that_drains_finishes_its_streams_and_is_released(make_engine:
 def test_aborted_requests_leave_the_replica(make_engine: Make) -> None:
     async def main() -> None:
         engine = make_engine(max_num_seqs=1)
-        slow_down(engine)
+        gate = hold_steps(engine)
         llm, transport = make_cluster(engine)
         await ready(llm, transport)
         running, waiting = (llm.start(None, [index, *PROMPT], forced(100)) for index in range(2))
+        await until(lambda: num_sent(transport) == 2)
+        gate.allow(2)
         await anext(running)
         core = engine.engine.core  # type: ignore[attr-defined]
         await until(lambda: len(core.scheduler.unfinished) == 2)
         waiting.abort()
         running.abort()
+        gate.open()
         await until(lambda: core.scheduler.is_idle)
         assert not transport.replicas["replica-0"]._groups
         assert transport.view._subscribed["replica-0"].num_unfinished == 0
@@ -196,8 +194,8 @@ def test_aborted_requests_leave_the_replica(make_engine: Make) -> None:
 def test_requests_that_are_aborted_while_their_replica_drains_leave_it(make_engine: Make) -> None:
     async def main() -> None:
         engines = make_engine(), make_engine()
-        for engine in engines:
-            slow_down(engine)
+        gate = hold_steps(*engines)
+        gate.allow(2)
         llm, transport = make_cluster(*engines)
         await ready(llm, transport)
         generation = llm.start(None, PROMPT, forced(200))
@@ -206,6 +204,7 @@ def test_requests_that_are_aborted_while_their_replica_drains_leave_it(make_engi
         assert name is not None
         transport.drain(name)
         generation.abort()
+        gate.open()
         core = engines[int(name[-1])].engine.core  # type: ignore[attr-defined]
         await until(lambda: core.scheduler.is_idle)
         client: Any = llm._client
@@ -313,7 +312,7 @@ def test_two_ingresses_share_replicas(make_engine: Make) -> None:
 
     async def main() -> None:
         engine = make_engine()
-        slow_down(engine)
+        gate = hold_steps(engine)
         first, transport = make_cluster(engine)
         second = AsyncLLM(client=ClusterClient(transport.another(), engine.engine))
         model = ServedModel("tiny", None, second.events)
@@ -323,6 +322,7 @@ def test_two_ingresses_share_replicas(make_engine: Make) -> None:
         client: Any = second._client
         await until(lambda: bool(client.replicas) and client.state == "running")
         generations = [llm.start(None, PROMPT, forced(20), request_id="same") for llm in (first, second)]
+        gate.open()
         await until(lambda: len(list(model.engine(None).observer.tracker.requests())) == 2)
         answers = [tokens_of(await generation.collect()) for generation in generations]
         assert answers[0] == answers[1]
@@ -351,20 +351,17 @@ def test_a_late_ingress_learns_the_state_of_a_replica(make_engine: Make) -> None
 
 
 def test_the_requests_of_a_silent_ingress_are_aborted(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SILENCE_SECONDS", "BUSY_SILENCE_SECONDS"):
-        monkeypatch.setattr(f"chairlift.cluster.engine_replica.{name}", 0.2)
-
     async def main() -> None:
         engine = make_engine()
-        slow_down(engine)
+        gate = hold_steps(engine)
+        gate.allow(2)
         llm, transport = make_cluster(engine)
         await ready(llm, transport)
         generation = llm.start(None, PROMPT, forced(200))
         await anext(generation)
-        client: Any = llm._client
-        for task in list(client._tasks):
-            if "_send_heartbeats" in repr(task):
-                task.cancel()
+        for name in ("SILENCE_SECONDS", "BUSY_SILENCE_SECONDS"):
+            monkeypatch.setattr(f"chairlift.cluster.engine_replica.{name}", 0.0)
+        gate.open()  # With its next message the replica checks when it got the last heartbeat.
         core = engine.engine.core  # type: ignore[attr-defined]
         await until(lambda: core.scheduler.is_idle)
         with pytest.raises(EngineDeadError):
@@ -448,12 +445,13 @@ def test_requests_that_an_engine_loses_run_elsewhere_if_they_have_no_output(make
 
     async def main() -> None:
         engines = [make_engine(max_num_seqs=1) for _ in range(2)]
-        for engine in engines:
-            slow_down(engine)
+        gate = hold_steps(*engines)
         llm, transport = make_cluster(*engines)
         await ready(llm, transport)
         calls = [llm.start(None, [index, *PROMPT[:6]], forced(20)) for index in range(6)]
         client: Any = llm._client
+        await until(lambda: num_sent(transport) == 6)
+        gate.allow(3)
         await until(lambda: sum(group.has_output for group in client._groups) == 2)
         places = [(transport.view.replica_of(one.core_ids[0]), client._groups.get(one.core_ids[0])) for one in calls]
         begun = [place == "replica-0" and group.has_output for place, group in places]
@@ -461,6 +459,7 @@ def test_requests_that_an_engine_loses_run_elsewhere_if_they_have_no_output(make
         engines[0]._client.state = "restarting"
         engines[0]._client.send(Abort(ids))
         transport.replicas["replica-0"]._fail(ids, EngineDeadError("out of memory"))
+        gate.open()
         results = await asyncio.gather(*(one.collect() for one in calls), return_exceptions=True)
         assert [isinstance(result, Exception) for result in results] == begun
         assert sum(begun) == 1
@@ -496,7 +495,8 @@ def test_an_output_before_the_loss_in_one_message_ends_the_request(make_engine: 
 
     async def main() -> None:
         engine = make_engine(max_num_seqs=1)
-        slow_down(engine)
+        gate = hold_steps(engine)
+        gate.allow(1)
         llm, transport = make_cluster(engine)
         await ready(llm, transport)
         running, waiting = (llm.start(None, [index, *PROMPT], forced(40)) for index in range(2))
@@ -508,6 +508,7 @@ def test_an_output_before_the_loss_in_one_message_ends_the_request(make_engine: 
         client._dispatch(client.replicas["replica-0"], message)
         with pytest.raises(EngineDeadError, match="it died"):
             await anext(waiting)
+        gate.open()
         assert len((await running.collect()).outputs[0].token_ids) == 39
         await llm.aclose()
 
@@ -517,8 +518,7 @@ def test_an_output_before_the_loss_in_one_message_ends_the_request(make_engine: 
 def test_messages_about_an_earlier_run_of_a_request_are_ignored(make_engine: Make) -> None:
     async def main() -> None:
         engines = [make_engine() for _ in range(2)]
-        for engine in engines:
-            slow_down(engine)
+        gate = hold_steps(*engines)
         llm, transport = make_cluster(*engines)
         await ready(llm, transport)
         call = llm.start(None, PROMPT, forced(10))
@@ -528,6 +528,7 @@ def test_messages_about_an_earlier_run_of_a_request_are_ignored(make_engine: Mak
         [other] = client.replicas.keys() - {transport.view.replica_of(request_id)}
         message = make_message(engine_state(), [EngineCoreOutput(request_id, [7])], [([request_id], "it died")])
         client._dispatch(client.replicas[other], message)
+        gate.open()
         output = await call.collect()
         assert len(output.outputs[0].token_ids) == 10
         assert sum(transport.num_runs.values()) == 1
@@ -549,6 +550,7 @@ def test_a_call_that_ends_without_the_last_output_is_repeated(
         async def run_second(request_id: str, *arguments: Any) -> None:
             calls.append(request_id)
             if len(calls) > 1:
+                monkeypatch.setattr("chairlift.cluster.cluster_client.DRAIN_SECONDS", AMPLE_SECONDS)
                 await real(request_id, *arguments)
 
         monkeypatch.setattr(transport, "run", run_second)
@@ -586,14 +588,15 @@ def test_events_are_dropped_for_an_ingress_that_handles_no_messages(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chairlift.cluster.engine_replica.MAX_UNHANDLED_MESSAGES", 3)
+    monkeypatch.setattr("chairlift.cluster.cluster_client.HEARTBEAT_SECONDS", AMPLE_SECONDS)
 
     async def main() -> None:
         engine = make_engine()
-        slow_down(engine)
         llm, transport = make_cluster(engine)
         await ready(llm, transport)
         client: Any = llm._client
-        assert len((await llm.start(None, PROMPT, forced(30)).collect()).outputs[0].token_ids) == 30
+        for _ in range(5):  # Each request needs at least one message.
+            await llm.start(None, PROMPT, forced(3)).collect()
         replica = client.replicas["replica-0"]
         assert replica.num_handled > 3
         assert replica.events.num_dropped == 0
@@ -611,7 +614,6 @@ def test_events_are_dropped_for_an_ingress_that_handles_no_messages(
 def test_the_load_of_a_replica_counts_neither_cached_tokens_nor_blocks_of_finished_requests(make_engine: Make) -> None:
     async def main() -> None:
         engine = make_engine(num_kv_blocks=16)
-        slow_down(engine)
         llm, transport = make_cluster(engine)
         await ready(llm, transport)
         replica = transport.replicas["replica-0"]
@@ -620,9 +622,10 @@ def test_the_load_of_a_replica_counts_neither_cached_tokens_nor_blocks_of_finish
         assert step is not None
         assert step.free_blocks < 16  # after the schedule of the last step
         assert replica.load() == ReplicaLoad(0, 0, 16)
-        call = llm.start(None, [*PROMPT, 1, 2], forced(2))
-        await until(lambda: replica.load().num_unfinished == 1)
-        assert replica.load().queued_tokens == 2
+        with hold_steps(engine):
+            call = llm.start(None, [*PROMPT, 1, 2], forced(2))
+            await until(lambda: replica.load().num_unfinished == 1)
+            assert replica.load().queued_tokens == 2
         await call.collect()
         await llm.aclose()
 
@@ -677,7 +680,6 @@ def test_a_late_ingress_exports_the_metrics_of_the_first_one(make_engine: Make) 
 
     async def main() -> None:
         engine = make_engine()
-        slow_down(engine)
         first, transport = make_cluster(engine)
         late = ClusterClient(transport.another(), engine.engine)
         models = [ServedModel("tiny", None, EventHub()) for _ in range(2)]
@@ -688,10 +690,12 @@ def test_a_late_ingress_exports_the_metrics_of_the_first_one(make_engine: Make) 
             await first.start(None, PROMPT[:length], forced(3)).collect()
         together = [first.start(None, [index, 1, 2], forced(1)) for index in range(5)]  # they end in their first step
         await asyncio.gather(*(each.collect() for each in together))
-        running = first.start(None, PROMPT, forced(20))
-        await anext(running)
-        late.open(lambda outputs: None, lambda ids, error: None)
-        await until(lambda: bool(models[1].replicas))
+        with hold_steps(engine) as gate:
+            gate.allow(2)
+            running = first.start(None, PROMPT, forced(20))
+            await anext(running)
+            late.open(lambda outputs: None, lambda ids, error: None)
+            await until(lambda: bool(models[1].replicas))
         await running.collect()
         replicas = [model.replicas["replica-0"] for model in models]
         await until(lambda: not any(count for each in replicas for count in each.observer.tracker.counts().values()))

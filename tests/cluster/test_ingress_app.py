@@ -43,7 +43,8 @@ def test_workers_prepare_large_bodies_of_each_model(tiny_model_dir: Callable[...
     app = build_cluster_app(setup, clients)
     workers: list[Any] = [model.service.preparation._workers for model in app.state.models.models]
     processes = [each.processes[0] for each in workers]
-    workers[0]._idle_seconds = 600.0  # A busy machine needs more than the default of 10 for the other worker.
+    for each in workers:
+        each._idle_seconds = 600.0  # A busy machine needs more than the default of 10 for the other worker.
 
     with run_app(app) as (url, _server):
 

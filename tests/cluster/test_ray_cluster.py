@@ -19,8 +19,8 @@ import pytest
 from benchmarks.ray_cluster import free_port, read_settings, replica_processes
 
 from chairlift.cluster.usage_aggregator import SharedUsage
-from running_server import wait_for
 from tiny_engine import tiny_options
+from waiting import AMPLE_SECONDS, wait_for
 
 pytest.importorskip("ray")
 
@@ -32,10 +32,10 @@ class RayServer:
     url: str
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=AMPLE_SECONDS)
 
     def replicas(self) -> list[str]:
-        return httpx.get(f"{self.url}/v1/engine", timeout=30).json()["replicas"]
+        return httpx.get(f"{self.url}/v1/engine").json()["replicas"]
 
     def complete(self, index: int, tokens: int = 24) -> str:
         """What becomes of a stream."""
@@ -90,7 +90,7 @@ def server(settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         application = chairlift.cluster.app({"config": str(config), "replicas": "2"})
         serve.run(application, name="chairlift")
         found = RayServer(f"http://127.0.0.1:{port}")
-        wait_for(lambda: len(found.replicas()) == 2, 60)
+        wait_for(lambda: len(found.replicas()) == 2)
         yield found
     finally:
         serve.shutdown()
@@ -104,7 +104,7 @@ def test_answers_through_the_openai_client(server: RayServer) -> None:
     )
     assert len(chat.choices) == 2
     assert chat.usage is not None
-    explained = httpx.get(f"{server.url}/v1/requests/{chat.id}/explain", timeout=30).json()
+    explained = httpx.get(f"{server.url}/v1/requests/{chat.id}/explain").json()
     assert len(explained["sequences"]) == 2
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         client.completions.create(model="tiny", prompt="x", max_tokens=100_000)
@@ -125,14 +125,14 @@ def test_replicas_report_the_service_of_tenants(server: RayServer) -> None:
 
     read()
     assert server.complete(200) == "finished"
-    wait_for(read, 20)
+    wait_for(read)
 
 
 def test_equal_prefixes_go_to_one_replica_and_metrics_show_it(server: RayServer) -> None:
     prompt = list(range(1, 100))
     for _ in range(4):
         server.client().completions.create(model="tiny", prompt=prompt, max_tokens=2)
-    text = httpx.get(f"{server.url}/metrics", timeout=30).text
+    text = httpx.get(f"{server.url}/metrics").text
     hits = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
     assert len(hits) == 2
     assert all(any(f'replica="{name}"' in line for line in hits) for name in server.replicas())
@@ -145,7 +145,7 @@ def test_a_stream_that_the_client_closes_leaves_no_request(server: RayServer) ->
     )
     next(iter(stream))
     stream.close()
-    wait_for(lambda: httpx.get(f"{server.url}/v1/requests", timeout=30).json()["data"] == [])
+    wait_for(lambda: httpx.get(f"{server.url}/v1/requests").json()["data"] == [])
 
 
 def test_generated_calls_get_the_answers_of_the_schema(server: RayServer) -> None:
@@ -163,9 +163,9 @@ def test_a_killed_replica_loses_no_request_silently_and_is_replaced(server: RayS
         time.sleep(0.2)
         victim = replica_processes("engine")[0]
         victim.send_signal(signal.SIGKILL)
-        outcomes = [result.result(timeout=120) for result in results]
+        outcomes = [result.result(timeout=AMPLE_SECONDS) for result in results]
     assert set(outcomes) <= {"finished", "error"}
     # At most four requests of a replica run at the same time, and only those had output.
     assert outcomes.count("error") <= 4
-    wait_for(lambda: len(server.replicas()) == 2 and server.replicas() != before, 60)
+    wait_for(lambda: len(server.replicas()) == 2 and server.replicas() != before)
     assert server.complete(1) == "finished"

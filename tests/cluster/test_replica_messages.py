@@ -32,21 +32,21 @@ def test_processes_of_one_machine_share_a_clock() -> None:
 
 
 def test_the_offset_of_another_machine_is_the_difference_of_the_clocks() -> None:
-    assert elsewhere(5 * HOURS).offset() == pytest.approx(5 * HOURS, abs=1.0)
-    assert elsewhere(-2 * HOURS).offset() == pytest.approx(-2 * HOURS, abs=1.0)
+    assert elsewhere(5 * HOURS).offset() == pytest.approx(5 * HOURS, abs=60.0)
+    assert elsewhere(-2 * HOURS).offset() == pytest.approx(-2 * HOURS, abs=60.0)
 
 
 def test_a_machine_without_an_id_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chairlift.cluster.replica_messages.machine_id", lambda: "")
-    assert ClockReading("", time.monotonic() - HOURS).offset() == pytest.approx(HOURS, abs=1.0)
+    assert ClockReading("", time.monotonic() - HOURS).offset() == pytest.approx(HOURS, abs=60.0)
 
 
 @pytest.mark.parametrize("deadline", [None, 12.0])
 def test_the_times_of_a_request_are_converted_to_the_clock_of_the_replica(deadline: float | None) -> None:
     request = EngineRequest("a", [1], SamplingParams(), 4, [], 0, arrival_time=10.0, deadline=deadline)
     [local] = RunRequest("ingress", elsewhere(HOURS), Add([request])).local_add().requests
-    assert local.arrival_time == pytest.approx(10.0 + HOURS, abs=1.0)
-    assert local.deadline == (None if deadline is None else pytest.approx(12.0 + HOURS, abs=1.0))
+    assert local.arrival_time == pytest.approx(10.0 + HOURS, abs=60.0)
+    assert local.deadline == (None if deadline is None else pytest.approx(12.0 + HOURS, abs=60.0))
     assert dataclasses.replace(local, arrival_time=10.0, deadline=deadline) == request
     assert RunRequest("ingress", ClockReading.now(), Add([request])).local_add().requests == [request]
 
@@ -61,7 +61,7 @@ def test_the_clock_of_a_replica_runs_with_that_of_the_ingress(tiny_model_dir: Ca
     engine = AsyncLLM(model=str(tiny_model_dir("llama")), num_threads=1, num_kv_blocks=16, skip_tokenizer_init=True)
     client: Any = ClusterClient
     clock = OffsetClock(engine._client, 100.0)  # type: ignore[arg-type]
-    assert clock.now() == pytest.approx(client.now(engine._client) - 100.0, abs=1.0)
+    assert clock.now() == pytest.approx(client.now(engine._client) - 100.0, abs=60.0)
     engine.close()
 
 

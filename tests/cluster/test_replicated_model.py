@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,9 @@ from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ModelReplic
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS
 from in_process_cluster import InProcessTransport, make_cluster
-from running_server import run_app, wait_for
+from running_server import run_app
+from step_gate import StepGate
+from waiting import wait_for
 
 
 @dataclass
@@ -41,12 +41,12 @@ class ClusterServer:
     url: str
 
     def get(self, path: str) -> Any:
-        answer = httpx.get(f"{self.url}{path}", timeout=20)
+        answer = httpx.get(f"{self.url}{path}")
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def status_of(self, path: str) -> int:
-        return httpx.get(f"{self.url}{path}", timeout=20).status_code
+        return httpx.get(f"{self.url}{path}").status_code
 
     def kill(self, name: str) -> None:
         """Kill a replica, and wait until the server has noticed it."""
@@ -56,24 +56,12 @@ class ClusterServer:
 
     def complete(self, prompt: Any, **fields: Any) -> httpx.Response:
         body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, **fields}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+        return httpx.post(f"{self.url}/v1/completions", json=body)
 
 
 class SilentReplica(ModelReplica):
     def status(self) -> EngineStatus:
         raise AssertionError
-
-
-def slow_down(server: ClusterServer, seconds: float = 0.02) -> None:
-    """Make every step of all replicas take a while."""
-
-    def slow(submit: Callable[[Any], Any], output: Any) -> Any:
-        time.sleep(seconds)
-        return submit(output)
-
-    for replica in server.transport.replicas.values():
-        executor: Any = replica.client.engine.core._executor  # type: ignore[attr-defined]
-        executor.submit = partial(slow, executor.submit)
 
 
 Serve = Callable[..., Any]
@@ -137,15 +125,23 @@ def test_requests_of_a_replica_that_has_ended_are_found(serve: Serve) -> None:
         assert server.get("/v1/page")["replicas"] == server.get("/v1/requests")["data"] == []
 
 
+NUM_TOKENS = 60
+"""More than the steps in which the replicas read the requests."""
+
+
 def send_and_kill(server: ClusterServer) -> list[int]:
     """Send eight calls, and kill a replica while both of them compute one; returns the statuses of the calls."""
-    slow_down(server)
-    with ThreadPoolExecutor(8) as pool:
+    cores = [replica.client.engine.core for replica in server.transport.replicas.values()]  # type: ignore[attr-defined]
+    client: Any = server.llm._client
+    with ThreadPoolExecutor(8) as pool, StepGate(*cores) as gate:
         calls = [
-            pool.submit(server.complete, [index, 5, 6], max_tokens=20, request_id=f"r{index}") for index in range(8)
+            pool.submit(server.complete, [index, 5, 6], max_tokens=NUM_TOKENS, request_id=f"r{index}")
+            for index in range(8)
         ]
-        client: Any = server.llm._client
-        wait_for(lambda: sum(group.has_output for group in client._groups) == 2)
+        wait_for(lambda: sum(server.transport.num_runs.values()) == 8)
+        while len(server.get("/v1/requests")["data"]) < 8:  # An engine reads new requests after each step.
+            gate.allow(1)
+        wait_for(lambda: sum(group.has_output for group in list(client._groups)) == 2)
         server.kill("replica-0")
     return [call.result().status_code for call in calls]
 
@@ -158,7 +154,8 @@ def test_lost_requests_are_found_and_those_that_were_sent_again_once(serve: Serv
             (found,) = server.get(f"/v1/requests/cmpl-r{index}")["sequences"]
             (explained,) = server.get(f"/v1/requests/cmpl-r{index}/explain")["sequences"]
             assert found["state"] == explained["state"] == ("finished" if status == 200 else "lost")
-            assert found["num_output_tokens"] == 20 if status == 200 else 0 < found["num_output_tokens"] < 20
+            num_tokens = found["num_output_tokens"]
+            assert num_tokens == NUM_TOKENS if status == 200 else 0 < num_tokens < NUM_TOKENS
             assert found["num_blocks"] == 0
             assert found["replica"] == explained["replica"] == ("replica-1" if status == 200 else "replica-0")
 
