@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := $(VENV)/.tools
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 COMPILED := $(VENV)/.compiled
@@ -25,14 +26,19 @@ help: ## This list.
 
 venv: $(DEVELOPED) $(COMPILED) ## Create .venv with all tools and compile, if something changed.
 
+# Python compiles the modules that are imported, when they are; pip would compile those of all packages.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # Editable, and pure Python: the library lies beside the sources, where `native` puts it.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-EDITABLE := --config-settings wheel.cmake=false --config-settings editable.mode=inplace -e
+EDITABLE := --no-build-isolation --config-settings wheel.cmake=false --config-settings editable.mode=inplace -e
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(TOOLS): constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) $(BUILD_TOOLS)
+	@touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt $(TOOLS)
 	@echo "Installing torch and Chairlift into $(VENV). The first time takes minutes."
-	@$(PIP_INSTALL) $(BUILD_TOOLS) torch $(EDITABLE) .
+	@$(PIP_INSTALL) torch $(EDITABLE) .
 	@touch $@
 
 $(DEVELOPED): $(INSTALLED)
@@ -40,7 +46,7 @@ $(DEVELOPED): $(INSTALLED)
 	@$(PIP_INSTALL) $(EDITABLE) '.[dev]'
 	@touch $@
 
-$(COMPILED): $(INSTALLED) $(NATIVE_SOURCES)
+$(COMPILED): $(TOOLS) $(NATIVE_SOURCES)
 	@if $(MAKE) configure; then $(MAKE) native; else rm -f $(NATIVE)/_native*.so; \
 	  echo "No native kernels: CMake found no working C++ compiler (above). The slower torch kernels will be used." >&2; fi
 	@touch $@
@@ -115,7 +121,7 @@ load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 test-without-compiler: venv ## Install without a compiler, and run the tests on that (a choice: ARGS=...).
 	.ci/with-package build/installed/pure . -m $(PYTEST) $(ARGS)
 
-sanitize: ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
+sanitize: $(TOOLS) ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
 	@for kind in address,undefined thread; do \
 	  cmake -S . -B build/sanitize-$${kind%,*} -DCHAIRLIFT_SANITIZE=$$kind > /dev/null && \
 	  cmake --build build/sanitize-$${kind%,*} --parallel && build/sanitize-$${kind%,*}/kernel_tests || exit 1; done
