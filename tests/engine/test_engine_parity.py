@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ SQUEEZES: dict[str, dict[str, Any]] = {
 }
 
 
-SQUEEZES_OF_KERNELS = {"torch": ("chunked", "preempted"), "native": tuple(SQUEEZES)}
+SQUEEZES_OF_KERNELS = {"torch": ("preempted",), "native": tuple(SQUEEZES)}
 
 
 def make_prompts() -> list[list[int]]:
@@ -53,19 +53,33 @@ def make_prompts() -> list[list[int]]:
     return [*fresh, [*common, 9], [*common, 10, 11], common]
 
 
-@cache
-def reference_tokens(folder: Path) -> list[list[int]]:
-    """The answers of transformers, computed one prompt at a time."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    settings = transformers.GenerationConfig(
-        max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=1
-    )
-    model.generation_config = settings
-    answers = []
-    for prompt in make_prompts():
-        output = model.generate(torch.tensor([prompt]))
-        answers.append(output[0, len(prompt) :].tolist())
-    return answers
+REFERENCES: dict[Path, list[list[int]]] = {}
+"""The answers of transformers by folder."""
+
+
+def reference_tokens(folder: Path, answers: list[list[int]]) -> list[list[int]]:
+    """The answers of transformers, computed one prompt at a time.
+
+    One pass over a prompt and its answer shows whether the answer is greedy. Other answers are generated again.
+    """
+    if folder not in REFERENCES:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model.generation_config = transformers.GenerationConfig(
+            max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=1
+        )
+        REFERENCES[folder] = [
+            answer
+            if is_greedy(model, prompt, answer)
+            else model.generate(torch.tensor([prompt]))[0, len(prompt) :].tolist()
+            for prompt, answer in zip(make_prompts(), answers, strict=True)
+        ]
+    return REFERENCES[folder]
+
+
+@torch.inference_mode()
+def is_greedy(model: transformers.PreTrainedModel, prompt: list[int], answer: list[int]) -> bool:
+    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    return len(answer) == NEW_TOKENS and logits.argmax(dim=1).tolist() == answer
 
 
 def pool_size(folder: Path, config: EngineConfig) -> int:
@@ -108,15 +122,15 @@ def test_greedy_tokens_are_those_of_transformers(
 ) -> None:
     folder = tiny_model_dir(arch)
     answers, steps = engine_answers(folder, kernels=kernels, **SQUEEZES[squeeze])
-    assert answers == reference_tokens(folder)
+    assert answers == reference_tokens(folder, answers)
     if squeeze.startswith("preempted"):
         has_windows = any(len(blocks) for step in steps for blocks in step.released_blocks.values())
         assert sum(len(step.preempted) for step in steps) >= (3 if has_windows else 8)
-    if squeeze == "chunked":
-        chunked = [
+    if squeeze in ("chunked", "preempted"):
+        chunks = [
             n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 and c
         ]
-        assert len(chunked) > 20
+        assert len(chunks) > 10
 
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -144,9 +158,16 @@ INVARIANT = [
 ]  # fmt: skip
 
 
+def two_formats(index: int) -> tuple[str, str]:
+    """Two of the formats: each pair of formats in turn. `test_batch_invariance.py` has more combinations."""
+    pairs = [*combinations(FORMATS, 2)]
+    return pairs[index % len(pairs)]
+
+
 @needs_native
-@pytest.mark.parametrize("formats", FORMATS)
-@pytest.mark.parametrize("arch", INVARIANT)
+@pytest.mark.parametrize(
+    ("arch", "formats"), [(arch, name) for index, arch in enumerate(INVARIANT) for name in two_formats(index)]
+)
 def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     arch: str, formats: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
@@ -172,7 +193,7 @@ def test_reserving_the_memory_gives_the_same_answers_without_preemption(
 ) -> None:
     folder = tiny_model_dir("llama")
     answers, steps = engine_answers(folder, kv=case.split(",")[0], block_size=4, **RESERVING[case])
-    assert answers == reference_tokens(folder)
+    assert answers == reference_tokens(folder, answers)
     assert not any(step.preempted for step in steps)
     assert max(step.num_waiting for step in steps) > 0
 
@@ -201,7 +222,7 @@ def test_static_batches_with_padding_give_the_same_answers(
         block_size=4,
         **{"static_batch_size": 4, **POOLS[kv]},
     )
-    assert answers == reference_tokens(folder)
+    assert answers == reference_tokens(folder, answers)
     assert not any(step.preempted for step in steps)
     assert sum(sum(step.num_padding) for step in steps) > 40
     assert any(c and n and p for step in steps for c, n, p in columns(step)) == (kv == "paged"), "padding before a hit"
@@ -214,7 +235,7 @@ def columns(step: Step) -> list[tuple[int, int, int]]:
 def test_the_reference_kernels_give_the_same_answers(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama")
     answers, _ = engine_answers(folder, kernels="reference", max_num_batched_tokens=32, max_num_seqs=4)
-    assert answers == reference_tokens(folder)
+    assert answers == reference_tokens(folder, answers)
 
 
 def test_the_prefix_of_a_running_request_is_reused(tiny_model_dir: Callable[..., Path]) -> None:

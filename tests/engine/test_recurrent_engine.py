@@ -64,8 +64,13 @@ def generate(folder: Path, n: int = 1, temperature: float = 0, **options: Any) -
     return [each.token_ids for output in outputs for each in output.outputs], events.events
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("arch", "kernels"),
+    [
+        *((arch, "torch") for arch in ("granite4_h", "lfm2", "qwen3_5")),  # each kind of state once
+        *(pytest.param(arch, "native", marks=needs_native) for arch in ARCHITECTURES),
+    ],
+)
 def test_tokens_do_not_depend_on_how_requests_are_computed(
     arch: str, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
