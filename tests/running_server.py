@@ -28,7 +28,6 @@ from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 from in_process_cluster import make_cluster
@@ -114,7 +113,6 @@ def run_server(
     observability: ObservabilityOptions | None = None,
     cors: CorsOptions | None = None,
     tls: ssl.SSLContext | None = None,
-    workers: PreparationWorkers | None = None,
     allowed_hosts: Sequence[str] | None = None,
     pages: PageOptions | None = None,
     root_path: str = "",
@@ -129,7 +127,6 @@ def run_server(
         api=api,
         observability=observability,
         cors=cors,
-        workers=workers,
         allowed_hosts=allowed_hosts,
         pages=pages,
     )

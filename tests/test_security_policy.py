@@ -17,7 +17,7 @@ from chairlift.server.api import tokenization
 from chairlift.server.batch import batch_index, batch_lines, batch_runner
 from chairlift.server.http import body_limits, http_protocol
 from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.preparation import preparation, request_plan, worker
+from chairlift.server.preparation import request_plan
 from chairlift.server.protocol import base, item_limits
 from chairlift.worker.memory import format_memory
 
@@ -30,10 +30,8 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     sampling_params: ("MAX_N", "MAX_LOGPROBS", "MAX_STOP_STRINGS", "MAX_LOGIT_BIAS", "MAX_BAD_WORDS"),
     structured_outputs: tuple(name for name in vars(structured_outputs) if name.startswith("MAX_")),
     compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_CACHED", "MAX_MASK_SECONDS"),
-    preparation: ("MAX_SECONDS",),
     body_limits: ("MAX_JSON_DEPTH",),
     http_protocol: ("MAX_HEADER_BYTES", "MAX_PIPELINED", "WRITE_SECONDS", "KEEP_ALIVE_SECONDS"),
-    worker: ("MEMORY_BYTES",),
     checker: ("MEMORY_BYTES",),
     template_sandbox: ("CPU_SECONDS", "MAX_OUTPUT_CHARACTERS"),
     batch_lines: ("MAX_LINE_BYTES",),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -27,7 +24,7 @@ from in_process_cluster import InProcessTransport
 from running_server import run_app
 
 
-def test_workers_prepare_large_bodies_of_each_model(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+def test_large_bodies_select_their_model(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
     folder = shutil.copytree(tiny, tmp_path / "tiny")
     write_byte_tokenizer(folder)
@@ -41,27 +38,9 @@ def test_workers_prepare_large_bodies_of_each_model(tiny_model_dir: Callable[...
         engine = AsyncLLM(config)
         clients[spec.name] = ClusterClient(InProcessTransport({"replica-0": engine._client}), engine.engine)
     app = build_cluster_app(setup, clients)
-    workers: list[Any] = [model.service.preparation._workers for model in app.state.models.models]
-    processes = [each.processes[0] for each in workers]
-    for each in workers:
-        each._idle_seconds = 600.0  # A busy machine needs more than the default of 10 for the other worker.
-
     with run_app(app) as (url, _server):
-
-        def complete(name: str) -> httpx.Response:
-            body = json.dumps({"model": name, "prompt": "one two", "max_tokens": 2}) + " " * LARGE_BODY
+        for spec in specs:
+            body = json.dumps({"model": spec.name, "prompt": "one two", "max_tokens": 2}) + " " * LARGE_BODY
             headers = {"Content-Type": "application/json"}
-            return httpx.post(f"{url}/v1/completions", content=body, headers=headers, timeout=120)
-
-        for spec, process in zip(specs, processes, strict=True):
-            assert not process.is_running
-            answer = complete(spec.name)
+            answer = httpx.post(f"{url}/v1/completions", content=body, headers=headers, timeout=120)
             assert (answer.status_code, answer.json()["model"]) == (200, spec.name)
-            assert process.is_running
-        os.kill(processes[1].pid, signal.SIGSTOP)
-        workers[1]._max_seconds = 0.3
-        answer = complete("second")
-        assert answer.status_code == 400
-        assert "parsing and tokenizing the request took more than 0.3 s" in answer.text
-        assert [process.is_running for process in processes] == [True, False]
-    assert not processes[0].is_running

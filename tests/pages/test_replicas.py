@@ -13,7 +13,6 @@ from chairlift.cluster.cluster_app import ReplicatedModel
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.config import EngineConfig
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.api.endpoints import make_planners
 from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_spec import ModelSpec
@@ -38,7 +37,7 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
     client = ClusterClient(transport, engines[0].engine)
     model = ReplicatedModel(ModelSpec("tiny", EngineConfig(folder), (), None, ApiOptions()), client)
     admission = AdmissionController()
-    service = ModelService(AsyncLLM(client=client), "tiny", ApiOptions(), make_planners(), None)
+    service = ModelService(AsyncLLM(client=client), "tiny", ApiOptions())
     model.set_service(service)
     with run_app(create_models_app(ModelManager([model]), admission)) as (address, _server):
         yield address

@@ -10,7 +10,6 @@ from playwright.sync_api import Page, expect
 
 from chairlift import AsyncLLM
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.api.endpoints import make_planners
 from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
@@ -31,7 +30,7 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
             model=folder, num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=seats, block_size=16
         )
         model = ServedModel(name, None, llm.events)
-        model.set_service(ModelService(llm, name, ApiOptions(), make_planners(), None))
+        model.set_service(ModelService(llm, name, ApiOptions()))
         models.append(model)
     app = create_models_app(ModelManager(models), admission, pages=PageOptions(page_control=True))
     with run_app(app) as (address, _server):

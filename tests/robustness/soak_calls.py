@@ -24,7 +24,7 @@ NUM_SCHEMAS: Final = 200
 """Different schemas, more than a compiler keeps."""
 
 LARGE_CHARACTERS: Final = 40_000
-"""A body of this size is prepared by a worker process."""
+"""A body of this size is parsed on a thread."""
 
 WORDS: Final = ["a", "chairlift", "never", "stops", "for", "boarding", "the", "next", "rider", "takes", "seat"]
 

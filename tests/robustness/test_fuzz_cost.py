@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cost_cases import BASES, NUMBER, PATHS, Case, all_cases, items
+from cost_cases import BASES, NUMBER, PATHS, all_cases, items
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.errors import RequestError
-from chairlift.server.api.endpoints import make_planners
+from chairlift.server.api.routes import ENDPOINTS, parse_json
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.planners import PlanningModel, PreparedRequest
-from chairlift.server.preparation.worker import prepare
+from chairlift.server.preparation.conversation import ModelPlanner
 from operations import count_operations
 from server.api_model import with_api_tokenizer
 
@@ -31,31 +30,26 @@ SMALLEST = 4 << 10
 FEW_OPERATIONS = 2000
 """Counts below this are mostly what every request costs."""
 
-MAX_RETURNED = 1024
-"""Objects in the fields that are read after a request was prepared."""
-
-GENERATING = {"completions", "chat", "responses", "messages"}
-READ_LATER = {
-    *("stop_token_ids", "allowed_token_ids", "structured_outputs"),
-    *("response_format", "text", "output_config", "output_format", "tools"),
-}
-"""Fields with limits of their own, which are read after a request was prepared: by the engine, or for the response."""
-
 CASES = all_cases()
-PLANNERS = make_planners()
+ENDPOINT_OF = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanningModel]:
+def planner(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelPlanner]:
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1 << 16)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("cost"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=5000, num_threads=1)
-    yield PlanningModel(llm.engine, ApiOptions())
+    yield ModelPlanner(llm.engine, ApiOptions())
     llm.close()
 
 
-def outcome_of(model: PlanningModel, case: Case, size: int) -> PreparedRequest | RequestError:
-    return prepare(PLANNERS[PATHS[case.endpoint]], model, case.body(size))
+def prepare(planner: ModelPlanner, path: str, body: bytes) -> Any:
+    """The plan of a body, or its error."""
+    endpoint = ENDPOINT_OF[path]
+    try:
+        return endpoint.plan(planner, parse_json(endpoint.body, body))
+    except RequestError as error:
+        return error
 
 
 def ratios(counts: list[int]) -> list[float]:
@@ -63,22 +57,22 @@ def ratios(counts: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("endpoint", sorted(BASES))
-def test_cost_grows_at_most_linearly(model: PlanningModel, endpoint: str) -> None:
-    planner = PLANNERS[PATHS[endpoint]]
+def test_cost_grows_at_most_linearly(planner: ModelPlanner, endpoint: str) -> None:
+    path = PATHS[endpoint]
     worst: dict[str, list[int]] = {}
     for case in (case for case in CASES if case.endpoint == endpoint):
         bodies = [case.body(SMALLEST << doubling) for doubling in range(3)]
-        prepare(planner, model, bodies[0])  # what is imported and cached at first use is not part of the growth
-        counts = [count_operations(lambda body=body: prepare(planner, model, body)) for body in bodies]
+        prepare(planner, path, bodies[0])  # what is imported and cached at first use is not part of the growth
+        counts = [count_operations(lambda body=body: prepare(planner, path, body)) for body in bodies]
         if max(ratios(counts), default=0.0) > MAX_RATIO:
             worst[case.field] = counts
     assert not worst
 
 
-def test_cases_cover_every_endpoint_and_most_are_valid_requests(model: PlanningModel) -> None:
-    outcomes = [outcome_of(model, case, SMALLEST) for case in CASES]
+def test_cases_cover_every_endpoint_and_most_are_valid_requests(planner: ModelPlanner) -> None:
+    outcomes = [prepare(planner, PATHS[case.endpoint], case.body(SMALLEST)) for case in CASES]
     assert {case.endpoint for case in CASES} == set(BASES)
-    valid = sum(isinstance(outcome, PreparedRequest) for outcome in outcomes)
+    valid = sum(not isinstance(outcome, RequestError) for outcome in outcomes)
     assert valid > len(CASES) / 3, [
         (case.field, outcome)
         for case, outcome in zip(CASES, outcomes, strict=True)
@@ -117,22 +111,3 @@ def test_a_quadratic_check_is_found() -> None:
 
     counts = [count_operations(lambda size=size: check([f"n{i}" for i in range(size)])) for size in (100, 200, 400)]
     assert min(ratios(counts)) > MAX_RATIO
-
-
-def count_objects(value: Any) -> int:
-    """The values in JSON data, containers included."""
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(count_objects, children))
-
-
-def test_a_prepared_request_returns_few_objects(model: PlanningModel) -> None:
-    """The event loop's process unpickles what a preparation worker returns."""
-    returned = {}
-    for case in CASES:
-        outcome = outcome_of(model, case, 8 * SMALLEST)
-        exclude = READ_LATER if case.endpoint in GENERATING else None
-        if isinstance(outcome, PreparedRequest):
-            num_objects = count_objects(outcome.body.model_dump(exclude=exclude))
-            if num_objects > MAX_RETURNED:
-                returned[f"{case.endpoint}: {case.field}"] = num_objects
-    assert returned == {}

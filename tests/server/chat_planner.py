@@ -12,14 +12,14 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.registry import read_hf_config
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.conversation import ConversationPlanner
+from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chat_templates import TEMPLATES
 from chat_tokenizers import BACKENDS
 from tiny_engine import CONFIG
 
 
-def planner(template: str, **options: Any) -> ConversationPlanner:
+def planner(template: str, **options: Any) -> ModelPlanner:
     """A planner with the template of a family, or of a text, and an engine without weights."""
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     tokenizer = Tokenizer(
@@ -36,4 +36,4 @@ def planner(template: str, **options: Any) -> ConversationPlanner:
         "torch",
         SamplingDefaults(),
     )
-    return ConversationPlanner(ServedEngine(facts, lambda: tokenizer), ApiOptions(**options))
+    return ModelPlanner(ServedEngine(facts, lambda: tokenizer), ApiOptions(**options))

@@ -17,13 +17,11 @@ from chairlift.config import FAIR_POLICIES
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.api.endpoints import make_planners
 from chairlift.server.application import create_models_app
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
-from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 
@@ -67,10 +65,7 @@ def build_cluster_app(
     for spec in setup.models:
         client = clients[spec.name]
         model = ReplicatedModel(spec, client)
-        llm = AsyncLLM(client=client)
-        planners = make_planners()
-        workers = PreparationWorkers.for_model(spec.config, client.engine.facts, spec.api, planners)
-        model.set_service(ModelService(llm, spec.name, spec.api, planners, workers))
+        model.set_service(ModelService(AsyncLLM(client=client), spec.name, spec.api))
         models.append(model)
     return create_models_app(
         ModelManager(models),

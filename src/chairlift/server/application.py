@@ -24,10 +24,9 @@ from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.call import is_admin_call
 from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing
-from chairlift.server.api import engine, health, models, requests, tokenization
+from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.endpoint import OPENAI_ERRORS
-from chairlift.server.api.endpoints import ENDPOINTS, make_planners
-from chairlift.server.api.routes import EndpointCaller, make_router
+from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.error_responses import describe_error
@@ -38,7 +37,6 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_observers import ModelObservers
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
@@ -56,7 +54,6 @@ def create_app(
     api: ApiOptions | None = None,
     observability: ObservabilityOptions | None = None,
     cors: CorsOptions | None = None,
-    workers: PreparationWorkers | None = None,
     allowed_hosts: Sequence[str] | None = None,
     pages: PageOptions | None = None,
 ) -> FastAPI:
@@ -66,13 +63,12 @@ def create_app(
         served_model_name: the name of the model in requests and responses. Default: the model's own name.
         keys, limits: as for `AdmissionController`.
         api: the options of the API. Default: `ApiOptions()`.
-        workers: processes that prepare large bodies. Without them all bodies are prepared on threads.
         on_ready, observability, cors, allowed_hosts, pages: see `create_models_app`.
     """
     is_fair = llm.engine.facts.scheduler_config.scheduling_policy in FAIR_POLICIES
     admission = AdmissionController(limits, keys, is_fair=is_fair)
     return create_models_app(
-        make_single_manager(llm, served_model_name, api, workers),
+        make_single_manager(llm, served_model_name, api),
         admission,
         on_ready,
         observability=observability,
@@ -82,16 +78,11 @@ def create_app(
     )
 
 
-def make_single_manager(
-    llm: AsyncLLM,
-    served_model_name: str | None,
-    api: ApiOptions | None,
-    workers: PreparationWorkers | None,
-) -> ModelManager:
+def make_single_manager(llm: AsyncLLM, served_model_name: str | None, api: ApiOptions | None) -> ModelManager:
     """Create the manager of one model that is always loaded; for the arguments see `create_app`."""
     name = served_model_name or llm.engine.facts.model_name
     model = ServedModel(name, None, llm.events)
-    service = ModelService(llm, name, api or ApiOptions(), make_planners(), workers)
+    service = ModelService(llm, name, api or ApiOptions())
     model.set_service(service)
     if service.memory_bytes:
         # Memory of the pool is allocated when it is first written, and most of it has not been.
@@ -177,7 +168,6 @@ def create_models_app(
     caller = EndpointCaller(calls, admission)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, caller)],
-        "Tokens": [tokenization.router(calls)],
         "Models": [models.router(manager)],
         "Engine and requests": [engine.router(manager, keys), requests.router(observers, calls, admission)],
         "Health": [health.router(manager, admission)],

@@ -97,7 +97,6 @@ def run(
 
     # These modules are imported while the engine process loads the model, because they take long to import.
     from chairlift.server.access.admission import AdmissionController
-    from chairlift.server.api.endpoints import make_planners
     from chairlift.server.application import create_models_app
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
@@ -107,12 +106,12 @@ def run(
 
     admission = AdmissionController(options.limits, access.keys, is_fair=config.scheduling_policy in FAIR_POLICIES)
     if engine is not None:
-        manager = _manage_one_model(engine, config, options.served_model_name, options.api)
+        manager = _manage_one_model(engine, options.served_model_name, options.api)
         if cluster is not None:
             cluster.observe(manager.default)
     else:
         assert models is not None
-        loader = ProcessLoader(options.watchdog_timeout, make_planners())
+        loader = ProcessLoader(options.watchdog_timeout)
         served = [ServedModel(spec.name, spec, EventHub()) for spec in models]
         manager = ModelManager(served, loader, options.models.limits(config))
     hosts = access.allowed_hosts_for(host)
@@ -146,18 +145,12 @@ def run(
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
 
 
-def _manage_one_model(
-    engine: StartingEngine, config: EngineConfig, served_model_name: str | None, api: ApiOptions
-) -> ModelManager:
+def _manage_one_model(engine: StartingEngine, served_model_name: str | None, api: ApiOptions) -> ModelManager:
     """Wait until the model is loaded; returns the manager of this model, which is never unloaded."""
     from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.server.api.endpoints import make_planners
     from chairlift.server.application import make_single_manager
-    from chairlift.server.preparation.preparation import PreparationWorkers
 
-    client = engine.wait_until_ready()
-    workers = PreparationWorkers.for_model(config, client.engine.facts, api, make_planners())
-    return make_single_manager(AsyncLLM(client=client), served_model_name, api, workers)
+    return make_single_manager(AsyncLLM(client=engine.wait_until_ready()), served_model_name, api)
 
 
 def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions) -> list[ModelSpec]:

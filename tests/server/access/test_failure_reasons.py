@@ -17,7 +17,7 @@ from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.errors import EngineDeadError, EngineUnavailableError, Failure
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
-from chairlift.server.api.endpoints import ENDPOINTS
+from chairlift.server.api.routes import ENDPOINTS
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 from waiting import AMPLE_SECONDS, wait_for
@@ -40,7 +40,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [3]},
 }
 STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-READ = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny", "/v1/requests", "/v1/page", "/tokenizer_info")
+READ = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny", "/v1/requests", "/v1/page")
 
 
 @pytest.fixture

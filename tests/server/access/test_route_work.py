@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,25 +24,19 @@ from chairlift import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.events import EngineStarted, Event
 from chairlift.lab.bench.policy_comparison import simulate_policy
-from chairlift.loading.resolve import resolve_model
 from chairlift.observability.step_cost import CostLine
 from chairlift.observability.what_if import BlockedRequest, WhatIf
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.api.endpoints import make_planners
 from chairlift.server.application import create_models_app
 from chairlift.server.draining_server import DrainingServer
-from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.preparation import PreparationWorkers
-from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 from chairlift.server.web.page_bodies import SimulatedRequestBody
 from chairlift.server.web.page_options import PageOptions
 from plain_http import NO_TLS
 from pooling_models import write_pooling_model
-from running_server import completion_body, run_app
-from waiting import AMPLE_SECONDS, wait_for
+from running_server import completion_body, run_app, wait_for
 
 UNIT_SECONDS: Final = 0.02
 UNITS_PER_SECOND: Final = round(1 / UNIT_SECONDS)
@@ -73,12 +65,8 @@ ENGINE_CALLS: Final[dict[str, dict[str, Any]]] = {
 }
 """Calls whose steps take more than a second."""
 
-PREPARED: Final[dict[str, dict[str, Any]]] = {
-    "/v1/messages/count_tokens": {"messages": MESSAGES},
-    "/tokenize": {"prompt": "one"},
-    "/detokenize": {"tokens": [3]},
-}
-"""Calls that a preparation worker answers if they are large."""
+PLANNED: Final = {"/v1/messages/count_tokens", "/tokenize", "/detokenize"}
+"""Calls whose only work is proportional to their bodies."""
 
 THREADED: Final[dict[str, dict[str, Any] | None]] = {
     "/v1/requests/{request_id}/explain": None,
@@ -123,30 +111,20 @@ class WorkingServer:
     url: str
     uvicorn: DrainingServer
     models: list[AsyncLLM]
-    workers: PreparationWorkers
     work: WorkCounter
-
-    def is_preparing(self) -> bool:
-        return len(self.workers._free) < len(self.workers.processes)
 
     def is_idle(self) -> bool:
         is_computing = any(llm.num_unfinished or not llm.engine.core.scheduler.is_idle for llm in self.models)
         is_answering = len(self.uvicorn.server_state.tasks) > 0
-        return not (is_computing or is_answering or self.is_preparing() or self.work.num_running)
+        return not (is_computing or is_answering or self.work.num_running)
 
-    def leave_during(self, path: str, body: dict[str, Any] | None, has_begun: Callable[[], bool], size: int = 0) -> int:
-        """Make a call, disconnect when its work has begun, and return the units of work until the server is idle.
-
-        Args:
-            size: the number of bytes by which the body is longer.
-        """
+    def leave_during(self, path: str, body: dict[str, Any] | None, has_begun: Callable[[], bool]) -> int:
+        """Make a call, disconnect when its work has begun, and return the units of work until the server is idle."""
         wait_for(self.is_idle)
-        content = b"" if body is None else json.dumps(body).encode() + b" " * size
+        content = b"" if body is None else json.dumps(body).encode()
         head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        with socket.create_connection(
-            ("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=AMPLE_SECONDS
-        ) as connection:
+        with socket.create_connection(("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=20) as connection:
             connection.sendall(head.encode() + content)
             wait_for(has_begun)
         before = self.work.num_units
@@ -171,9 +149,9 @@ def count_steps(llm: AsyncLLM, work: WorkCounter) -> None:
     executor.submit = slow_submit  # type: ignore[method-assign]
 
 
-def serve_model(name: str, llm: AsyncLLM, workers: PreparationWorkers | None = None) -> ServedModel:
+def serve_model(name: str, llm: AsyncLLM) -> ServedModel:
     model = ServedModel(name, None, llm.events)
-    model.set_service(ModelService(llm, name, ApiOptions(), make_planners(), workers))
+    model.set_service(ModelService(llm, name, ApiOptions()))
     return model
 
 
@@ -184,9 +162,7 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
     encoder = str(write_pooling_model(tmp_path_factory.mktemp("encodes"), "bert"))
     options: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 1}
     models = [AsyncLLM(model=folder, num_kv_blocks=200, **options), AsyncLLM(model=encoder, **options)]
-    fingerprint = tokenizer_fingerprint(resolve_model(folder))
-    setup = WorkerSetup(folder, False, models[0].engine.facts, ApiOptions(), fingerprint, make_planners())
-    workers, work = PreparationWorkers(setup, num_workers=1), WorkCounter()
+    work = WorkCounter()
     for llm in models:
         count_steps(llm, work)
 
@@ -204,26 +180,22 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
         with work.running():
             return simulate_policy(engine, cost, policy, requests, count_event)
 
-    manager = ModelManager([serve_model("tiny", models[0], workers), serve_model("encoder", models[1])])
+    manager = ModelManager([serve_model("tiny", models[0]), serve_model("encoder", models[1])])
     pages = PageOptions(page_control=True, simulate_policy=simulate)
     with run_app(create_models_app(manager, AdmissionController(), pages=pages)) as (url, uvicorn):
-        yield WorkingServer(url, uvicorn, models, workers, work)
+        yield WorkingServer(url, uvicorn, models, work)
     manager.close()
 
 
-def post(server: WorkingServer, path: str, body: dict[str, Any], size: int = 0) -> None:
-    content = json.dumps(body).encode() + b" " * size
-    headers = {"Content-Type": "application/json"}
-    httpx.post(
-        server.url + path, content=content, headers=headers, timeout=AMPLE_SECONDS, verify=NO_TLS
-    ).raise_for_status()
+def post(server: WorkingServer, path: str, body: dict[str, Any]) -> None:
+    httpx.post(server.url + path, json=body, timeout=60, verify=NO_TLS).raise_for_status()
 
 
 def test_the_work_of_every_route_is_declared_once(server: WorkingServer) -> None:
-    declared = [*ENGINE_CALLS, *PREPARED, *THREADED, *STREAMS, *CHANGES, *CONSTANT]
+    declared = [*ENGINE_CALLS, *PLANNED, *THREADED, *STREAMS, *CHANGES, *CONSTANT]
     assert sorted(declared) == sorted({*declared})
     assert {*routes_of(server.uvicorn.config.app)} <= {*declared}
-    assert {*COUNTED} == {*ENGINE_CALLS, *PREPARED, *THREADED}
+    assert {*COUNTED} == {*ENGINE_CALLS, *PLANNED, *THREADED}
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -235,16 +207,6 @@ def test_steps_end_with_the_client(server: WorkingServer, path: str, is_stream: 
             pytest.skip("this route does not generate text")
         body = {**body, "stream": True}
     assert server.leave_during(path, body, server.has_worked()) < UNITS_PER_SECOND
-
-
-@pytest.mark.parametrize("path", PREPARED)
-def test_a_preparation_worker_ends_with_the_client(server: WorkingServer, path: str) -> None:
-    post(server, path, PREPARED[path], LARGE_BODY)
-    pid = server.workers.processes[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # As if it computed for a long time.
-    server.leave_during(path, PREPARED[path], server.is_preparing, LARGE_BODY)
-    assert server.workers.processes[0].pid != pid
 
 
 def test_a_simulation_ends_with_the_client(server: WorkingServer) -> None:

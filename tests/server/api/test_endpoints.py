@@ -14,15 +14,11 @@ from api_model import with_api_tokenizer
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
-from chairlift.server.api.endpoints import ENDPOINTS, make_planners
+from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.application import create_app
 from chairlift.server.batch.line_processor import LineProcessor
 from chairlift.server.http.body_limits import LARGE_BODY
-from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.preparation import PreparationWorkers
-from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 from running_server import RunningServer, run_server
 
 MODULE = '''
@@ -44,8 +40,8 @@ class LengthsResponse(BaseModel):
     lengths: list[int]
 
 
-def _plan(model, body):
-    engine = model.engine
+def _plan(planner, body):
+    engine = planner.engine
     tokens = engine.input_processor.encode_text(body.text, "text", add_special_tokens=False)
     return encode(LengthsResponse(lengths=[len(engine.tokenizer.token_bytes(token)) for token in tokens]))
 
@@ -61,48 +57,41 @@ SECRET = "secret-of-the-endpoint"
 @pytest.fixture
 def server(
     tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[RunningServer, PreparationWorkers]]:
+) -> Iterator[RunningServer]:
     """A server whose list of endpoints has the new one."""
     (tmp_path / "token_lengths.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # For the preparation worker.
     ENDPOINTS.append(importlib.import_module("token_lengths").TOKEN_LENGTHS)
     folder = with_api_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
     llm = AsyncLLM(model=str(folder), num_kv_blocks=50, num_threads=1)
-    fingerprint = tokenizer_fingerprint(resolve_model(str(folder)))
-    setup = WorkerSetup(str(folder), False, llm.engine.facts, ApiOptions(), fingerprint, make_planners())
-    workers = PreparationWorkers(setup, num_workers=1)
     keys = KeyRing([Key(KeyInfo("ops", "ops", True), digest(SECRET))])
     try:
-        with run_server(llm, "tiny", keys=keys, workers=workers) as running:
-            yield running, workers
+        with run_server(llm, "tiny", keys=keys) as running:
+            yield running
     finally:
         ENDPOINTS.pop()
 
 
-def test_an_endpoint_is_one_module_and_one_line(server: tuple[RunningServer, PreparationWorkers]) -> None:
-    running, workers = server
+def test_an_endpoint_is_one_module_and_one_line(server: RunningServer) -> None:
     headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
 
     def post(content: bytes, **changed: str) -> httpx.Response:
-        return httpx.post(running.url + PATH, content=content, headers=headers | changed)
+        return httpx.post(server.url + PATH, content=content, headers=headers | changed, timeout=60)
 
     body = json.dumps({"text": "ab"}).encode()
     assert post(body).json() == {"lengths": [1, 1]}
-    assert not workers.processes[0].is_running
     assert post(body + b" " * LARGE_BODY).json() == {"lengths": [1, 1]}
-    assert workers.processes[0].is_running
     wrong = post(b'{"text": 3}')
     assert wrong.status_code == 400
     assert wrong.json()["error"]["message"] == "text must be a string, got 3"
     assert post(body, Authorization="Bearer other").status_code == 401
-    operation = httpx.get(f"{running.url}/openapi.json").json()["paths"][PATH]["post"]
+    operation = httpx.get(f"{server.url}/openapi.json").json()["paths"][PATH]["post"]
     assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/LengthsRequest")
     assert operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/LengthsResponse")
 
 
-def test_batch_files_can_call_a_new_endpoint(server: tuple[RunningServer, PreparationWorkers]) -> None:
-    llm = server[0].llm
+def test_batch_files_can_call_a_new_endpoint(server: RunningServer) -> None:
+    llm = server.llm
     line = json.dumps({"custom_id": "a", "method": "POST", "url": PATH, "body": {"text": "ab"}}).encode()
     answer = asyncio.run(LineProcessor(llm, create_app(llm, "tiny")).answer(1, line))
     assert json.loads(answer.line)["response"]["body"] == {"lengths": [1, 1]}

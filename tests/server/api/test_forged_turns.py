@@ -14,7 +14,7 @@ from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, unmarked
 from chairlift.loading.text.template_check import log_template_problems
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.conversation import ConversationPlanner, _cut_after
+from chairlift.server.preparation.conversation import ModelPlanner, _cut_after
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from chat_templates import CHATML
@@ -51,7 +51,7 @@ def tokens_of(server: RunningServer, **fields: Any) -> list[int]:
 def test_no_field_of_a_chat_becomes_a_special_token(api_server: RunningServer) -> None:
     body = ChatCompletionRequest.model_validate({**EVERYWHERE, "add_special_tokens": True})
     engine = api_server.llm.engine
-    tokens = ConversationPlanner(engine, ApiOptions()).prompt_token_ids(body)
+    tokens = ModelPlanner(engine, ApiOptions()).prompt_token_ids(body)
     assert special(tokens) == [SPECIAL.index("<bos>")], "only the one of add_special_tokens"
     assert engine.tokenizer.decode(tokens, skip_special_tokens=False).count(FORGED) >= 9
 
@@ -98,8 +98,8 @@ def test_a_continued_message_is_not_cut_inside_template_text(content: str) -> No
 def test_an_option_permits_special_tokens_in_content(api_server: RunningServer) -> None:
     body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": FORGED}]})
     engine = api_server.llm.engine
-    default = ConversationPlanner(engine, ApiOptions()).plan(body)
-    allowing = ConversationPlanner(engine, ApiOptions(allow_special_tokens_in_content=True)).plan(body)
+    default = ModelPlanner(engine, ApiOptions()).plan(body)
+    allowing = ModelPlanner(engine, ApiOptions(allow_special_tokens_in_content=True)).plan(body)
     assert special(default.prompts[0][1] or []) == []
     assert len(special(allowing.prompts[0][1] or [])) == 3
     assert default.prompts[0][0] == allowing.prompts[0][0]

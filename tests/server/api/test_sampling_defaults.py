@@ -13,9 +13,9 @@ from api_model import raw
 from chairlift import LLM, AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.api.endpoints import make_planners
+from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.planners import PlanningModel
+from chairlift.server.preparation.conversation import ModelPlanner
 from running_server import run_server
 from tiny_engine import tiny_options
 
@@ -44,30 +44,30 @@ def llm(options: dict[str, Any]) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def model(llm: LLM) -> PlanningModel:
-    return PlanningModel(llm.engine, ApiOptions())
+def planner(llm: LLM) -> ModelPlanner:
+    return ModelPlanner(llm.engine, ApiOptions())
 
 
-def params(model: PlanningModel, endpoint: str, **fields: Any) -> SamplingParams:
-    planner = make_planners()[endpoint]
-    planned = planner.plan(model, planner.body_type.model_validate({**BODIES[endpoint], **fields})).params
+def params(planner: ModelPlanner, path: str, **fields: Any) -> SamplingParams:
+    endpoint = next(each for each in ENDPOINTS if each.path == path)
+    planned = endpoint.plan(planner, endpoint.body.model_validate({**BODIES[path], **fields})).params
     assert isinstance(planned, SamplingParams)
     return planned
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
-def test_requests_have_the_defaults_of_the_model(model: PlanningModel, endpoint: str) -> None:
-    plain = params(model, endpoint)
+def test_requests_have_the_defaults_of_the_model(planner: ModelPlanner, endpoint: str) -> None:
+    plain = params(planner, endpoint)
     assert (plain.temperature, plain.top_p, plain.top_k) == (0.7, 0.8, 20)
-    given = params(model, endpoint, temperature=0, top_p=0.5)
+    given = params(planner, endpoint, temperature=0, top_p=0.5)
     assert (given.temperature, given.top_p, given.top_k) == (0, 0.5, 20)
 
 
-def test_max_new_tokens_limits_every_request(model: PlanningModel, llm: LLM) -> None:
-    assert params(model, "/v1/completions").max_tokens == 6
-    assert params(model, "/v1/completions", max_tokens=5).max_tokens == 5
-    assert params(model, "/v1/messages", max_tokens=100).max_tokens == 6
-    assert params(model, "/v1/chat/completions").max_tokens is None
+def test_max_new_tokens_limits_every_request(planner: ModelPlanner, llm: LLM) -> None:
+    assert params(planner, "/v1/completions").max_tokens == 6
+    assert params(planner, "/v1/completions", max_tokens=5).max_tokens == 5
+    assert params(planner, "/v1/messages", max_tokens=100).max_tokens == 6
+    assert params(planner, "/v1/chat/completions").max_tokens is None
     (request,) = llm.engine.input_processor.make("r", [1], SamplingParams(max_tokens=None), arrival_time=0)
     assert request.max_tokens == 6
     (late,) = llm.engine.input_processor.make("r", [1] * 508, SamplingParams(max_tokens=None), arrival_time=0)

@@ -36,7 +36,9 @@ class CountedService:
 
     def __init__(self, loader: CountingLoader, size: int) -> None:
         self.loader, self.size = loader, size
-        self.llm = SimpleNamespace(num_unfinished=0, status=self.status, engine=SimpleNamespace(facts=None))
+        self.llm = SimpleNamespace(
+            num_unfinished=0, status=self.status, stop=self.stop, engine=SimpleNamespace(facts=None)
+        )
         self.state = "running"
         self.memory_bytes = 0
         self.stop_reason: str | None = None

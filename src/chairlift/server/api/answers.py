@@ -10,8 +10,7 @@ from typing import Any, Final, Literal
 from chairlift.engine.pooling import check_task
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
-from chairlift.server.preparation.conversation import ChatPlan, Conversation
-from chairlift.server.preparation.planners import PlanningModel
+from chairlift.server.preparation.conversation import ChatPlan, Conversation, ModelPlanner
 from chairlift.server.protocol.tools import FunctionCall, ToolCall
 from chairlift.server.tools.answer_parser import DeltaMessage
 
@@ -19,10 +18,10 @@ CHARACTERS_PER_FEED: Final = 1024
 """A long answer is parsed in pieces of this size, because a parser may scan the text that it holds repeatedly."""
 
 
-def plan_conversation(model: PlanningModel, body: Conversation) -> ChatPlan:
+def plan_conversation(planner: ModelPlanner, body: Conversation) -> ChatPlan:
     """Plan a call of an endpoint that generates from messages; raises RequestError."""
-    check_task(model.engine.facts, None)
-    return model.conversations.plan(body)
+    check_task(planner.engine.facts, None)
+    return planner.plan(body)
 
 
 @dataclass(slots=True)

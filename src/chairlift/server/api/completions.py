@@ -22,20 +22,20 @@ from chairlift.server.api.engine_call import (
 )
 from chairlift.server.api.logprobs import LogprobWriter, TextOffsets
 from chairlift.server.api.stream_chunks import encode
-from chairlift.server.preparation.planners import PlanningModel
+from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
 from chairlift.server.protocol.chunks import ChunkChoice
 from chairlift.server.protocol.completions import CompletionRequest, CompletionResponse, CompletionResponseChoice
 
 
-def _plan(model: PlanningModel, body: CompletionRequest) -> RequestPlan:
-    engine = model.engine
+def _plan(planner: ModelPlanner, body: CompletionRequest) -> RequestPlan:
+    engine = planner.engine
     check_task(engine.facts, None)
     with attribute_errors_to(body.constraint_field):
         params = body.params(engine.facts.sampling_defaults)
     encode_prompt = partial(engine.input_processor.encode, add_special_tokens=body.add_special_tokens is not False)
     prompts = [encode_prompt(prompt, params) for prompt in body.prompts()]
-    return RequestPlan(prompts, params, body.constraint_field, clamps_max_tokens=model.options.clamp_max_tokens)
+    return RequestPlan(prompts, params, body.constraint_field, clamps_max_tokens=planner.options.clamp_max_tokens)
 
 
 class CompletionCall(GeneratingCall[CompletionRequest, RequestPlan]):

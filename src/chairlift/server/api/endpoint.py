@@ -13,7 +13,7 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import Call
 from chairlift.server.http.error_responses import error_response
 from chairlift.server.models.served_model import ModelLease
-from chairlift.server.preparation.planners import PlanningModel, RequestPlanner
+from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo, RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
@@ -35,15 +35,13 @@ OPENAI_ERRORS = ErrorForm(ErrorBody, error_response)
 class Endpoint(Generic[Body, Result]):
     """A path that accepts POST requests with a JSON body, and the functions that answer them.
 
-    The routes, their description in OpenAPI, the admission of calls, the planners of preparation workers and the `url`s
-    of batch files are derived from it.
+    The routes, their description in OpenAPI, the admission of calls and the `url`s of batch files are derived from it.
 
     Attributes:
         name: the name of the operation in OpenAPI.
         description: one sentence for OpenAPI, with the API that the endpoint is from.
         body, response: the types of the bodies.
-        plan: converts a valid body to a plan, on a thread or in a preparation worker; raises RequestError. It must be a
-            function of a module, so that it can be pickled.
+        plan: converts a valid body to a plan, on a thread; raises RequestError.
         serve: answers a call whose body has been planned. It raises ChairliftError before anything of the response is
             sent.
         aliases: other paths.
@@ -56,16 +54,11 @@ class Endpoint(Generic[Body, Result]):
     description: str
     body: type[Body]
     response: type[BaseModel]
-    plan: Callable[[PlanningModel, Body], Result]
+    plan: Callable[[ModelPlanner, Body], Result]
     serve: Callable[[CallContext, Body, Result], Awaitable[Response]]
     aliases: tuple[str, ...] = ()
     id_prefix: str = ""
     errors: ErrorForm = OPENAI_ERRORS
-
-    @property
-    def planner(self) -> RequestPlanner[Body, Result]:
-        """What prepares the bodies of this endpoint."""
-        return RequestPlanner(self.body, self.plan)
 
 
 @dataclass(frozen=True, slots=True)

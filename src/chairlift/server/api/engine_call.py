@@ -73,7 +73,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
     def __init__(self, context: CallContext, body: CallBody, plan: Plans) -> None:
         service, record = context.lease.service, context.call
         self.body, self.plan = body, plan
-        self.llm, self.preparation = service.llm, service.preparation
+        self.llm, self._service = service.llm, service
         self._check_size()
         token_ids = [ids for _, ids in plan.prompts]
         self.permit = context.admission.admit(
@@ -171,7 +171,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         """Call a function that writes output of this size: on a thread if it would block the event loop."""
         if size <= LARGE_OUTPUT:
             return function(*arguments)
-        return await self.preparation.run(function, *arguments)
+        return await self._service.run(function, *arguments)
 
     @abstractmethod
     def response(self, outputs: list[RequestOutput]) -> BaseModel:

@@ -16,8 +16,7 @@ from chairlift.server.api.call_usage import CallUsage
 from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
 from chairlift.server.api.stream_chunks import encode, to_event
-from chairlift.server.preparation.conversation import ChatPlan
-from chairlift.server.preparation.planners import PlanningModel
+from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.protocol.messages import (
     CountTokensRequest,
@@ -148,14 +147,14 @@ def _error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | N
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
 
 
-def _plan(model: PlanningModel, body: MessagesRequest) -> ChatPlan:
+def _plan(planner: ModelPlanner, body: MessagesRequest) -> ChatPlan:
     with _anthropic_context_errors():
-        return plan_conversation(model, body)
+        return plan_conversation(planner, body)
 
 
-def _count_tokens(model: PlanningModel, body: CountTokensRequest) -> bytes:
+def _count_tokens(planner: ModelPlanner, body: CountTokensRequest) -> bytes:
     with _anthropic_context_errors():
-        return encode(TokenCount(input_tokens=len(model.conversations.prompt_token_ids(body))))
+        return encode(TokenCount(input_tokens=len(planner.prompt_token_ids(body))))
 
 
 @contextlib.contextmanager

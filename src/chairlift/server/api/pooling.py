@@ -19,7 +19,7 @@ from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.server.api.endpoint import CallContext, Endpoint
 from chairlift.server.api.engine_call import IGNORED_HEADER, EngineCall, ignored_fields
-from chairlift.server.preparation.planners import PlanningModel
+from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan
 from chairlift.server.protocol.pooling import (
     EmbeddingData,
@@ -42,8 +42,8 @@ VALUES_PER_TOKEN: Final = 16
 """Values of vectors that take as long to write as a token of text."""
 
 
-def _plan_embeddings(model: PlanningModel, body: EmbeddingRequest) -> RequestPlan:
-    engine = model.engine
+def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPlan:
+    engine = planner.engine
     check_task(engine.facts, "embed")
     size = 0 if engine.facts.pooling is None else engine.facts.pooling.size
     if body.dimensions is not None and body.dimensions > size:
@@ -61,18 +61,18 @@ def _token_ids(engine: ServedEngine, text: str | list[int] | int, body: CallFiel
     return engine.input_processor.check_pooled(text, body.truncate_prompt_tokens)
 
 
-def _plan_score(model: PlanningModel, body: ScoreRequest) -> RequestPlan:
+def _plan_score(planner: ModelPlanner, body: ScoreRequest) -> RequestPlan:
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     if len(firsts) not in (1, len(seconds)):
         raise RequestError(
             f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: text_1 must be one text, or as many", "text_1"
         )
-    return _plan_pairs(model.engine, firsts, seconds, body)
+    return _plan_pairs(planner.engine, firsts, seconds, body)
 
 
-def _plan_rerank(model: PlanningModel, body: RerankRequest) -> RequestPlan:
-    engine, texts = model.engine, body.texts()
+def _plan_rerank(planner: ModelPlanner, body: RerankRequest) -> RequestPlan:
+    engine, texts = planner.engine, body.texts()
     if (most := body.max_tokens_per_doc) is not None:
         assert not isinstance(engine.tokenizer, NoTokenizer), "a model that computes scores has a tokenizer"
         shorten = engine.input_processor.beginning

@@ -1,4 +1,7 @@
-"""The routes of the endpoints with a request body. They parse their bodies themselves, FastAPI only describes them."""
+"""The endpoints with a request body, and their routes. They parse their bodies themselves, FastAPI only describes them.
+
+A new endpoint is a module with an `Endpoint` and one line here.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,54 @@ from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.responses import Response
 
 from chairlift.errors import RequestError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import Call, call_of
+from chairlift.server.api import chat, completions, messages, pooling, responses, tokenization
 from chairlift.server.api.endpoint import CallContext, Endpoint
-from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.http.body_limits import LARGE_BODY, check_depth
 from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.http.streaming import cancel_on_disconnect
-from chairlift.server.models.model_calls import ModelCalls, ModelSelection, read_selection
-from chairlift.server.preparation.planners import parse_body
+from chairlift.server.models.model_calls import ModelCalls
+from chairlift.server.preparation.request_plan import rename_fields_in_errors
 from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 429, 503)
 """The statuses of the errors of the endpoints."""
+
+ENDPOINTS: Final[list[Endpoint[Any, Any]]] = [
+    completions.COMPLETIONS,
+    chat.CHAT_COMPLETIONS,
+    responses.RESPONSES,
+    messages.MESSAGES,
+    messages.COUNT_TOKENS,
+    pooling.EMBEDDINGS,
+    pooling.SCORE,
+    pooling.RERANK,
+    tokenization.TOKENIZE,
+    tokenization.DETOKENIZE,
+]
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Body = TypeVar("Body", bound=RequestBody)
 
 
 class EndpointCaller:
-    """Answers the calls of endpoints.
-
-    small body --> parsed on the event loop --> model --> planned on a thread -----------------+--> served
-    large body --> model --> parsed and planned in a preparation worker, or on a thread -------+
-    """
+    """Answers the calls of endpoints: body --> parsed --> model --> planned on a thread --> served."""
 
     def __init__(self, calls: ModelCalls, admission: AdmissionController) -> None:
         self._calls = calls
         self._admission = admission
-        self._parse_lock = asyncio.Lock()
+        self._small_lock, self._large_lock = asyncio.Lock(), asyncio.Lock()
 
     async def handle(self, endpoint: Endpoint[Any, Any], request: Request) -> Response:
         """Answer a call. If its client disconnects, the work for it ends."""
-        body = await request.body()
+        await request.body()
         call = call_of(request)
         call.slot = self._admission.reserve_slot(call.key)
         try:
@@ -52,49 +67,57 @@ class EndpointCaller:
                 self._admission.check_token_rate(call.key)
             else:
                 self._admission.count_request(call.key)
-            if not _is_json(request):
-                raise RequestError(NOT_JSON_MESSAGE)
-            respond = self._respond_to_small if len(body) < LARGE_BODY else self._respond_to_large
-            del body  # The request has it, until it has been parsed.
-            return await cancel_on_disconnect(request, respond(endpoint, request, call))
+            check_media_type(request)
+            return await cancel_on_disconnect(request, self._respond(endpoint, request, call))
         finally:
             call.slot.close()
 
-    async def _respond_to_small(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
-        # Only one small body is parsed in each iteration of the event loop. Otherwise many bodies that arrive together
-        # would delay all other work.
-        async with self._parse_lock:
-            await asyncio.sleep(0)
-        body = parse_body(endpoint.body, await request.body())
-        async with self._calls.lease(endpoint.id_prefix, ModelSelection.of(body), call) as lease:
-            plan = await lease.service.preparation.plan(endpoint.path, body)
+    async def _respond(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
+        body = await self._parse(endpoint.body, request)
+        async with self._calls.lease(endpoint.id_prefix, body, call) as lease:
+            service = lease.service
+            with rename_fields_in_errors(body.chat_field_names):
+                plan = await service.run(endpoint.plan, service.planner, body)
             return await endpoint.serve(CallContext(endpoint, call, lease, self._admission), body, plan)
 
-    async def _respond_to_large(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
-        selection = ModelSelection()
-        if self._calls.needs_fields:
-            selection = await asyncio.to_thread(read_selection, await request.body())
-        async with self._calls.lease(endpoint.id_prefix, selection, call) as lease:
-            raw = await request.body()
-            request._body = b""  # The body is not read again, but the request exists until its stream ends.
-            prepare = lease.service.preparation.prepare
-            prepared = await prepare(call.key.tenant, endpoint.path, raw)
-            del raw
-            self._calls.check(prepared.body, lease, call)
-            context = CallContext(endpoint, call, lease, self._admission)
-            return await endpoint.serve(context, prepared.body, prepared.plan)
+    async def _parse(self, body_type: type[Body], request: Request) -> Body:
+        """Parse the body of a call. One large body is parsed at a time, on a thread, and one small body in each
+        iteration of the event loop. Otherwise many bodies that arrive together would delay all other work."""
+        if len(await request.body()) >= LARGE_BODY:
+            async with self._large_lock:
+                body = await asyncio.to_thread(parse_json, body_type, await request.body())
+        else:
+            async with self._small_lock:
+                await asyncio.sleep(0)
+            body = parse_json(body_type, await request.body())
+        request._body = b""  # The body is not read again, but the request exists until its stream ends.
+        return body
 
 
-def _is_json(request: Request) -> bool:
+def check_media_type(request: Request) -> None:
+    """Raise RequestError if the body of a call is not declared as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RequestError(NOT_JSON_MESSAGE)
 
 
 async def read_body(request: Request, body_type: type[Body]) -> Body:
+    """Read, parse and validate the body of a call; raises RequestError."""
+    check_media_type(request)
+    return parse_json(body_type, await request.body())
+
+
+def parse_json(body_type: type[Body], raw: bytes) -> Body:
     """Parse and validate the body of a call; raises RequestError."""
-    if not _is_json(request):
-        raise RequestError(NOT_JSON_MESSAGE)
-    return parse_body(body_type, await request.body())
+    check_depth(raw)
+    try:
+        given = from_json(raw)  # Unlike the standard library's parser it rejects unpaired surrogates.
+    except ValueError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None
+    try:
+        return body_type.model_validate(given)
+    except ValidationError as error:
+        raise RequestError(*describe_validation_errors(error.errors(), given)) from None
 
 
 def make_router(endpoints: Iterable[Endpoint[Any, Any]], caller: EndpointCaller) -> APIRouter:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastapi import APIRouter, Request
-
 from chairlift.errors import RequestError
-from chairlift.server.access.call import call_of
 from chairlift.server.api.endpoint import Endpoint, serve_planned
 from chairlift.server.api.logprobs import token_text
-from chairlift.server.models.model_calls import ModelCalls, ModelSelection
-from chairlift.server.preparation.planners import PlanningModel
-from chairlift.server.protocol.base import ErrorBody
+from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -24,10 +19,10 @@ MAX_CONTEXTS: Final = 8
 """The maximum number of token ids of one call to /detokenize, as a multiple of `max_model_len`."""
 
 
-def _tokenize(model: PlanningModel, body: TokenizeRequest) -> bytes:
-    engine = model.engine
+def _tokenize(planner: ModelPlanner, body: TokenizeRequest) -> bytes:
+    engine = planner.engine
     if (chat := body.chat()) is not None:
-        tokens = model.conversations.prompt_token_ids(chat)
+        tokens = planner.prompt_token_ids(chat)
     else:
         adds_special = body.add_special_tokens is not False
         tokens = engine.input_processor.encode_text(body.prompt or "", "prompt", add_special_tokens=adds_special)
@@ -41,8 +36,8 @@ def _tokenize(model: PlanningModel, body: TokenizeRequest) -> bytes:
     return response.model_dump_json(exclude_none=True).encode()
 
 
-def _detokenize(model: PlanningModel, body: DetokenizeRequest) -> bytes:
-    engine = model.engine
+def _detokenize(planner: ModelPlanner, body: DetokenizeRequest) -> bytes:
+    engine = planner.engine
     vocab_size = engine.facts.model_config.vocab_size
     limit = MAX_CONTEXTS * engine.facts.scheduler_config.max_model_len
     if len(body.tokens) > limit:
@@ -55,19 +50,6 @@ def _detokenize(model: PlanningModel, body: DetokenizeRequest) -> bytes:
         raise RequestError(f"tokens must be token ids from 0 to {vocab_size - 1}, got {largest}", "tokens")
     text = engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
     return DetokenizeResponse(prompt=text).model_dump_json().encode()
-
-
-def router(calls: ModelCalls) -> APIRouter:
-    """The route that describes a tokenizer."""
-    routes = APIRouter()
-
-    @routes.get("/tokenizer_info", responses={404: {"model": ErrorBody}})
-    async def get_tokenizer_info(request: Request, model: str | None = None) -> dict[str, str | None]:
-        """Return the special tokens and the chat template of a model (vLLM)."""
-        async with calls.lease("", ModelSelection(model), call_of(request)) as lease:
-            return lease.service.preparation.model.conversations.tokenizer_info()
-
-    return routes
 
 
 TOKENIZE: Final = Endpoint(

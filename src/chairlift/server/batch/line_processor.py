@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import EngineDeadError, RequestError
-from chairlift.server.api.endpoints import ENDPOINTS
+from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.batch.batch_lines import (
     BatchLineError,
     BatchRequestInput,

@@ -11,7 +11,7 @@ from chairlift.errors import RequestError
 from chairlift.structured_outputs import json_depth
 
 LARGE_BODY: Final = 32 << 10
-"""The size in bytes from which a body is prepared by a preparation worker, or on a thread without workers."""
+"""The size in bytes from which a body is parsed on a thread."""
 
 MAX_JSON_DEPTH: Final = 64
 """The maximum nesting depth of arrays and objects in a body."""

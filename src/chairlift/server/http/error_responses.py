@@ -43,8 +43,8 @@ def error_body(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorB
         info = ErrorInfo(message=error.text(is_admin=is_admin), type="service_unavailable_error", code=code)
         return 503, ErrorBody(error=info)
     if isinstance(error, OverloadedError):
-        is_unavailable = error.code in ("shutting_down", "preparation_failed")
-        status, kind = (503, "service_unavailable_error") if is_unavailable else (429, "rate_limit_error")
+        is_draining = error.code == "shutting_down"
+        status, kind = (503, "service_unavailable_error") if is_draining else (429, "rate_limit_error")
         return status, ErrorBody(error=ErrorInfo(message=error.text(is_admin=is_admin), type=kind, code=error.code))
     if isinstance(error, DeadlineError):
         info = ErrorInfo(message=str(error), type="timeout_error", param="timeout", code="deadline_exceeded")

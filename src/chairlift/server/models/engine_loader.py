@@ -18,8 +18,6 @@ from chairlift.engine.startup.required_memory import plan_required_memory
 from chairlift.errors import EngineDeadError
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
-from chairlift.server.preparation.planners import Planners
-from chairlift.server.preparation.preparation import PreparationWorkers
 from chairlift.worker.memory import available_host_memory
 
 
@@ -63,11 +61,9 @@ class ProcessLoader:
 
     Args:
         watchdog_timeout: see ProcessClient.
-        planners: the planners of the endpoints.
     """
 
-    def __init__(self, watchdog_timeout: float, planners: Planners) -> None:
-        self._planners = planners
+    def __init__(self, watchdog_timeout: float) -> None:
         self._watchdog_timeout = watchdog_timeout
         self._turns = Path(tempfile.mkdtemp(prefix="chairlift-turns-"))
         self._starting: set[ProcessClient] = set()
@@ -97,9 +93,7 @@ class ProcessLoader:
         finally:
             with self._lock:
                 self._starting.discard(client)
-        api = model.spec.api
-        workers = PreparationWorkers.for_model(plan.config, client.engine.facts, api, self._planners)
-        service = ModelService(AsyncLLM(client=client), model.name, api, self._planners, workers)
+        service = ModelService(AsyncLLM(client=client), model.name, model.spec.api)
         trim_memory()
         return service
 

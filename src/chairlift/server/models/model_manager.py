@@ -369,7 +369,7 @@ class ModelManager:
             if model.loading is not None:
                 model.loading.cancel()
             if model.service is not None:
-                model.service.stop(reason)
+                model.service.llm.stop(reason)
 
     async def aclose(self, seconds: float | None = None) -> None:
         """Stop all engines, and wait until they have ended; see `AsyncLLM.aclose`."""

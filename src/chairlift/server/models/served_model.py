@@ -7,7 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Literal, TypeVar
 
 import psutil
 from starlette.exceptions import HTTPException
@@ -21,39 +22,38 @@ from chairlift.errors import Failure
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.model_spec import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.planners import Planners, PlanningModel
-from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
+from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.telemetry.engine_observer import EngineObserver, measure_engine
 from chairlift.server.telemetry.live_feed import LiveFeed
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+
+Result = TypeVar("Result")
+
+NUM_THREADS: Final = 16
+"""The number of threads that plan the requests of a model."""
 
 MAX_ENDED_REPLICAS: Final = 8
 """Number of replicas of a model whose requests are kept after they have ended."""
 
 
 class ModelService:
-    """A loaded model: its engine, and the preparation of its requests.
+    """A loaded model: its engine, and the threads that plan its requests.
 
     Args:
         llm: the engine, which is closed with the service.
         name: the name of the model in requests and responses.
         api: the options of the API.
-        planners: the planners of the endpoints.
-        workers: see `Preparation`.
+
+    Attributes:
+        planner: plans the requests for the model, on threads.
     """
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        name: str,
-        api: ApiOptions,
-        planners: Planners,
-        workers: PreparationWorkers | None,
-    ) -> None:
+    def __init__(self, llm: AsyncLLM, name: str, api: ApiOptions) -> None:
         self.llm = llm
         self.name = name
-        self.preparation = Preparation(PlanningModel(llm.engine, api), planners, workers)
+        self.planner = ModelPlanner(llm.engine, api)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
 
     @property
     def memory_bytes(self) -> int:
@@ -68,17 +68,16 @@ class ModelService:
     def start(self) -> None:
         """Connect the engine to the running event loop."""
         self.llm.open()
-        self.preparation.log_template_warnings()
+        self._threads.submit(self.planner.log_template_warnings)
 
-    def stop(self, reason: str) -> None:
-        """End all calls with an error, without waiting; call `aclose` afterwards."""
-        self.preparation.stop(reason)
-        self.llm.stop(reason)
+    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Call a function on a thread. A cancelled call that waits is not run."""
+        return await asyncio.wrap_future(self._threads.submit(function, *arguments))
 
     async def aclose(self, seconds: float | None = None) -> None:
-        """Stop the engine and the preparation workers; see `AsyncLLM.aclose`."""
+        """Stop the engine, and the threads after their current calls; see `AsyncLLM.aclose`."""
         await self.llm.aclose(seconds)
-        self.preparation.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class VisibleEngine(ABC):

@@ -148,12 +148,17 @@ class Conversation(Protocol):
         ...
 
 
-class ConversationPlanner:
-    """Plans requests with a conversation, for all endpoints that accept messages."""
+class ModelPlanner:
+    """Plans the requests of a model: those with a conversation itself, others in the modules of their endpoints.
+
+    Attributes:
+        engine: the engine of the model.
+        options: how the API renders prompts and parses answers.
+    """
 
     def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
-        self._engine = engine
-        self._options = options
+        self.engine = engine
+        self.options = options
         self._template: ChatTemplate | None = engine.tokenizer.chat_template
         if options.chat_template is not None:
             self._template = ChatTemplate(options.chat_template, engine.tokenizer.special_tokens)
@@ -167,16 +172,10 @@ class ConversationPlanner:
                 "separates reasoning itself: leave out reasoning_parser, or set it to none"
             )
 
-    def tokenizer_info(self) -> dict[str, str | None]:
-        """The special tokens by their roles, and the chat template, as in vLLM."""
-        template = None if self._template is None else self._template.text
-        tokens = self._engine.tokenizer.special_tokens
-        return {"tokenizer_class": "PreTrainedTokenizerFast", **tokens, "chat_template": template}
-
     def log_template_warnings(self) -> None:
         """Render probe conversations, and log a warning for each special token that the chat template loses."""
-        if self._template is not None and not self._options.allow_special_tokens_in_content:
-            log_template_problems(self._template, self._engine.tokenizer)
+        if self._template is not None and not self.options.allow_special_tokens_in_content:
+            log_template_problems(self._template, self.engine.tokenizer)
 
     def plan(self, conversation: Conversation) -> ChatPlan:
         """The plan of a conversation; raises RequestError."""
@@ -191,7 +190,7 @@ class ConversationPlanner:
         reasoning = self._reasoning_in(text, None if body.continue_final_message else body.thinking_token_budget)
         with attribute_errors_to(body.constraint_field):
             params, ignored = self._params(body, tools, reasoning)
-        token_ids = self._engine.input_processor.encode_text(
+        token_ids = self.engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
         last = body.messages[-1].for_template()
@@ -204,7 +203,7 @@ class ConversationPlanner:
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
             ignored=(*ignored, *self._ignored(conversation, body, reasoning)),
-            clamps_max_tokens=conversation.clamps_max_tokens or self._options.clamp_max_tokens,
+            clamps_max_tokens=conversation.clamps_max_tokens or self.options.clamp_max_tokens,
         )
 
     def _ignored(self, given: Conversation, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
@@ -218,7 +217,7 @@ class ConversationPlanner:
         body = conversation.to_chat()
         text = self._render(body, self._tools(body))
         adds_special = bool(body.add_special_tokens)
-        return self._engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
+        return self.engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
 
     def _tools(self, body: ChatCompletionRequest) -> _ToolSelection:
         tools, mode = select_tools(body.tools or [], body.tool_choice)
@@ -229,7 +228,7 @@ class ConversationPlanner:
     ) -> tuple[SamplingParams, list[str]]:
         """The sampling parameters, and the parts of the schemas of tools that are not followed."""
         overrides: dict[str, Any] = {"max_tokens": body.output_limit(), "logprobs": body.num_logprobs()}
-        tokenizer = self._engine.tokenizer
+        tokenizer = self.engine.tokenizer
         assert isinstance(tokenizer, Tokenizer), "a conversation has been rendered"
         symbol = partial(marker_symbol, tokenizer=tokenizer)
         constraint, ignored = tools.constraint(body.constraint(), self._calls, symbol)
@@ -238,14 +237,14 @@ class ConversationPlanner:
         overrides["structured_outputs"] = None if constraint is None else replace(constraint, reasoning=reasoning)
         if self._needs_special_tokens(tools):
             overrides["skip_special_tokens"] = False
-        return body.sampling_params(self._engine.facts.sampling_defaults, **overrides), ignored
+        return body.sampling_params(self.engine.facts.sampling_defaults, **overrides), ignored
 
     def _needs_special_tokens(self, tools: _ToolSelection) -> bool:
         """Whether markers of tool calls or reasoning are special tokens, which are omitted from text by default."""
         markers = self._calls.markers if tools.mode == "auto" or self._calls.is_harmony else ()
         if self._reasoning is not None:
             markers += (self._reasoning.opening, self._reasoning.closing)
-        return any(map(self._engine.tokenizer.is_special, markers))
+        return any(map(self.engine.tokenizer.is_special, markers))
 
     def _reasoning_in(self, prompt: str, max_tokens: int | None) -> Reasoning | None:
         """The reasoning that an answer to this prompt may begin with; None if the prompt has already ended it."""
@@ -259,7 +258,7 @@ class ConversationPlanner:
         self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool
     ) -> Callable[[], AnswerParser]:
         if self._calls.is_harmony and not is_structured:
-            return partial(HarmonyParser, tools.names, tools.max_calls, self._options.reasoning_parser != "none")
+            return partial(HarmonyParser, tools.names, tools.max_calls, self.options.reasoning_parser != "none")
         rest = tools.new_parser(self._calls)
         return rest if reasoning is None else partial(ReasoningParser, reasoning, rest)
 
@@ -277,7 +276,7 @@ class ConversationPlanner:
                 field,
             )
         text = self._render_turns(template, body, declared, variables)
-        return template_text(text) if self._options.allow_special_tokens_in_content else text
+        return template_text(text) if self.options.allow_special_tokens_in_content else text
 
     def _render_turns(
         self,
@@ -336,7 +335,7 @@ class ConversationPlanner:
                 "chat_template",
             )
         if self._template is None:
-            self._engine.tokenizer.render_chat([])  # Raises the error for the missing template.
+            self.engine.tokenizer.render_chat([])  # Raises the error for the missing template.
             raise AssertionError("unreachable")
         return self._template
 

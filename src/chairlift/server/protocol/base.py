@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -37,13 +37,10 @@ class RequestBody(BaseModel):
     invalid values.
 
     Attributes:
-        content_fields: fields that are not read after planning, with their empty values. They may be large, so a
-            preparation worker does not send them back.
         advisory_fields: the advisory fields, with the values that describe what the server does anyway.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    content_fields: ClassVar[dict[str, Any]] = {}
     advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @classmethod
@@ -55,10 +52,6 @@ class RequestBody(BaseModel):
     def chat_field_names(self) -> Mapping[str, str]:
         """Name of a field of chat completions -> its name at this endpoint, if it differs."""
         return {}
-
-    def without_content(self) -> Self:
-        """A copy with empty `content_fields`."""
-        return self.model_copy(update=self.content_fields)
 
     def ignored_fields(self) -> list[str]:
         """The advisory fields that have no effect, also those of bodies in other fields."""

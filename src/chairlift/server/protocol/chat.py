@@ -179,13 +179,6 @@ ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(di
 class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     """The body of POST /v1/chat/completions."""
 
-    content_fields: ClassVar[dict[str, Any]] = {
-        "messages": [],
-        "tools": None,
-        "documents": None,
-        "chat_template": None,
-        "chat_template_kwargs": None,
-    }
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None

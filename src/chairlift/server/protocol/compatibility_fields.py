@@ -63,7 +63,7 @@ class CompatibilityFields(RequestBody):
     }
 
     def ignored_content(self) -> list[str]:
-        """The parts of `content_fields` that have no effect, such as fields of messages and tools."""
+        """The fields of messages and tools that have no effect."""
         return []
 
     user: str | None = Field(None, description="Identifies the end user; has no effect.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -17,7 +17,6 @@ from chairlift.server.protocol.sampling import SamplingFields
 class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
     """The body of POST /v1/completions."""
 
-    content_fields: ClassVar[dict[str, Any]] = {"prompt": ""}
     prompt: (
         str
         | Annotated[list[str], Field(max_length=MAX_PROMPTS)]

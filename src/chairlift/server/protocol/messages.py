@@ -155,7 +155,6 @@ class OutputConfig(RequestBody):
 class ConversationFields(RequestBody):
     """The fields that define the prompt."""
 
-    content_fields: ClassVar[dict[str, Any]] = {"messages": [], "system": None, "tools": None}
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | TextBlocks | None = None
@@ -228,12 +227,6 @@ class ConversationFields(RequestBody):
 
 class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
     """The body of POST /v1/messages/count_tokens."""
-
-    content_fields: ClassVar[dict[str, Any]] = {
-        **ConversationFields.content_fields,
-        "output_config": None,
-        "output_format": None,
-    }
 
     def to_chat(self) -> ChatCompletionRequest:
         """The corresponding chat request; raises RequestError."""

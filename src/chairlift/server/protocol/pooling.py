@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -17,7 +17,6 @@ Tokens = Annotated[list[int], Field(min_length=1)]
 class EmbeddingRequest(CallFields):
     """The body of POST /v1/embeddings."""
 
-    content_fields: ClassVar[dict[str, Any]] = {"input": ""}
     input: str | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
@@ -48,7 +47,6 @@ class EmbeddingResponse(BaseModel):
 class ScoreRequest(CallFields):
     """The body of POST /v1/score: one first text for all second texts, or one for each."""
 
-    content_fields: ClassVar[dict[str, Any]] = {"text_1": ""}
     text_1: str | Texts
     text_2: str | Texts
 
@@ -75,7 +73,6 @@ class RerankDocument(RequestBody):
 class RerankRequest(CallFields):
     """The body of POST /v1/rerank and /v2/rerank."""
 
-    # The documents are part of the response.
     query: str
     documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_PROMPTS)]
     top_n: int | None = Field(None, ge=0, description="Number of results; null or 0 for all.")

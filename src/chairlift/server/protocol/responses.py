@@ -64,8 +64,6 @@ class ResponsesStreamOptions(RequestBody):
 class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     """The body of POST /v1/responses."""
 
-    # Tools and instructions are not among these, because the response repeats them.
-    content_fields: ClassVar[dict[str, Any]] = {"input": ""}
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None

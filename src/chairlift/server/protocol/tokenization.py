@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -18,7 +18,6 @@ CHAT_ONLY_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_tem
 class TokenizeRequest(RequestBody):
     """The body of POST /tokenize: a prompt or messages."""
 
-    content_fields: ClassVar[dict[str, Any]] = {"prompt": None, "messages": None, "tools": None}
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
@@ -52,7 +51,6 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(RequestBody):
-    content_fields: ClassVar[dict[str, Any]] = {"tokens": []}
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
 
