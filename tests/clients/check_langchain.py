@@ -26,12 +26,12 @@ class Weather(BaseModel):
 
 
 def check_completions() -> None:
-    """Check completions without and with streaming, and the best of several choices."""
+    """Check completions without and with streaming, and several choices."""
     completions = OpenAI(**{**COMMON, "max_tokens": 8})
     whole = completions.invoke("The capital of France is")
     assert whole.startswith(" Paris"), whole
     assert "".join(completions.stream("The capital of France is")) == whole
-    several = OpenAI(**{**COMMON, "max_tokens": 8, "temperature": 1, "n": 2, "best_of": 3})
+    several = OpenAI(**{**COMMON, "max_tokens": 8, "temperature": 1, "n": 2})
     assert [len(choices) for choices in several.generate(["One,", "Two,"]).generations] == [2, 2]
 
 

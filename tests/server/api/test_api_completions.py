@@ -1,4 +1,4 @@
-"""Fields of completions: echo, best_of, timings, token ids, and invalid values."""
+"""Fields of completions: echo, timings, token ids, and invalid values."""
 
 from __future__ import annotations
 
@@ -98,20 +98,6 @@ def test_beam_search_returns_the_best_answers_first(api_server: RunningServer) -
     assert body["usage"]["completion_tokens"] == 4 * 6
 
 
-def test_best_of_returns_the_answers_with_the_highest_mean_logprob(api_server: RunningServer) -> None:
-    common = {"temperature": 1.5, "seed": 11, "max_tokens": 6, "logprobs": 0}
-    all_answers = complete(api_server, n=6, **common)["choices"]
-    means = {
-        choice["text"]: sum(choice["logprobs"]["token_logprobs"]) / len(choice["logprobs"]["token_logprobs"])
-        for choice in all_answers
-    }
-    best = complete(api_server, n=2, best_of=6, **common)
-    assert [choice["text"] for choice in best["choices"]] == sorted(means, key=means.__getitem__, reverse=True)[:2]
-    assert [choice["index"] for choice in best["choices"]] == [0, 1]
-    assert best["usage"]["completion_tokens"] == sum(len(c["logprobs"]["tokens"]) for c in all_answers)
-    assert complete(api_server, n=1, best_of=3, temperature=1.5)["choices"][0]["logprobs"] is None
-
-
 def test_a_stop_token_is_omitted_from_the_text_by_default(api_server: RunningServer) -> None:
     whole = complete(api_server, ignore_eos=True, return_token_ids=True)["choices"][0]
     stop = whole["token_ids"][-1]
@@ -144,10 +130,8 @@ def test_structured_outputs_constrain_the_answer(api_server: RunningServer) -> N
 @pytest.mark.parametrize(
     ("fields", "param", "expected"),
     [
-        ({"best_of": 2, "n": 3}, "best_of", "at least n=3"),
-        ({"best_of": 3, "stream": True}, "best_of", "cannot be streamed"),
+        ({"best_of": 2}, "best_of", "best_of must be 1, got 2"),
         ({"use_beam_search": True, "n": 2, "stream": True}, "use_beam_search", "cannot be streamed"),
-        ({"use_beam_search": True, "n": 2, "best_of": 4}, "best_of", "cannot be combined with use_beam_search"),
         ({"length_penalty": 2.0}, "length_penalty", "needs use_beam_search"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ({"suffix": "x"}, "suffix", "got 'x'"),

@@ -56,7 +56,7 @@ def without_ids(value: Any) -> Any:
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "one two", "max_tokens": 4, "echo": True, "logprobs": 1, **GREEDY}),
-    ("/v1/completions", {"prompt": [[3, 4], [5]], "max_tokens": 2, "n": 2, "best_of": 2, **GREEDY}),
+    ("/v1/completions", {"prompt": [[3, 4], [5]], "max_tokens": 2, "n": 2, **GREEDY}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 6, "structured_outputs": {"choice": ["yes", "no"]}, **GREEDY}),
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **GREEDY}),
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 30, **FORCED, **GREEDY}),

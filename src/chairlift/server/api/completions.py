@@ -42,10 +42,9 @@ class CompletionCall(GeneratingCall[CompletionRequest, RequestPlan]):
     """One call of /v1/completions."""
 
     def response(self, outputs: list[RequestOutput]) -> CompletionResponse:
-        choices = []
-        for index, output in enumerate(outputs):
-            best = _best_answers(output.outputs, self.body.num_choices())
-            choices += [self._choice(index, output, answer) for answer in best]
+        choices = [
+            self._choice(index, output, answer) for index, output in enumerate(outputs) for answer in output.outputs
+        ]
         if self.body.is_echo_only:
             self.usage.completion_tokens = 0
         return CompletionResponse(
@@ -108,19 +107,6 @@ class CompletionCall(GeneratingCall[CompletionRequest, RequestPlan]):
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
             token_ids=answer.token_ids if body.return_token_ids else None,
         )
-
-
-def _best_answers(answers: list[CompletionOutput], count: int) -> list[CompletionOutput]:
-    """The `count` answers with the highest mean logprob per token, in descending order, as OpenAI ranks them."""
-    if len(answers) <= count:
-        return answers
-    ranked = sorted(answers, key=_mean_logprob, reverse=True)[:count]
-    return [replace(answer, index=index) for index, answer in enumerate(ranked)]
-
-
-def _mean_logprob(answer: CompletionOutput) -> float:
-    logprobs = answer.logprobs or []
-    return sum(position.token.logprob for position in logprobs) / max(1, len(logprobs))
 
 
 class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):

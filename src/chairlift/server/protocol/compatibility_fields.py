@@ -96,6 +96,7 @@ class CompletionsCompatibilityFields(SamplingCompatibilityFields):
     """Accepted by /v1/completions."""
 
     suffix: Literal[""] | None = Field(None, description="Insertion before a suffix is not supported.")
+    best_of: Literal[1] | None = Field(None, description="Deprecated by OpenAI; use `n`.")
     prompt_embeds: None = Field(None, description="Prompts are text or token ids.")
 
 

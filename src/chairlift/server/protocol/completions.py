@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
-from chairlift.sampling_params import MAX_N, SamplingDefaults, SamplingParams
+from chairlift.sampling_params import SamplingDefaults, SamplingParams
 from chairlift.server.protocol.base import Timings, UsageInfo, omitted_if_null
 from chairlift.server.protocol.compatibility_fields import CompletionsCompatibilityFields
 from chairlift.server.protocol.item_limits import MAX_PROMPTS
@@ -25,9 +25,6 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
     )
     max_tokens: int | None = 16
     logprobs: int | None = None
-    best_of: int | None = Field(
-        None, description="Number of answers to generate; the `n` with the highest mean logprob are returned."
-    )
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts as a list; raises RequestError if it is empty."""
@@ -47,25 +44,9 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
         overrides: dict[str, Any] = {"logprobs": self.logprobs}
         if self.max_tokens is not None:  # null selects the default.
             overrides["max_tokens"] = 1 if self.is_echo_only else self.max_tokens
-        if self.best_of is not None:
-            self._check_best_of(self.best_of)
-            overrides |= {"n": self.best_of, "logprobs": self.logprobs or 0}
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             overrides["prompt_logprobs"] = self.logprobs
         return self.sampling_params(defaults, **overrides)
-
-    def _check_best_of(self, best_of: int) -> None:
-        if self.use_beam_search:
-            raise RequestError(
-                f"best_of={best_of} cannot be combined with use_beam_search, which has n beams: remove best_of",
-                "best_of",
-            )
-        if not self.num_choices() <= best_of <= MAX_N:
-            raise RequestError(
-                f"best_of must be at least n={self.num_choices()} and at most {MAX_N}, got {best_of}", "best_of"
-            )
-        if self.stream and best_of > self.num_choices():
-            raise RequestError(f"best_of={best_of} cannot be streamed: leave out stream or best_of", "best_of")
 
 
 class CompletionLogprobs(BaseModel):
