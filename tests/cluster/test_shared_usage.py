@@ -10,7 +10,6 @@ from chairlift.cluster import shared_usage
 from chairlift.cluster.shared_usage import share_usage
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator, UsageSender
 from chairlift.errors import OverloadedError
-from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 
@@ -46,7 +45,7 @@ class Ingresses:
 
     def admits(self, index: int) -> bool:
         try:
-            self.all[index].admit(INFO, [[1, 2, 3]], SamplingParams()).close()
+            self.all[index].admit(INFO, [[1, 2, 3]]).close()
         except OverloadedError:
             return False
         return True
@@ -94,11 +93,11 @@ def test_a_restarted_aggregator_charges_no_key_again() -> None:
 
 def test_concurrent_calls_count_over_all_ingresses() -> None:
     ingresses = Ingresses(2, KeyLimits(max_concurrent=2))
-    permits = [ingresses.all[0].admit(INFO, [[1]], SamplingParams()) for _ in range(2)]
+    permits = [ingresses.all[0].admit(INFO, [[1]]) for _ in range(2)]
     assert ingresses.admits(1)
     ingresses.sync()
     with pytest.raises(OverloadedError, match="has 2 calls in progress, and its limit is max_concurrent=2"):
-        ingresses.all[1].admit(INFO, [[1]], SamplingParams())
+        ingresses.all[1].admit(INFO, [[1]])
     for permit in permits:
         permit.close()
     ingresses.sync()
@@ -124,7 +123,7 @@ def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
     ingresses = Ingresses(1, KeyLimits(max_concurrent=2))
     admitted: list[bool] = []
     usages: list[Usage] = []
-    permit = ingresses.all[0].admit(INFO, [[1, 2, 3]], SamplingParams())
+    permit = ingresses.all[0].admit(INFO, [[1, 2, 3]])
 
     async def exchange(_sender_id: str, _number: int, usage: Usage) -> Usage:
         usages.append(usage)

@@ -13,7 +13,6 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.cluster.shared_usage import share_usage
 from chairlift.cluster.usage_aggregator import UsageExchange
-from chairlift.config import FAIR_POLICIES
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
@@ -59,8 +58,7 @@ def build_cluster_app(
     Args:
         exchange: exchanges the use of keys with other ingresses; None if there are none.
     """
-    is_fair = any(spec.config.scheduling_policy in FAIR_POLICIES for spec in setup.models)
-    admission = AdmissionController(setup.limits, setup.access.keys, is_fair=is_fair)
+    admission = AdmissionController(setup.limits, setup.access.keys)
     models = []
     for spec in setup.models:
         client = clients[spec.name]

@@ -16,7 +16,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chairlift.config import FAIR_POLICIES
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
 from chairlift.server.access.admission import AdmissionController
@@ -65,11 +64,9 @@ def create_app(
         api: the options of the API. Default: `ApiOptions()`.
         on_ready, observability, cors, allowed_hosts, pages: see `create_models_app`.
     """
-    is_fair = llm.engine.facts.scheduler_config.scheduling_policy in FAIR_POLICIES
-    admission = AdmissionController(limits, keys, is_fair=is_fair)
     return create_models_app(
         make_single_manager(llm, served_model_name, api),
-        admission,
+        AdmissionController(limits, keys),
         on_ready,
         observability=observability,
         cors=cors,

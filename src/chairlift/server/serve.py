@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from chairlift.config import FAIR_POLICIES, EngineConfig
+from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
@@ -104,7 +104,7 @@ def run(
     from chairlift.server.models.model_manager import ModelManager
     from chairlift.server.models.served_model import ServedModel
 
-    admission = AdmissionController(options.limits, access.keys, is_fair=config.scheduling_policy in FAIR_POLICIES)
+    admission = AdmissionController(options.limits, access.keys)
     if engine is not None:
         manager = _manage_one_model(engine, options.served_model_name, options.api)
         if cluster is not None:

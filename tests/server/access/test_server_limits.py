@@ -157,11 +157,9 @@ def test_a_full_queue_rejects_calls_with_retry_after(server: RunningServer) -> N
 
 def test_a_deadline_ends_calls_and_streams_with_an_error(server: RunningServer) -> None:
     late = server.post("/v1/completions", completion_body(200, timeout=0.2), "ops-secret")
-    if late.status_code != 408:  # An estimate may reject it immediately, which is a 408 too.
-        raise AssertionError(late.text)
+    assert late.status_code == 408, late.text
     assert late.json()["error"]["code"] == "deadline_exceeded"
     assert late.headers["x-should-retry"] == "false"
-    server.admission.service_rate.__init__()  # type: ignore[misc]  # Without measurements the call is admitted.
     gate, scheduler = server.hold_steps(), server.llm.engine.core.scheduler
     gate.allow(2)
     with (
@@ -196,7 +194,6 @@ def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
         return submit(plan)
 
     executor.submit = hangs
-    server.admission.service_rate.__init__()  # type: ignore[misc]
     answer = server.post("/v1/completions", completion_body(5, timeout=0.3), "ops-secret")
     may_continue.set()
     assert answer.status_code == 408

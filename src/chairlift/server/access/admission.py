@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chairlift.clock import format_duration
 from chairlift.counts import counted
-from chairlift.errors import DeadlineError, OverloadedError, RequestError
+from chairlift.errors import OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
-from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.keys import KeyInfo, KeyRing
 from chairlift.server.access.rate_limits import KeyMeter
-from chairlift.server.access.service_rate import ServiceRate
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.slo import SLO
+
+QUEUE_RETRY_SECONDS = 1.0
+"""The `Retry-After` of a call for which the queue is full."""
 
 DEADLINE_GRACE_SECONDS = 1.0
 """Seconds that the engine has after a deadline to finish its step and report the expired request."""
@@ -42,8 +42,6 @@ class AdmissionController:
     It must be used on the event loop only.
 
     Args:
-        is_fair: whether the engine schedules tenants fairly, so that a request waits for at most as many requests of
-            another tenant as of its own.
         clock: a monotonic clock in seconds, so that setting the time of the machine moves no limit or deadline.
     """
 
@@ -52,25 +50,20 @@ class AdmissionController:
         limits: ServerLimits | None = None,
         keys: KeyRing | None = None,
         *,
-        is_fair: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.clock = clock
         self.is_draining = False
-        self.service_rate = ServiceRate()
         self.queue = WaitingPrompts()
         self.num_calls = 0
-        self._is_fair = is_fair
         self.keys = keys or KeyRing()
         self._meters: dict[str, KeyMeter] = {}
-        self._queues: dict[str, WaitingPrompts] = {}
 
     def admit(
         self,
         key: KeyInfo,
         prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
         *,
         timeout: float | None = None,
         cache_salt: str | None = None,
@@ -87,7 +80,6 @@ class AdmissionController:
 
         Raises:
             OverloadedError: the queue is full, a limit of the key has been reached, or the server drains.
-            DeadlineError: the call cannot finish within `timeout`.
             RequestError: `timeout` is invalid, or the call exceeds a limit even when the server is idle.
         """
         num_tokens = sum(map(len, prompts))
@@ -101,7 +93,6 @@ class AdmissionController:
         meter = self._meter(key)
         meter.check_call()
         meter.check("tokens", num_tokens)
-        self._check_deadline(key, len(prompts), num_tokens, params, timeout)
         meter.record("requests", 1.0)
         meter.record("tokens", num_tokens)
         deadline = None if timeout is None else self.clock() + timeout
@@ -196,58 +187,10 @@ class AdmissionController:
                 raise RequestError(f"{more} {unit} in one call, and max_queued_{unit}={limit}: send fewer", "prompt")
         for unit, waiting, more, limit in bounds:
             if waiting + more > limit:
-                raise self._queue_full_error(f"max_queued_{unit}={limit}", (waiting + more - limit) / waiting)
-
-    def _queue_full_error(self, bound: str, share: float) -> OverloadedError:
-        """The error for a full queue. It suggests a retry when the fraction `share` of the queue has been served."""
-        queue = self.queue
-        seconds = self.service_rate.seconds_until_first_token(
-            math.ceil(queue.num_requests * share), math.ceil(queue.num_tokens * share)
-        )
-        retry_after = 1.0 if seconds is None else max(1.0, seconds)
-        waiting = f"{counted(queue.num_requests, 'waiting request')} with {counted(queue.num_tokens, 'prompt token')}"
-        message = f"the queue is full: {waiting}, and {bound}; try again in about {math.ceil(retry_after)} s"
-        return OverloadedError(message, retry_after, "queue_full")
-
-    def _check_deadline(
-        self, key: KeyInfo, num_requests: int, num_tokens: int, params: SamplingParams, timeout: float | None
-    ) -> None:
-        if timeout is None:
-            return
-        ahead = self._prompts_ahead(key)
-        wait = self.service_rate.seconds_until_first_token(
-            ahead.num_requests + num_requests, ahead.num_tokens + num_tokens
-        )
-        least = params.max_tokens if params.ignore_eos and not params.stop else params.min_tokens
-        needed = (wait or 0.0) + self.service_rate.seconds_for_output(least or 0)
-        if needed > timeout:
-            raise DeadlineError(
-                f"timeout={timeout:g} s cannot be met: it would take about {format_duration(needed)}, "
-                f"behind {counted(ahead.num_requests, 'request')} with {counted(ahead.num_tokens, 'prompt token')}"
-            )
-
-    def _prompts_ahead(self, key: KeyInfo) -> WaitingPrompts:
-        """The prompts that are served before a new request of this key.
-
-        Under fair scheduling these are at most as many prompts of another tenant as of its own.
-        """
-        if not self._is_fair:
-            return self.queue
-        own = self._queues.get(key.tenant, WaitingPrompts())
-        others = [queue for tenant, queue in self._queues.items() if tenant != key.tenant]
-        return WaitingPrompts(
-            own.num_requests + sum(min(other.num_requests, own.num_requests) for other in others),
-            own.num_tokens + sum(min(other.num_tokens, own.num_tokens) for other in others),
-        )
-
-    def add_waiting(self, tenant: str, num_requests: int, num_tokens: int) -> None:
-        """Count prompts of a tenant that begin to wait for their first token; negative numbers if they stop waiting."""
-        self.queue.add(num_requests, num_tokens)
-        own = self._queues.setdefault(tenant, WaitingPrompts())
-        own.add(num_requests, num_tokens)
-        if not own.num_requests:
-            del self._queues[tenant]
-        self.service_rate.set_waiting(self.queue.num_requests > 0, self.clock())
+                counts = f"{counted(queue.num_requests, 'waiting request')} with "
+                counts += counted(queue.num_tokens, "prompt token")
+                message = f"the queue is full: {counts}, and max_queued_{unit}={limit}; try again later"
+                raise OverloadedError(message, QUEUE_RETRY_SECONDS, "queue_full")
 
 
 class CallSlot:
@@ -289,7 +232,7 @@ class Permit:
 
     def track_prompt(self, num_prompt_tokens: int) -> QueuedPrompt:
         """Count a prompt that is sent to the engine. The caller must pass its outputs to the returned object."""
-        entry = QueuedPrompt(self._slot, self.tenant, num_prompt_tokens)
+        entry = QueuedPrompt(self._slot, num_prompt_tokens)
         self._entries.append(entry)
         return entry
 
@@ -314,31 +257,21 @@ class Permit:
 class QueuedPrompt:
     """A prompt that counts as waiting until its first token, and whose output tokens are counted."""
 
-    def __init__(self, slot: CallSlot, tenant: str, num_prompt_tokens: int) -> None:
-        self._admission = slot.admission
-        self._meter = slot.meter
-        self._tenant = tenant
+    def __init__(self, slot: CallSlot, num_prompt_tokens: int) -> None:
+        self._queue, self._meter = slot.admission.queue, slot.meter
         self._num_prompt_tokens = num_prompt_tokens
-        self._first_token_at: float | None = None
-        self._num_tokens = 0  # Of the first one of `n` answers.
         self._is_waiting = True
-        self._admission.add_waiting(tenant, 1, num_prompt_tokens)
+        self._queue.add(1, num_prompt_tokens)
 
     def record_output(self, output: RequestOutput) -> None:
         """Count new output of the prompt."""
         num_new = sum(len(answer.token_ids) for answer in output.outputs)
-        now = self._admission.clock()
         self._meter.record("tokens", num_new)
-        self._num_tokens += sum(len(answer.token_ids) for answer in output.outputs if answer.index == 0)
-        if self._first_token_at is None and num_new:
-            self._first_token_at = now
-            self._admission.service_rate.record_first_token(self._num_prompt_tokens)
+        if num_new:
             self.leave_queue()
-        if output.finished and self._first_token_at is not None:
-            self._admission.service_rate.record_output(now - self._first_token_at, self._num_tokens)
 
     def leave_queue(self) -> None:
         """Stop counting the prompt as waiting. Further calls have no effect."""
         if self._is_waiting:
             self._is_waiting = False
-            self._admission.add_waiting(self._tenant, -1, -self._num_prompt_tokens)
+            self._queue.add(-1, -self._num_prompt_tokens)

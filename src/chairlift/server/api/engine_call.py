@@ -79,7 +79,6 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         self.permit = context.admission.admit(
             record.key,
             token_ids,
-            plan.params,
             timeout=_remaining_seconds(body.timeout, record.model_seconds),
             cache_salt=body.cache_salt,
             slot=record.slot,

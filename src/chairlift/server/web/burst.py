@@ -45,7 +45,7 @@ async def start_burst(
         )
     lengths = _draw_lengths(body)
     prompt_lengths = [range(length) for length, _ in lengths]
-    permit = admission.admit(key, prompt_lengths, SamplingParams(max_tokens=1), slot=slot)
+    permit = admission.admit(key, prompt_lengths, slot=slot)
     burst_id = f"burst-{uuid.uuid4().hex[:12]}"
     requests: list[BurstRequest] = []
     generations: list[Generation] = []
