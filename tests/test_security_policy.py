@@ -14,7 +14,7 @@ from chairlift.grammar import checker, compiler
 from chairlift.loading.text import template_sandbox
 from chairlift.options import declared_options
 from chairlift.server.api import tokenization
-from chairlift.server.batch import batch_index, batch_lines, batch_runner
+from chairlift.server.batch import batch_files
 from chairlift.server.http import body_limits, http_protocol
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation import request_plan
@@ -34,9 +34,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     http_protocol: ("MAX_HEADER_BYTES", "MAX_PIPELINED", "WRITE_SECONDS", "KEEP_ALIVE_SECONDS"),
     checker: ("MEMORY_BYTES",),
     template_sandbox: ("CPU_SECONDS", "MAX_OUTPUT_CHARACTERS"),
-    batch_lines: ("MAX_LINE_BYTES",),
-    batch_index: ("MAX_LINES",),
-    batch_runner: ("MAX_BYTES_IN_FLIGHT",),
+    batch_files: ("MAX_LINE_BYTES", "MAX_LINES"),
 }
 
 ITEM_CONSTANTS: dict[ModuleType, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ import json
 from fuzz_targets import JSON, Target, altered, damaged, deep
 from hypothesis import strategies as st
 
-from chairlift.server.batch.batch_lines import BatchLineError, BatchRequestInput, parse_request
+from chairlift.server.batch.batch_files import BatchLineError, BatchRequestInput, parse_request
 
 
 def wire_targets() -> list[Target]:

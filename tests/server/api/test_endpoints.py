@@ -17,7 +17,7 @@ from chairlift import AsyncLLM
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.application import create_app
-from chairlift.server.batch.line_processor import LineProcessor
+from chairlift.server.batch.batch_runner import LineProcessor
 from chairlift.server.http.body_limits import LARGE_BODY
 from running_server import RunningServer, run_server
 

@@ -100,7 +100,7 @@ def test_a_killed_batch_is_resumed(model: str, tmp_path: Path) -> None:
     kept = results(target)
     assert len(kept) >= 12
     with target.open("ab") as file:
-        file.write(b'{"id": "batch_req_torn", "custom_id": "r')
+        file.write(b'{"id":"batch_req_torn","custom_id":"r')
     again = subprocess.run(command(model, source, target), stderr=subprocess.PIPE, text=True, check=True, timeout=120)
     assert f"{len(kept)} done in earlier runs, 0 remaining" in again.stderr
     assert results(target)[: len(kept)] == kept, "existing results are kept"

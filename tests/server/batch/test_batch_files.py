@@ -13,10 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.server.batch import batch_lines
-from chairlift.server.batch.batch_index import BatchIndex
-from chairlift.server.batch.batch_lines import BatchLineError, BatchRequestInput, answer_line, parse_request
-from chairlift.server.batch.batch_output import BatchOutput
+from chairlift.server.batch import batch_files as batch_files_module
+from chairlift.server.batch.batch_files import (
+    BatchIndex,
+    BatchLineError,
+    BatchOutput,
+    BatchRequestInput,
+    answer_line,
+    parse_request,
+)
 
 
 def test_a_duplicate_is_reported_with_both_lines(tmp_path: Path) -> None:
@@ -51,7 +56,7 @@ def test_invalid_lines_give_an_error_code(line: str, code: str) -> None:
 
 
 def test_a_line_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_lines, "MAX_LINE_BYTES", 300)
+    monkeypatch.setattr(batch_files_module, "MAX_LINE_BYTES", 300)
     long, short = request_line("long", prompt="x" * 1000), request_line("short", prompt="y")
     index = BatchIndex(write_lines(tmp_path / "in.jsonl", [long, short]))
     first, second = (parse_request(line, number) for number, line in index.unanswered())
@@ -62,7 +67,7 @@ def test_a_line_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "rest", [b'{"id": "batch_req_1", "custom', b"\0" * 5000, b'{"id":"batch_req_x","custom_id":"r1"}']
+    "rest", [b'{"id":"batch_req_1","custom', b"\0" * 5000, b'{"id":"batch_req_x","custom_id":"r1"}']
 )
 def test_an_incomplete_last_line_is_removed_and_answered_again(tmp_path: Path, rest: bytes) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(3)])
@@ -121,9 +126,7 @@ def test_a_full_disk_leaves_complete_lines(tmp_path: Path) -> None:
     script = f"""
 import resource, signal
 from pathlib import Path
-from chairlift.server.batch.batch_index import BatchIndex
-from chairlift.server.batch.batch_output import BatchOutput
-from chairlift.server.batch.batch_lines import answer_line
+from chairlift.server.batch.batch_files import BatchIndex, BatchOutput, answer_line
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
 output = BatchOutput(Path({str(out)!r}), BatchIndex(Path({str(path)!r})))

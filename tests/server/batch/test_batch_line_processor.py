@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from chairlift import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import EngineDeadError
-from chairlift.server.batch import line_processor
-from chairlift.server.batch.batch_runner import run_batch
-from chairlift.server.batch.line_processor import client_of
+from chairlift.server.batch import batch_runner
+from chairlift.server.batch.batch_runner import client_of, run_batch
 from tiny_engine import tiny_options
 
 
@@ -39,7 +38,7 @@ def test_a_call_is_repeated_while_the_server_is_overloaded(
 
         return client_of(busy_at_first)
 
-    monkeypatch.setattr(line_processor, "client_of", client_of_busy_app)
+    monkeypatch.setattr(batch_runner, "client_of", client_of_busy_app)
     source = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(5)])
     summary = run_batch(config, source, tmp_path / "out.jsonl")
     assert (summary.completed, summary.failed, num_calls) == (5, 0, 8)

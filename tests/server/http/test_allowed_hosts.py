@@ -117,7 +117,7 @@ def test_the_command_passes_the_hosts_to_the_server(monkeypatch: pytest.MonkeyPa
 def test_calls_of_the_application_without_a_socket_are_allowed(server: RunningServer) -> None:
     """The command `batch` calls an application that allows every host."""
     from chairlift.server.application import create_app
-    from chairlift.server.batch.line_processor import client_of
+    from chairlift.server.batch.batch_runner import client_of
 
     answer = asyncio.run(client_of(create_app(server.llm)).post("/detokenize", json={"tokens": [1]}))
     assert answer.status_code == 200

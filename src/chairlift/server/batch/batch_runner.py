@@ -9,27 +9,166 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import httpx
+import msgspec
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.progress import progress_bar
+from chairlift.errors import EngineDeadError, RequestError
+from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.application import create_app
-from chairlift.server.batch.batch_index import BatchIndex
-from chairlift.server.batch.batch_output import BatchOutput
-from chairlift.server.batch.line_processor import AnsweredLine, LineProcessor
+from chairlift.server.batch.batch_files import (
+    BatchIndex,
+    BatchLineError,
+    BatchOutput,
+    BatchRequestInput,
+    BatchResponseData,
+    DecodeError,
+    answer_line,
+    parse_request,
+    read_custom_id,
+)
+from chairlift.server.http.error_responses import error_body
 from chairlift.server.preparation.api_options import ApiOptions
 
 logger = logging.getLogger("chairlift")
 
+API_PREFIX: Final = "/v1/"
+
+RETRY_STATUSES: Final = (429, 503)
+"""A call that is answered with one of these statuses is sent again."""
+
+MAX_WAIT_SECONDS: Final = 5.0
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+
 CALLS_PER_SEQUENCE: Final = 2
 """Calls in flight per seat of the engine, so that a request is waiting whenever a seat becomes free."""
 
-MAX_BYTES_IN_FLIGHT: Final = 64 << 20
-"""No further line is read while the lines in flight have this size; parsing needs several times the size of a line."""
 
-OK: Final = 200
+@dataclass(frozen=True, slots=True)
+class AnsweredLine:
+    """A line of the output with its status and token counts. `status` is None if the input was not a valid request."""
+
+    line: bytes
+    status: int | None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    """Token counts with the names of completions and chat, or with those of responses and messages."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _RequestBody(msgspec.Struct):
+    stream: Any = None
+
+
+class _ResponseBody(msgspec.Struct):
+    id: str = ""
+    usage: _Usage | None = None
+
+
+class LineProcessor:
+    """Answers lines of a batch, any number of them concurrently.
+
+    Args:
+        app: the application of the server for `llm`.
+    """
+
+    def __init__(self, llm: AsyncLLM, app: FastAPI) -> None:
+        self._llm = llm
+        self._client = client_of(app)
+        self._urls = sorted(endpoint.path for endpoint in ENDPOINTS if endpoint.path.startswith(API_PREFIX))
+
+    async def answer(self, number: int, line: bytes) -> AnsweredLine:
+        """Return the result of line `number`.
+
+        Raises:
+            EngineDeadError: the engine died before it answered the line.
+        """
+        request = parse_request(line, number)
+        if isinstance(request, BatchRequestInput) and request.url not in self._urls:
+            request = BatchLineError(
+                "invalid_url", f"url must be one of {', '.join(self._urls)}; got {request.url!r:.80}", number
+            )
+        if isinstance(request, BatchLineError):
+            return AnsweredLine(answer_line(read_custom_id(line), error=request), None)
+        response = _rejected_stream() if _is_stream(request) else await self._call(request)
+        fields = _decode_response(response.content)
+        body = BatchResponseData(response.status_code, fields.id, msgspec.Raw(_one_line(response.content)))
+        usage = fields.usage or _Usage()
+        return AnsweredLine(
+            answer_line(request.custom_id, body),
+            response.status_code,
+            usage.prompt_tokens + usage.input_tokens,
+            usage.completion_tokens + usage.output_tokens,
+        )
+
+    async def _call(self, request: BatchRequestInput) -> httpx.Response:
+        """The response of the API; the call is repeated while the server is overloaded."""
+        while True:
+            response = await self._client.post(request.url, content=bytes(request.body), headers=JSON_HEADERS)
+            if response.status_code not in RETRY_STATUSES:
+                return response
+            if not self._llm.is_healthy:
+                raise EngineDeadError(f"the engine died: {response.text[:500]}")
+            seconds = float(response.headers.get("retry-after", "1"))
+            await asyncio.sleep(min(MAX_WAIT_SECONDS, seconds))
+
+
+def client_of(app: ASGIApp) -> httpx.AsyncClient:
+    """A client that calls an application without a socket."""
+
+    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception:  # Starlette sends a response with status 500 and then raises the error again.
+            logger.exception("POST %s failed", scope["path"])
+
+    transport = httpx.ASGITransport(logged)
+    return httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None)
+
+
+def _is_stream(request: BatchRequestInput) -> bool:
+    try:
+        return msgspec.json.decode(request.body, type=_RequestBody).stream is True
+    except DecodeError:
+        return False  # The API reports the error.
+
+
+def _rejected_stream() -> httpx.Response:
+    message = "stream must not be true in a batch: leave it out"
+    status, body = error_body(RequestError(message, "stream"))
+    return httpx.Response(status, json=body.model_dump())
+
+
+def _decode_response(body: bytes) -> _ResponseBody:
+    try:
+        return msgspec.json.decode(body, type=_ResponseBody)
+    except DecodeError:
+        return _ResponseBody()
+
+
+def _one_line(body: bytes) -> bytes:
+    """The body as JSON on one line. A body that is not valid JSON becomes a JSON string."""
+    if body.startswith(b"{") and b"\n" not in body:
+        return body
+    try:
+        return msgspec.json.format(body, indent=-1)
+    except DecodeError:
+        return msgspec.json.encode(body.decode(errors="replace"))
 
 
 @dataclass(slots=True)
@@ -55,7 +194,7 @@ class BatchSummary:
 
     def add(self, answer: AnsweredLine) -> None:
         self.remaining -= 1
-        if answer.status == OK:
+        if answer.status == HTTPStatus.OK:
             self.completed += 1
         else:
             self.failed += 1
@@ -143,8 +282,6 @@ class _BatchRunner:
         self._lines = lines
         self._output = output
         self._on_written = on_written
-        self._bytes_in_flight = 0
-        self._has_room = asyncio.Event()
 
     async def run(self, num_calls: int) -> None:
         """Answer all lines and write their results. If cancelled, write the results that exist."""
@@ -170,22 +307,8 @@ class _BatchRunner:
             raise errors.exceptions[0] from None
 
     async def _call(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
-        while (numbered := await self._next_line()) is not None:
-            number, line = numbered
-            self._bytes_in_flight += len(line)
-            try:
-                answer = await self._processor.answer(number, line)
-            finally:
-                self._bytes_in_flight -= len(line)
-                self._has_room.set()
-            await answers.put(answer)
-
-    async def _next_line(self) -> tuple[int, bytes] | None:
-        """Read a line once the lines in flight are below MAX_BYTES_IN_FLIGHT; the line itself may exceed the limit."""
-        while self._bytes_in_flight >= MAX_BYTES_IN_FLIGHT:
-            self._has_room.clear()
-            await self._has_room.wait()
-        return next(self._lines, None)
+        for number, line in self._lines:  # An iterator that all calls share.
+            await answers.put(await self._processor.answer(number, line))
 
     async def _write(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
         """Append results to the output file on a thread. Results that are available together are one append."""
