@@ -157,8 +157,7 @@ def create_models_app(
     _add_middlewares(app, admission.limits, keys, cors or CorsOptions())
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False)
     if observability is not None:
-        has_body = observability.access_log_bodies
-        app.add_middleware(CallLogMiddleware, observer=observers, listeners=listeners, has_body=has_body)
+        app.add_middleware(CallLogMiddleware, observer=observers, listeners=listeners)
     for kind in (ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)

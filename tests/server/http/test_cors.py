@@ -180,17 +180,6 @@ def test_a_body_that_needs_no_preflight_is_rejected(tiny_server: RunningServer) 
     assert answer.status_code == 400
 
 
-def test_credentials_follow_the_option(tiny_model_dir: Callable[..., Path]) -> None:
-    cors = CorsOptions((PAGE, "http://localhost:3000"), True)
-    with serve(tiny_model_dir("llama"), cors=cors) as server:
-        headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "GET"}
-        answer = httpx.options(server.url + PATH, headers=headers)
-        assert answer.status_code == 200
-        assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
-        assert answer.headers["access-control-allow-credentials"] == "true"
-        assert call(server, json=COMPLETION).headers["access-control-allow-credentials"] == "true"
-
-
 def test_an_asterisk_allows_every_page(tiny_model_dir: Callable[..., Path]) -> None:
     with serve(tiny_model_dir("llama"), cors=CorsOptions(("*",))) as server:
         assert preflight(server, FOREIGN).headers["access-control-allow-origin"] == "*"
@@ -214,8 +203,6 @@ def test_origins_that_browsers_send_are_valid(origin: str) -> None:
         (["--allowed-origins", '["https://A.example"]'], "is not an origin"),
         (["--allowed-origins", '["localhost:3000"]'], "is not an origin"),
         (["--allowed-origins", '["https://a b"]'], "is not an origin"),
-        (["--allowed-origins", '["*"]', "--allow-credentials"], "name the origins"),
-        (["--allow-credentials"], "no effect without allowed_origins"),
     ],
 )
 def test_errors_name_the_option(options: list[str], match: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +217,7 @@ def test_errors_name_the_option(options: list[str], match: str, monkeypatch: pyt
 def test_the_command_passes_the_lists_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr("chairlift.server.serve.run", lambda options, *_: given.append(options.access))
-    options = ["--allowed-origins", json.dumps([PAGE]), "--allow-credentials"]
-    result = invoke(["serve", *options])
+    result = invoke(["serve", "--allowed-origins", json.dumps([PAGE])])
     assert result.exception is None
     (access,) = given
-    assert access.cors == CorsOptions((PAGE,), allow_credentials=True)
+    assert access.cors == CorsOptions((PAGE,))

@@ -16,7 +16,6 @@ from certificates import self_signed
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.http.tls import load_tls_context
 from running_server import RunningServer, run_server
 
 
@@ -30,7 +29,7 @@ def server(tiny_model_dir: Callable[..., Path], pair: tuple[Path, Path]) -> Iter
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
     )
-    with run_server(llm, "tiny", tls=load_tls_context(*pair)) as running:
+    with run_server(llm, "tiny", tls=load_tls(*pair)) as running:
         running.slow_down(0.005)
         yield running
 
@@ -38,6 +37,12 @@ def server(tiny_model_dir: Callable[..., Path], pair: tuple[Path, Path]) -> Iter
 @pytest.fixture
 def trusting(pair: tuple[Path, Path]) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(pair[0]))
+
+
+def load_tls(certfile: Path, keyfile: Path) -> ssl.SSLContext:
+    context = AccessOptions(ssl_certfile=certfile, ssl_keyfile=keyfile).load_tls()
+    assert context is not None
+    return context
 
 
 def start_tls(server: RunningServer, context: ssl.SSLContext, receive_buffer: int | None = None) -> ssl.SSLSocket:
@@ -74,13 +79,16 @@ def client_hello(server_name: bytes) -> bytes:
 
 def test_a_key_of_another_certificate_is_rejected(pair: tuple[Path, Path], tmp_path: Path) -> None:
     _, other_key = self_signed(tmp_path)
-    with pytest.raises(ConfigError, match="the key is not that of the certificate"):
-        load_tls_context(pair[0], other_key)
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot be used \(KEY_VALUES_MISMATCH\): give complete PEM files",
+    ):
+        load_tls(pair[0], other_key)
 
 
 def test_an_encrypted_key_is_rejected_without_a_prompt(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is encrypted, and a server cannot prompt for a passphrase: decrypt it"):
-        load_tls_context(*self_signed(tmp_path, passphrase=b"secret"))
+        load_tls(*self_signed(tmp_path, passphrase=b"secret"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"hello\n"])
@@ -90,24 +98,15 @@ def test_files_without_pem_are_rejected_with_their_names(
     junk = tmp_path / "junk.pem"
     junk.write_bytes(content)
     for files in ((junk, pair[1]), (pair[0], junk), (pair[1], pair[0])):
-        with pytest.raises(
-            ConfigError, match=r"ssl_certfile=.* and ssl_keyfile=.*: they cannot be used .*complete PEM"
-        ):
-            load_tls_context(*files)
+        with pytest.raises(ConfigError, match=r"ssl_certfile=.* and ssl_keyfile=.* cannot be used .*complete PEM"):
+            load_tls(*files)
 
 
 def test_a_truncated_certificate_is_rejected(pair: tuple[Path, Path], tmp_path: Path) -> None:
     truncated = tmp_path / "truncated.pem"
     truncated.write_bytes(pair[0].read_bytes()[:300])
     with pytest.raises(ConfigError, match=r"cannot be used .*give complete PEM files"):
-        load_tls_context(truncated, pair[1])
-
-
-def test_the_file_that_cannot_be_opened_is_named(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^ssl_certfile=.*: cannot be opened \(Is a directory\)"):
-        load_tls_context(tmp_path, pair[1])
-    with pytest.raises(ConfigError, match=r"^ssl_keyfile=.*: cannot be opened \(No such file or directory\)"):
-        load_tls_context(pair[0], tmp_path / "missing")
+        load_tls(truncated, pair[1])
 
 
 def test_a_file_name_that_is_too_long_is_reported_as_missing(pair: tuple[Path, Path]) -> None:
@@ -117,8 +116,7 @@ def test_a_file_name_that_is_too_long_is_reported_as_missing(pair: tuple[Path, P
 
 def test_access_options_load_their_certificate(pair: tuple[Path, Path]) -> None:
     assert AccessOptions().load_tls() is None
-    context = AccessOptions(ssl_certfile=pair[0], ssl_keyfile=pair[1]).load_tls()
-    assert context is not None
+    context = load_tls(*pair)
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_RENEGOTIATION
 

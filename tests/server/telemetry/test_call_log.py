@@ -66,10 +66,8 @@ def observer() -> EngineObserver:
     return found
 
 
-def call(
-    observer: EngineObserver, app: ASGIApp, *listeners: CallListener, has_body: bool = False, **options: Any
-) -> None:
-    logged = CallLogMiddleware(app, observer, listeners, has_body)
+def call(observer: EngineObserver, app: ASGIApp, *listeners: CallListener, **options: Any) -> None:
+    logged = CallLogMiddleware(app, observer, listeners)
 
     async def ask() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(logged), base_url="http://server") as client:
@@ -105,11 +103,11 @@ def test_a_json_line_has_sizes_and_times_but_no_prompt(observer: EngineObserver,
     }
 
 
-def test_a_text_line_has_the_body_if_it_is_configured(observer: EngineObserver, tmp_path: Path) -> None:
-    call(observer, answering(404, None), AccessLog("text", tmp_path / "log"), has_body=True)
+def test_a_text_line_begins_with_seven_values_and_has_no_prompt(observer: EngineObserver, tmp_path: Path) -> None:
+    call(observer, answering(404, None), AccessLog("text", tmp_path / "log"))
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert " INFO 127.0.0.1 ann POST /v1/completions 404 duration=" in line
-    assert SECRET in line
+    assert SECRET not in line
 
 
 @pytest.mark.parametrize(

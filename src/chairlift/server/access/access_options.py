@@ -18,7 +18,6 @@ from chairlift.server.access.key_reload import KeyReloader
 from chairlift.server.access.keys import KeyRing, load_keys
 from chairlift.server.http.allowed_hosts import ANY_HOST, LOOPBACK_HOSTS, parse_host, parse_hosts
 from chairlift.server.http.cors import CorsOptions
-from chairlift.server.http.tls import load_tls_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +84,36 @@ class AccessOptions:
         return "http" if self.ssl_certfile is None else "https"
 
     def load_tls(self) -> ssl.SSLContext | None:
-        """Load the TLS context; None without TLS.
+        """Load the context of a server with TLS 1.2 and 1.3, without renegotiation; None without TLS.
+
+        The files are read once, so a renewed certificate is used after a restart.
 
         Raises:
-            ConfigError: as `load_tls_context`.
+            ConfigError: a file cannot be read or has other contents, or the key is encrypted, belongs to another
+                certificate, or is weaker than OpenSSL accepts.
         """
-        if self.ssl_certfile is None or self.ssl_keyfile is None:
+        certfile, keyfile = self.ssl_certfile, self.ssl_keyfile
+        if certfile is None or keyfile is None:
             return None
-        return load_tls_context(self.ssl_certfile, self.ssl_keyfile)
+
+        def reject_encrypted_key() -> str:
+            raise ConfigError(
+                f"ssl_keyfile={keyfile} is encrypted, and a server cannot prompt for a passphrase: decrypt it "
+                f"(openssl pkey -in {keyfile} -out decrypted.pem) and restrict the read access to the file"
+            )
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        try:
+            context.load_cert_chain(certfile, keyfile, reject_encrypted_key)
+        except OSError as error:  # ssl.SSLError is one.
+            reason = getattr(error, "reason", None) or error.strerror or error
+            raise ConfigError(
+                f"ssl_certfile={certfile} and ssl_keyfile={keyfile} cannot be used ({reason}): give complete PEM files "
+                "of a certificate and its key, which has at least 2048 bits (RSA) or 224 bits (elliptic curve)"
+            ) from None
+        return context
 
     def is_private(self, host: str) -> bool:
         """Whether a server on the address `host` is only for this machine: without keys, and on the loopback."""

@@ -21,8 +21,7 @@ class CorsOptions:
     """The CORS options of a server.
 
     Raises:
-        ConfigError: a value is not an origin that a browser can send, or credentials are allowed for every origin or
-            for none.
+        ConfigError: a value is not an origin that a browser can send.
     """
 
     OPTION_GROUP: ClassVar = "Browsers"
@@ -33,7 +32,6 @@ class CorsOptions:
         "Default: none.",
         parse=parse_names,
     )
-    allow_credentials: bool = option(False, "Allow these pages to send cookies and certificates.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -43,12 +41,6 @@ class CorsOptions:
                     f"allowed_origins: {origin!r} is not an origin; write SCHEME://HOST or SCHEME://HOST:PORT "
                     'in lower case, without a path or trailing slash, or "*" for every origin'
                 )
-        if self.allow_credentials and ANY in self.allowed_origins:
-            raise ConfigError(
-                'allow_credentials with allowed_origins=["*"] lets every page act for its visitor: name the origins'
-            )
-        if self.allow_credentials and not self.allowed_origins:
-            raise ConfigError("allow_credentials has no effect without allowed_origins: name the origins")
 
     def middleware_options(self) -> dict[str, Any]:
         """The arguments of Starlette's CORSMiddleware."""
@@ -56,6 +48,5 @@ class CorsOptions:
             "allow_origins": self.allowed_origins,
             "allow_methods": (ANY,),
             "allow_headers": (ANY,),
-            "allow_credentials": self.allow_credentials,
             "expose_headers": EXPOSED_HEADERS,
         }

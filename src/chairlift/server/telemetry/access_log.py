@@ -1,4 +1,4 @@
-"""The access log: one line for each call, with sizes and times, and with the request body if it is configured."""
+"""The access log: one line for each call, with sizes and times."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
         "is_disconnected": record.is_disconnected or None,
         "request_id": record.call_id,
         "ignored": ",".join(record.ignored),
-        "body": None if record.body is None else record.body.decode("utf-8", "replace"),
         **_sequence_fields(record),
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}

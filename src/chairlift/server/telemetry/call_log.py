@@ -15,7 +15,6 @@ from chairlift.server.access.call import Call
 from chairlift.server.http.root_path import route_path
 from chairlift.server.telemetry.engine_observer import CallObserver, ObservedRequest
 
-MAX_BODY_BYTES: Final = 4096
 MAX_PATH_CHARACTERS: Final = 1024
 MAX_REASON_CHARACTERS: Final = 200
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -39,7 +38,6 @@ class CallRecord:
         is_disconnected: the client disconnected before the end of the response.
         ignored: the fields of the body that had no effect.
         reason: the message of an error, without the value that the client sent.
-        body: the first bytes of the request body, if they are recorded.
     """
 
     time: float
@@ -56,26 +54,18 @@ class CallRecord:
     is_disconnected: bool = False
     ignored: list[str] = field(default_factory=list)
     reason: str = ""
-    body: bytes | None = None
 
 
 CallListener = Callable[[CallRecord], None]
 
 
 class CallLogMiddleware:
-    """Passes a record of each call to the listeners when the call has ended.
+    """Passes a record of each call to the listeners when the call has ended."""
 
-    Args:
-        has_body: records contain the first MAX_BODY_BYTES of the request body.
-    """
-
-    def __init__(
-        self, app: ASGIApp, observer: CallObserver, listeners: Sequence[CallListener], has_body: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, observer: CallObserver, listeners: Sequence[CallListener]) -> None:
         self._app = app
         self._observer = observer
         self._listeners = listeners
-        self._has_body = has_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._listeners:
@@ -94,15 +84,9 @@ class CallLogMiddleware:
             has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        async def recording_receive() -> Message:
-            message = await receive()
-            if message["type"] == "http.request":
-                record.body = ((record.body or b"") + message.get("body", b""))[:MAX_BODY_BYTES]
-            return message
-
         started = time.perf_counter()
         try:
-            await self._app(scope, recording_receive if self._has_body else receive, recording_send)
+            await self._app(scope, receive, recording_send)
         finally:
             record.seconds = time.perf_counter() - started
             record.is_disconnected = not has_ended

@@ -24,7 +24,7 @@ class ObservabilityOptions:
     """The options of a server for its access log and its traces.
 
     Raises:
-        ConfigError: the format is unknown, the format is "none" and another option of the log is set, the log cannot
+        ConfigError: the format is unknown, the format is "none" and a file of the log is set, the log cannot
             be written, or the extra `otel` is missing.
     """
 
@@ -34,15 +34,14 @@ class ObservabilityOptions:
         "text", "Format of the access log; json also for all log lines on standard error.", choices=ACCESS_LOG_FORMATS
     )
     access_log: Path | None = option(None, "File of the access log; standard error if not set.")
-    access_log_bodies: bool = option(False, "Log the first 4 KiB of each request body, including prompts.")
     otlp_traces_endpoint: str | None = option(
         None, "URL to which OpenTelemetry spans are sent, such as http://localhost:4318/v1/traces."
     )
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.access_log_format == "none" and (self.access_log is not None or self.access_log_bodies):
-            raise ConfigError("access_log_format=none writes no log: remove access_log and access_log_bodies")
+        if self.access_log_format == "none" and self.access_log is not None:
+            raise ConfigError("access_log_format=none writes no log: remove access_log")
         if self.access_log is not None:
             check_writable("access_log", self.access_log)
         if self.otlp_traces_endpoint is not None:
