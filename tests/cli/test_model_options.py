@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from command_runner import invoke, run_arguments
 
 

@@ -17,7 +17,7 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 from in_process_cluster import InProcessTransport

@@ -15,7 +15,7 @@ from chairlift.config import EngineConfig
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService
 from chairlift.server.preparation.api_options import ApiOptions
 from in_process_cluster import InProcessTransport

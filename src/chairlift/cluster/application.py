@@ -11,7 +11,7 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import model_name, resolve_model
 from chairlift.option_sources import read_options
-from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.serve_options import ServeOptions
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.application import create_models_app
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions

@@ -19,10 +19,8 @@ from starlette.routing import Route
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.access.authentication import KeyMiddleware
-from chairlift.server.access.call import is_admin_call
-from chairlift.server.access.key_reload import KeyReloader
-from chairlift.server.access.keys import KeyRing
+from chairlift.server.access.call import KeyMiddleware, is_admin_call
+from chairlift.server.access.keys import KeyReloader, KeyRing
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.endpoint import OPENAI_ERRORS
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
@@ -33,8 +31,7 @@ from chairlift.server.http.root_path import route_path
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_calls import ModelCalls
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.model_observers import ModelObservers
-from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.models.served_model import ModelObservers, ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.observability_options import ObservabilityOptions

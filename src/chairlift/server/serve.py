@@ -21,7 +21,7 @@ from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.allowed_hosts import ANY_HOST
-from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
 from chairlift.worker.memory import format_memory

@@ -10,8 +10,7 @@ import pytest
 
 from chairlift.errors import OverloadedError
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.access.key_reload import KeyReloader
-from chairlift.server.access.keys import key_record, load_keys, new_secret, to_toml
+from chairlift.server.access.keys import KeyReloader, key_record, load_keys, new_secret, to_toml
 
 
 def write(path: Path, *records: dict[str, object]) -> None:

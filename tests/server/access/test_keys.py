@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions, is_loopback
-from chairlift.server.access.authentication import KeyMiddleware
+from chairlift.server.access.call import KeyMiddleware
 from chairlift.server.access.keys import (
     Key,
     KeyInfo,

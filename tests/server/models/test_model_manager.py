@@ -26,7 +26,7 @@ from chairlift.server.models.model_manager import (
     ModelNotAllowedError,
     UnknownModelError,
 )
-from chairlift.server.models.model_spec import ModelLimits, ModelSpec
+from chairlift.server.models.model_options import ModelLimits, ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from waiting import AMPLE_SECONDS, until
 

@@ -30,7 +30,7 @@ from chairlift.server.application import create_models_app
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models.engine_loader import ProcessLoader
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.model_spec import ModelLimits, ModelSpec
+from chairlift.server.models.model_options import ModelLimits, ModelSpec
 from chairlift.server.models.served_model import ServedModel
 from chairlift.system.memory_amounts import parse_memory
 from pooling_models import TEXTS, write_pooling_model

@@ -22,7 +22,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ConfigError
 from chairlift.server.access.call import Call
 from chairlift.server.access.keys import KeyInfo
-from chairlift.server.models.model_observers import ModelObservers
+from chairlift.server.models.served_model import ModelObservers
 from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware, CallRecord
 from chairlift.server.telemetry.engine_observer import EngineObserver

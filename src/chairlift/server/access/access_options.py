@@ -14,8 +14,7 @@ from typing import ClassVar
 
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option
-from chairlift.server.access.key_reload import KeyReloader
-from chairlift.server.access.keys import KeyRing, load_keys
+from chairlift.server.access.keys import KeyReloader, KeyRing, load_keys
 from chairlift.server.http.allowed_hosts import ANY_HOST, LOOPBACK_HOSTS, parse_host, parse_hosts
 from chairlift.server.http.cors import CorsOptions
 

@@ -1,14 +1,27 @@
-"""Call: what the layers of the server know of one call of the API."""
+"""Call: what the layers of the server know of one call of the API, and the middleware that checks its key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access.admission import CallSlot
-from chairlift.server.access.keys import KeyInfo
+from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing
+from chairlift.server.http.error_responses import error_response
+from chairlift.server.http.root_path import route_path
+from chairlift.server.protocol.base import ErrorInfo
+
+PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json"})
+"""Paths for probes and monitoring and the pages, which need no key. Their responses contain nothing about single
+requests; the scripts of the pages ask for a key."""
+
+PUBLIC_FILES = ("/page/", "/docs/")
+"""The beginnings of the paths of the pages' scripts and styles."""
 
 
 @dataclass(slots=True)
@@ -49,3 +62,47 @@ def require_admin(request: HTTPConnection, effect: str) -> None:
     """Raise HTTPException 403 if a request that `KeyMiddleware` has accepted has no admin key."""
     if not call_of(request).key.is_admin:
         raise HTTPException(403, f"{request.url.path} {effect} and needs an admin key")
+
+
+class KeyMiddleware:
+    """Sets `request.state.call`, and answers 401 to requests without a valid key if the server has keys."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            secret = _secret(Headers(scope=scope))
+            key = self._find_key(secret, route_path(scope))
+            if key is None:
+                await _rejection(secret)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["call"] = Call(key)
+        await self._app(scope, receive, send)
+
+    def _find_key(self, secret: str | None, path: str) -> KeyInfo | None:
+        if not self._keys:
+            return ANONYMOUS
+        found = None if secret is None else self._keys.find(secret)
+        is_public = path in PUBLIC_PATHS or path.startswith(PUBLIC_FILES)
+        return KeyInfo("", "", False) if found is None and is_public else found
+
+
+def _secret(headers: Headers) -> str | None:
+    """The secret of a request: from `Authorization: Bearer` (OpenAI's clients) or `x-api-key` (Anthropic's clients)."""
+    scheme, _space, bearer = headers.get("authorization", "").partition(" ")
+    # Other whitespace is kept: in Latin-1 the last byte of some UTF-8 letters is a space.
+    bearer = bearer.strip(" \t")
+    header = bearer if scheme.lower() == "bearer" and bearer else headers.get("x-api-key")
+    # Headers are decoded as Latin-1, but the hash of a secret was computed from its UTF-8 bytes.
+    return None if header is None else header.encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def _rejection(secret: str | None) -> JSONResponse:
+    if secret is None:
+        message = "this server requires an API key: send it as `Authorization: Bearer KEY`"
+    else:
+        message = "the API key is not known to this server: check it, or request one from the operator"
+    info = ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key")
+    return error_response(401, info, {"WWW-Authenticate": "Bearer"})

@@ -1,4 +1,4 @@
-"""API keys: their secrets, limits and files.
+"""API keys: their secrets, limits and files, which are read again when they change.
 
 A key is a long random secret, of which a server keeps only the SHA-256 digest. The secret of a request is hashed and
 compared with the digest of every key, in constant time.
@@ -6,6 +6,7 @@ compared with the digest of every key, in constant time.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -13,7 +14,7 @@ import logging
 import re
 import secrets
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -28,6 +29,8 @@ logger = logging.getLogger("chairlift")
 
 MIN_SECRET_CHARACTERS: Final = 16
 """The minimum length of a secret in characters. The server warns of shorter ones, because they can be guessed."""
+
+POLL_SECONDS: Final = 1.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HASH_PREFIX: Final = "sha256:"
@@ -265,3 +268,56 @@ def parse_key(record: Any, where: str) -> Key:
         found.weight,
         slo=slo,
     )
+
+
+class KeyReloader:
+    """Replaces the keys of a ring by those of its file after each change of the file.
+
+    Requests in progress are not affected. A file that is invalid, or from which all keys are missing, is reported in
+    the log, and the keys stay as they are.
+
+    Args:
+        keys: the keys in use.
+        path: the file.
+        load: reads all keys again.
+        on_change: called after the keys were replaced.
+    """
+
+    def __init__(
+        self, keys: KeyRing, path: Path, load: Callable[[], KeyRing], on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._keys = keys
+        self._path = path
+        self._load = load
+        self.on_change = on_change
+        self._version = self._read_version()
+
+    async def run(self) -> None:
+        """Watch the file until this call is cancelled."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            await self.check()
+
+    async def check(self) -> None:
+        """Read the keys if the file has changed."""
+        version = self._read_version()
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            loaded = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            logger.error("the API keys were not changed: %s", error)
+            return
+        if loaded.tenant_weights() != self._keys.tenant_weights():
+            logger.warning("new weights of API keys take effect after a restart of the server")
+        self._keys.replace(loaded)
+        self.on_change()
+        logger.info("%d API keys were read from %s", len(loaded), self._path)
+
+    def _read_version(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

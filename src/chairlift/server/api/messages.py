@@ -12,9 +12,8 @@ from chairlift.errors import ContextLengthError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
-from chairlift.server.api.call_usage import CallUsage
 from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
-from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
+from chairlift.server.api.engine_call import CallUsage, GeneratingCall, StreamWriter
 from chairlift.server.api.stream_chunks import encode, to_event
 from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo

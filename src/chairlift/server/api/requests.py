@@ -20,7 +20,7 @@ from chairlift.server.access.call import call_of
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_calls import ModelCalls, ModelWait
-from chairlift.server.models.model_observers import ModelObservers
+from chairlift.server.models.served_model import ModelObservers
 from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 

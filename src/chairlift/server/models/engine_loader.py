@@ -16,7 +16,7 @@ from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.startup.required_memory import plan_required_memory
 from chairlift.errors import EngineDeadError
-from chairlift.server.models.model_spec import ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.worker.memory import available_host_memory
 

@@ -35,7 +35,7 @@ from chairlift.errors import (
 )
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.engine_loader import EngineLoader
-from chairlift.server.models.model_spec import ModelLimits
+from chairlift.server.models.model_options import ModelLimits
 from chairlift.server.models.served_model import ModelLease, ServedModel
 from chairlift.worker.memory import format_memory
 

@@ -1,4 +1,4 @@
-"""The options that name the models of a server, and those that limit models that are loaded on demand."""
+"""The models that a server offers, and the options that name them and limit those that are loaded on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from chairlift.loading.gguf_file import part_paths
 from chairlift.loading.resolve import model_name
 from chairlift.option_sources import read_options
 from chairlift.options import check_options, object_parser, option
-from chairlift.server.models.model_spec import ModelLimits, ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.worker.memory import available_host_memory
@@ -25,6 +24,40 @@ MEMORY_SHARE: Final = 0.8
 MODEL_VARIABLE: Final = "CHAIRLIFT_MODEL"
 
 DEFAULT_KEEP_ALIVE: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model that a server offers and loads when a request needs it.
+
+    Attributes:
+        name: its name in requests and responses.
+        config: the configuration of its engine.
+        aliases: other names in requests.
+        keep_alive: seconds without a request after which it is unloaded; None never unloads it for this reason.
+        api: the options of the API for its requests.
+        common: the configuration of all models. An encoder has no use for some of its options.
+    """
+
+    name: str
+    config: EngineConfig
+    aliases: tuple[str, ...] = ()
+    keep_alive: float | None = None
+    api: ApiOptions = field(default_factory=ApiOptions)
+    common: EngineConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """The limits of all models of a server together.
+
+    Attributes:
+        memory_bytes: maximum memory of all engine processes; None is no limit.
+        max_waiting: maximum number of calls that wait for a model to be loaded.
+    """
+
+    memory_bytes: int | None = None
+    max_waiting: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,13 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chairlift.server.access.call import Call
+from chairlift.server.access.call import PUBLIC_FILES, PUBLIC_PATHS, Call
 from chairlift.server.http.root_path import route_path
 from chairlift.server.telemetry.engine_observer import CallObserver, ObservedRequest
 
 MAX_PATH_CHARACTERS: Final = 1024
 MAX_REASON_CHARACTERS: Final = 200
 CLIENT_CLOSED_REQUEST: Final = 499
-UNLOGGED_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json"})
-UNLOGGED_FOLDERS: Final = ("/page/", "/docs/")
-"""Successful calls of these paths, which monitoring polls or a browser reads for a page, are not recorded."""
 
 
 @dataclass(slots=True)
@@ -94,8 +91,8 @@ class CallLogMiddleware:
 
     def _end(self, record: CallRecord, scope: Scope, arrival: float) -> None:
         """Complete the record. Earlier calls, and calls of other keys, may have the same call id."""
-        is_unlogged = record.path in UNLOGGED_PATHS or record.path.startswith(UNLOGGED_FOLDERS)
-        if is_unlogged and record.status < HTTPStatus.BAD_REQUEST:
+        is_public = record.path in PUBLIC_PATHS or record.path.startswith(PUBLIC_FILES)
+        if is_public and record.status < HTTPStatus.BAD_REQUEST:  # Monitoring polls them, or a browser reads a page.
             return
         call: Call | None = scope.get("state", {}).get("call")
         if call is not None:
