@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 FORMATS: Final = {"file": {}, "int8": {"quantization": "int8"}, "q8_0": {"quantization": "q8_0"}}
 KV_BYTES: Final = 64 << 20
 SAMPLE_SECONDS: Final = 0.1
+CHANGE: Final = re.compile(r"model '(\w+)' (loaded|unloaded) in ([\d.]+) s \((.*)\); all models")
 WORDS: Final = [
     "river",
     "stone",
@@ -78,15 +80,16 @@ class MemorySampler:
 
 
 @contextmanager
-def serve(models: dict[str, dict[str, Any]], budget: int | None) -> Iterator[tuple[str, int]]:
-    """Run `chairlift serve` with models on demand; yields its URL and its process id."""
+def serve(models: dict[str, dict[str, Any]], budget: int | None, log: Path) -> Iterator[tuple[str, int]]:
+    """Run `chairlift serve` with models on demand, which writes its log to a file; yields its URL and process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "chairlift", "serve", "--models", json.dumps(models), "--port", str(port)]
     command += ["--access-log-format", "none"]
     if budget is not None:
         command += ["--models-memory-bytes", str(budget)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stderr=stderr)
     url = f"http://127.0.0.1:{port}"
     try:
         while True:
@@ -141,21 +144,29 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     alone: list[str | None] = [None] * len(requests)
     needs = []
     for name in FORMATS:
-        with serve({name: models[name]}, None) as (url, _pid), ThreadPoolExecutor(options.concurrency) as pool:
+        alone_log = folder / f"{name}.log"
+        with (
+            serve({name: models[name]}, None, alone_log) as (url, _pid),
+            ThreadPoolExecutor(options.concurrency) as pool,
+        ):
             mine = [index for index, (model, _) in enumerate(requests) if model == name]
             texts = pool.map(lambda index: complete(url, *requests[index], options.output_len)[0], mine)
             for index, text in zip(mine, texts, strict=True):
                 alone[index] = text
-            needs.append(httpx.get(f"{url}/models/changes").json()["memory_bytes"])
+            needs.append(httpx.get(f"{url}/v1/models").json()["data"][0]["status"]["memory_bytes"])
     budget = sum(sorted(needs)[-2:]) + (16 << 20)
-    with serve(models, budget) as (url, pid):
+    log = folder / "switching.log"
+    with serve(models, budget, log) as (url, pid):
         sampler = MemorySampler(psutil.Process(pid))
         thread = threading.Thread(target=sampler.run)
         thread.start()
         answers = run_mixed(url, requests, removed, options)
         sampler.is_done.set()
         thread.join()
-        changes = httpx.get(f"{url}/models/changes").json()["data"]
+    changes = [
+        {"model": model, "change": change, "seconds": float(seconds), "reason": reason}
+        for model, change, seconds, reason in CHANGE.findall(log.read_text())
+    ]
     return summarize(requests, answers, alone, changes, budget, needs, sampler, options)
 
 
@@ -201,7 +212,7 @@ def summarize(
         "num_samples": sampler.num_samples,
         "load_seconds": {"median": median(loads), "least": min(loads), "most": max(loads)},
         "unload_seconds": {"median": median(unloads), "least": min(unloads), "most": max(unloads)} if unloads else None,
-        "changes": [{name: change[name] for name in ("model", "change", "seconds", "reason")} for change in changes],
+        "changes": changes,
     }
 
 

@@ -23,7 +23,6 @@ READS: Final = {
 ADMINS: Final = {
     "/v1/engine",
     "/v1/events",
-    "/models/changes",
     "/models/load",
     "/models/unload",
     "/v1/load_lora_adapter",

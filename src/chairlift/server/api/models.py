@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.api.routes import add_body_route, read_body
-from chairlift.server.models.model_manager import ModelChange, ModelManager
+from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ServedModel
 from chairlift.server.protocol.base import (
     AdapterDeleted,
@@ -28,15 +28,6 @@ from chairlift.server.protocol.base import (
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {"model": ErrorBody} for status in (403, 404)}
 SWITCH_ERRORS: Final = {**ERRORS, 400: {"model": ErrorBody}, 409: {"model": ErrorBody}, 503: {"model": ErrorBody}}
-
-
-class ModelSwitchList(BaseModel):
-    """The latest changes, and the memory of all models now."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelChange]
-    memory_bytes: int
-    budget_bytes: int | None
 
 
 def router(manager: ModelManager) -> APIRouter:
@@ -55,13 +46,6 @@ def router(manager: ModelManager) -> APIRouter:
         """Describe a model (OpenAI)."""
         found = manager.find(model, call_of(request).key)
         return model_card(found, call_of(request).key, found.adapter_of(model))
-
-    @routes.get("/models/changes", responses=ERRORS)
-    async def list_changes(request: Request) -> ModelSwitchList:
-        """List the latest loads and unloads, the oldest first."""
-        require_admin(request, "changes what all keys use")
-        changes, limit = list(manager.changes), manager.limits.memory_bytes
-        return ModelSwitchList(data=changes, memory_bytes=manager.memory_bytes, budget_bytes=limit)
 
     async def load_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
         """Load a model, and wait until it is ready."""

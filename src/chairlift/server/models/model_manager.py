@@ -15,12 +15,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from starlette.exceptions import HTTPException
 
@@ -49,8 +47,6 @@ RESIDENCE_FACTOR: Final = 4.0
 """A busy model keeps its memory for at least this multiple of the time in which it was loaded, so that a server with
 too little memory for its load spends at most a fifth of the time on loading."""
 
-MAX_CHANGES: Final = 256
-
 
 class UnknownModelError(HTTPException):
     """The request names a model that this server does not serve."""
@@ -76,34 +72,12 @@ class _NotNeededError(Exception):
     """All calls that waited for a model have ended before there was memory for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelChange:
-    """A model that was loaded or unloaded, or could not be loaded.
-
-    Attributes:
-        time: seconds since the epoch.
-        seconds: the duration.
-        reason: why; the error if it failed.
-        memory_bytes: the memory of all models after the change.
-    """
-
-    time: float
-    model: str
-    change: Literal["loaded", "unloaded", "failed"]
-    seconds: float
-    reason: str
-    memory_bytes: int
-
-
 class ModelManager:
     """The models of a server. It must be used on one event loop.
 
     Args:
         models: the models; calls without a model use the first one.
         loader: starts engines; None if all models are loaded already.
-
-    Attributes:
-        changes: the latest changes, the oldest first.
     """
 
     def __init__(
@@ -111,7 +85,6 @@ class ModelManager:
     ) -> None:
         self.models = list(models)
         self.limits = limits or ModelLimits()
-        self.changes: deque[ModelChange] = deque(maxlen=MAX_CHANGES)
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
         self._loader = loader
         self._turn = asyncio.Lock()
@@ -254,7 +227,7 @@ class ModelManager:
                     logger.exception("model %r could not be loaded", model.name)
                 model.state, model.memory_bytes = "failed", 0
                 model.failure, model.failed_at = Failure(str(error) or repr(error)), time.monotonic()
-                self._record(model, "failed", 0.0, str(model.failure))
+                logger.warning("model %r could not be loaded: %s", model.name, model.failure)
                 raise _load_error(model.name, model.failure, model.failed_at) from error
             finally:
                 for other in self.models:
@@ -281,7 +254,7 @@ class ModelManager:
         model.set_service(service)
         model.load_seconds = time.monotonic() - started
         model.memory_bytes = max(plan.memory_bytes, service.memory_bytes)
-        self._record(model, "loaded", model.load_seconds, "a call needed it")
+        self._log(model, "loaded", model.load_seconds, "a call needed it")
 
     async def _make_room(self, model: ServedModel, needed: int, budget: int) -> None:
         """Unload models, the least recently used ones first, until `needed` bytes are free."""
@@ -302,16 +275,11 @@ class ModelManager:
     async def _unload(self, model: ServedModel, reason: str) -> None:
         started = time.monotonic()
         await model.unload()
-        self._record(model, "unloaded", time.monotonic() - started, reason)
+        self._log(model, "unloaded", time.monotonic() - started, reason)
 
-    def _record(
-        self, model: ServedModel, change: Literal["loaded", "unloaded", "failed"], seconds: float, reason: str
-    ) -> None:
-        entry = ModelChange(time.time(), model.name, change, seconds, reason, self.memory_bytes)
-        self.changes.append(entry)
-        level = logging.WARNING if change == "failed" else logging.INFO
-        memory = format_memory(entry.memory_bytes)
-        logger.log(level, "model %r %s in %.1f s (%s); all models: %s", model.name, change, seconds, reason, memory)
+    def _log(self, model: ServedModel, change: str, seconds: float, reason: str) -> None:
+        memory = format_memory(self.memory_bytes)
+        logger.info("model %r %s in %.2f s (%s); all models: %s", model.name, change, seconds, reason, memory)
 
     async def load(self, name: str, key: KeyInfo) -> ServedModel:
         """Load a model, as a call for it would; raises as `find` and `acquire`."""

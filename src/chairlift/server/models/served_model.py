@@ -144,7 +144,7 @@ class ServedModel(VisibleEngine):
         self.state: ModelState = "unloaded"
         self.failure: Failure | None = None
         self.memory_bytes = 0
-        self.num_leases = self.num_waiting = self.num_loads = self.num_unloads = 0
+        self.num_leases = self.num_waiting = self.num_loads = 0
         self.is_leaving = False
         self.loaded_at = self.load_seconds = self.last_used = self.failed_at = 0.0
         self.loading: asyncio.Task[None] | None = None
@@ -237,7 +237,6 @@ class ServedModel(VisibleEngine):
         self.state = "unloading"
         await service.aclose(seconds)
         self.state, self.is_leaving, self.memory_bytes = "unloaded", False, 0
-        self.num_unloads += 1
 
 
 class ModelLease:
