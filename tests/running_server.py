@@ -24,7 +24,7 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.application import create_app
 from chairlift.server.draining_server import DrainingServer
-from chairlift.server.http.cors import CorsOptions
+from chairlift.server.http.browser_access import CorsOptions
 from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions

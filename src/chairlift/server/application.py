@@ -25,11 +25,10 @@ from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.endpoint import OPENAI_ERRORS
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
-from chairlift.server.http.cors import CorsOptions
+from chairlift.server.http.browser_access import CorsOptions
 from chairlift.server.http.error_responses import describe_error
 from chairlift.server.http.root_path import route_path
 from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.models.model_calls import ModelCalls
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelObservers, ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
@@ -125,7 +124,7 @@ def create_models_app(
         `app.state.paths` lists the paths of the endpoints.
     """
     keys = admission.keys
-    observers, calls = ModelObservers(manager.models), ModelCalls(manager)
+    observers = ModelObservers(manager.models)
     listeners = [] if observability is None else observability.listeners()
 
     @asynccontextmanager
@@ -158,11 +157,11 @@ def create_models_app(
     for kind in (ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)
-    caller = EndpointCaller(calls, admission)
+    caller = EndpointCaller(manager, admission)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, caller)],
         "Models": [models.router(manager)],
-        "Engine and requests": [engine.router(manager, keys), requests.router(observers, calls, admission)],
+        "Engine and requests": [engine.router(manager, keys), requests.router(observers, manager, admission)],
         "Health": [health.router(manager, admission)],
         "Pages": [file_router(), data_router(manager, admission, keys, pages or PageOptions())],
     }

@@ -20,7 +20,7 @@ from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.http.allowed_hosts import ANY_HOST
+from chairlift.server.http.browser_access import ANY
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
@@ -118,7 +118,7 @@ def run(
     pages = options.pages
     if pages.page_control is None:
         pages = replace(pages, page_control=access.is_private(host))
-    if ANY_HOST not in hosts:
+    if ANY not in hosts:
         logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     app = create_models_app(

@@ -27,7 +27,7 @@ MODULE = '''
 from pydantic import BaseModel
 
 from chairlift.server.api.endpoint import Endpoint, serve_planned
-from chairlift.server.api.stream_chunks import encode
+from chairlift.server.protocol.chunks import encode
 from chairlift.server.protocol.base import RequestBody
 
 

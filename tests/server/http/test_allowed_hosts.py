@@ -15,8 +15,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
-from chairlift.server.http.allowed_hosts import LOOPBACK_HOSTS, parse_hosts
-from chairlift.server.http.cors import CorsOptions
+from chairlift.server.http.browser_access import LOOPBACK_HOSTS, CorsOptions, parse_hosts
 from command_runner import invoke
 from running_server import RunningServer, run_server
 

@@ -14,7 +14,7 @@ import pytest
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
-from chairlift.server.http.cors import CorsOptions
+from chairlift.server.http.browser_access import CorsOptions
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from command_runner import invoke

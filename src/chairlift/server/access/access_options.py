@@ -15,8 +15,7 @@ from typing import ClassVar
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option
 from chairlift.server.access.keys import KeyReloader, KeyRing, load_keys
-from chairlift.server.http.allowed_hosts import ANY_HOST, LOOPBACK_HOSTS, parse_host, parse_hosts
-from chairlift.server.http.cors import CorsOptions
+from chairlift.server.http.browser_access import ANY, LOOPBACK_HOSTS, CorsOptions, parse_host, parse_hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ class AccessOptions:
         if self.allowed_hosts is not None:
             return self.allowed_hosts
         if not self.is_private(host):
-            return (ANY_HOST,)
+            return (ANY,)
         return tuple(dict.fromkeys((*LOOPBACK_HOSTS, parse_host(host))))
 
     def check_host(self, host: str) -> None:

@@ -21,10 +21,9 @@ from chairlift.server.api.engine_call import (
     output_size,
 )
 from chairlift.server.api.logprobs import LogprobWriter, TextOffsets
-from chairlift.server.api.stream_chunks import encode
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
-from chairlift.server.protocol.chunks import ChunkChoice
+from chairlift.server.protocol.chunks import ChunkChoice, encode
 from chairlift.server.protocol.completions import CompletionRequest, CompletionResponse, CompletionResponseChoice
 
 

@@ -21,10 +21,10 @@ from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.access.keys import KeyRing
-from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.protocol.base import ErrorBody
+from chairlift.server.protocol.chunks import to_named_event
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
 MAX_BUFFERED_EVENTS: Final = 4096

@@ -22,7 +22,6 @@ from chairlift.outputs import CompletionOutput, RequestOutput, RequestTimes
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.endpoint import CallContext
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.api.stream_chunks import DONE, encode, to_chunk
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.http.streaming import COMMENT, EventStream
 from chairlift.server.preparation.request_plan import (
@@ -32,7 +31,7 @@ from chairlift.server.preparation.request_plan import (
     rename_fields_in_errors,
 )
 from chairlift.server.protocol.base import ErrorBody, PromptTokensDetails, Timings, UsageInfo
-from chairlift.server.protocol.chunks import Chunk, ChunkChoice
+from chairlift.server.protocol.chunks import DONE, Chunk, ChunkChoice, encode, to_chunk
 from chairlift.server.protocol.sampling import CallFields, EngineFields, SamplingFields
 
 MAX_ANSWERS_PER_CALL: Final = 2048

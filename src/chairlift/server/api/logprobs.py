@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from chairlift.engine.detokenizer import TokenDecoder
 from chairlift.outputs import Logprob, TokenLogprobs
-from chairlift.server.api.stream_chunks import encode
+from chairlift.server.protocol.chunks import encode
 
 MIN_LOGPROB: Final = -9999.0
 """The value for minus infinity, which JSON does not have; the same as in vLLM."""

@@ -14,9 +14,9 @@ from chairlift.request import FinishReason
 from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
 from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
 from chairlift.server.api.engine_call import CallUsage, GeneratingCall, StreamWriter
-from chairlift.server.api.stream_chunks import encode, to_event
 from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo
+from chairlift.server.protocol.chunks import encode, to_event
 from chairlift.server.protocol.messages import (
     CountTokensRequest,
     MessagesError,

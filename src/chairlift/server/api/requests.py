@@ -19,7 +19,7 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.http.streaming import cancel_on_disconnect
-from chairlift.server.models.model_calls import ModelCalls, ModelWait
+from chairlift.server.models.model_manager import ModelManager, ModelWait
 from chairlift.server.models.served_model import ModelObservers
 from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
@@ -105,7 +105,7 @@ class ExplanationView(BaseModel):
     model_wait: ModelWaitView | None = None
 
 
-def router(observers: ModelObservers, calls: ModelCalls, admission: AdmissionController) -> APIRouter:
+def router(observers: ModelObservers, manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """Create the endpoints below /v1/requests. A key can read the requests of its tenant; an admin key can read all."""
     routes = APIRouter()
 
@@ -120,7 +120,7 @@ def router(observers: ModelObservers, calls: ModelCalls, admission: AdmissionCon
             if entry.state in ("waiting", "running") and viewer.can_see(entry.tenant)
         ]
         found.sort(key=lambda each: each[1].arrived.time)
-        waits = [_wait_view(wait) for wait in calls.waiting() if viewer.can_see(wait.tenant)]
+        waits = [_wait_view(wait) for wait in manager.waiting_calls() if viewer.can_see(wait.tenant)]
         return RequestList(data=[_view(observer, entry) for observer, entry in found], waiting_for_model=waits)
 
     @routes.get("/v1/requests/{request_id}", responses=NOT_FOUND_ERRORS)
@@ -134,7 +134,7 @@ def router(observers: ModelObservers, calls: ModelCalls, admission: AdmissionCon
         """Explain why a request waited. This counts towards the requests per minute of the key."""
         if not (key := call_of(request).key).is_admin:
             admission.count_request(key)
-        wait = calls.find_wait(request_id)
+        wait = manager.find_wait(request_id)
         if wait is not None and not observers.viewer(call_of(request).key).can_see(wait.tenant):
             wait = None
         wait_view = None if wait is None else _wait_view(wait)

@@ -12,9 +12,9 @@ from chairlift.request import FinishReason
 from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
-from chairlift.server.api.stream_chunks import to_event
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.base import ErrorBody
+from chairlift.server.protocol.chunks import to_event
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponseObject, ResponsesRequest, ResponsesUsage
 

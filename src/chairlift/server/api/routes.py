@@ -24,7 +24,7 @@ from chairlift.server.api.endpoint import CallContext, Endpoint
 from chairlift.server.http.body_limits import LARGE_BODY, check_depth
 from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.http.streaming import cancel_on_disconnect
-from chairlift.server.models.model_calls import ModelCalls
+from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.preparation.request_plan import rename_fields_in_errors
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import describe_validation_errors
@@ -52,8 +52,8 @@ Body = TypeVar("Body", bound=RequestBody)
 class EndpointCaller:
     """Answers the calls of endpoints: body --> parsed --> model --> planned on a thread --> served."""
 
-    def __init__(self, calls: ModelCalls, admission: AdmissionController) -> None:
-        self._calls = calls
+    def __init__(self, manager: ModelManager, admission: AdmissionController) -> None:
+        self._manager = manager
         self._admission = admission
         self._small_lock, self._large_lock = asyncio.Lock(), asyncio.Lock()
 
@@ -74,7 +74,7 @@ class EndpointCaller:
 
     async def _respond(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
         body = await self._parse(endpoint.body, request)
-        async with self._calls.lease(endpoint.id_prefix, body, call) as lease:
+        async with self._manager.lease(endpoint.id_prefix, body, call) as lease:
             service = lease.service
             with rename_fields_in_errors(body.chat_field_names):
                 plan = await service.run(endpoint.plan, service.planner, body)

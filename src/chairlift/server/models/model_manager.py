@@ -6,7 +6,8 @@
        +-----------------------------------------------------------------------------------------------------------+
 
 One model is loaded at a time, in the order of the first calls for them. A model with calls is never unloaded. If no
-idle model can make room, the least recently used ones leave: they end their calls, while new calls wait.
+idle model can make room, the least recently used ones leave: they end their calls, while new calls wait. The waits of
+calls are remembered.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from typing import Final
@@ -25,12 +29,14 @@ from starlette.exceptions import HTTPException
 from chairlift.errors import (
     ChairliftError,
     ConfigError,
+    DeadlineError,
     EngineDeadError,
     EngineUnavailableError,
     Failure,
     OverloadedError,
     RequestError,
 )
+from chairlift.server.access.call import Call
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_options import ModelLimits
@@ -42,6 +48,9 @@ logger = logging.getLogger("chairlift")
 SWEEP_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 """Calls for a model that could not be loaded fail for this time with the same reason, before it is tried again."""
+
+MAX_WAITS: Final = 4096
+"""The number of calls whose waits for a model are kept."""
 
 RESIDENCE_FACTOR: Final = 4.0
 """A busy model keeps its memory for at least this multiple of the time in which it was loaded, so that a server with
@@ -72,6 +81,41 @@ class _NotNeededError(Exception):
     """All calls that waited for a model have ended before there was memory for it."""
 
 
+@dataclass(slots=True)
+class ModelWait:
+    """The wait of a call until its model was loaded.
+
+    Attributes:
+        began, ended: in seconds of the monotonic clock; `ended` is None while it waits.
+        error: why the call ended without a model.
+    """
+
+    call_id: str
+    tenant: str
+    model: ServedModel
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    error: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The duration so far."""
+        return (time.monotonic() if self.ended is None else self.ended) - self.began
+
+    def describe(self) -> str:
+        """One sentence with the reason of the wait."""
+        name = self.model.name
+        if self.error is not None:
+            return f"The call waited {self.seconds:.1f} s for model {name!r}, and ended with: {self.error}"
+        if self.ended is not None:
+            return f"The call waited {self.seconds:.1f} s until model {name!r} was loaded."
+        if self.model.state == "loading":
+            return f"The call has waited for {self.seconds:.1f} s: model {name!r} is being loaded."
+        if self.model.is_leaving:
+            return f"The call has waited for {self.seconds:.1f} s: model {name!r} makes room for another one first."
+        return f"The call has waited for {self.seconds:.1f} s: model {name!r} waits for its turn and for memory."
+
+
 class ModelManager:
     """The models of a server. It must be used on one event loop.
 
@@ -87,6 +131,7 @@ class ModelManager:
         self.limits = limits or ModelLimits()
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
         self._loader = loader
+        self._waits: OrderedDict[str, ModelWait] = OrderedDict()
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
@@ -161,6 +206,59 @@ class ModelManager:
     def visible(self, key: KeyInfo) -> list[ServedModel]:
         """The models that a key may use."""
         return [model for model in self.models if key.models is None or model.name in key.models]
+
+    def waiting_calls(self) -> list[ModelWait]:
+        """The calls that wait now, the oldest first."""
+        return [wait for wait in self._waits.values() if wait.ended is None]
+
+    def find_wait(self, call_id: str) -> ModelWait | None:
+        """The wait of a call; None if it did not wait for a model, or too long ago."""
+        return self._waits.get(call_id)
+
+    @contextlib.asynccontextmanager
+    async def lease(self, id_prefix: str, body: object, call: Call) -> AsyncIterator[ModelLease]:
+        """Use the model that a body selects, after it has been loaded.
+
+        Args:
+            id_prefix: the beginning of the id of the call, if it waits.
+            body: a valid body, which may have the fields `model`, `request_id` and `timeout`.
+
+        Raises:
+            UnknownModelError, ModelNotAllowedError, ModelLoadFailedError: the model cannot be used.
+            DeadlineError: the timeout of the call has passed before the model was loaded.
+        """
+        model = self.find(getattr(body, "model", None), call.key)
+        lease = self.try_acquire(model) or await self._wait_for_model(model, id_prefix, body, call)
+        try:
+            yield lease
+        finally:
+            lease.close()
+
+    async def _wait_for_model(self, model: ServedModel, id_prefix: str, body: object, call: Call) -> ModelLease:
+        request_id = getattr(body, "request_id", None) or uuid.uuid4().hex
+        call.request_id = request_id
+        wait = ModelWait(f"{id_prefix}{request_id}", call.key.tenant, model)
+        self._waits[wait.call_id] = wait
+        while len(self._waits) > MAX_WAITS:
+            self._waits.popitem(last=False)
+        timeout: float | None = getattr(body, "timeout", None)
+        if timeout is not None and timeout <= 0:
+            timeout = None
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.acquire(model)
+        except TimeoutError:
+            wait.error = f"the timeout of {timeout:g} s has passed while model {model.name!r} was not loaded"
+            raise DeadlineError(wait.error) from None
+        except ChairliftError as error:
+            wait.error = error.text(is_admin=call.key.is_admin)
+            raise
+        except BaseException as error:
+            wait.error = str(error) or "the client disconnected"
+            raise
+        finally:
+            wait.ended = time.monotonic()
+            call.model_seconds = wait.seconds
 
     async def acquire(self, model: ServedModel) -> ModelLease:
         """Wait until a model is loaded, and use it. The caller must close the lease.

@@ -1,17 +1,48 @@
-"""The chunks of completions and chat completions.
+"""The chunks of completions and chat completions, and responses and server-sent events as bytes.
 
-They are msgspec structs, because serializing a pydantic model takes longer than computing a token of a small model. A
+Chunks are msgspec structs, because serializing a pydantic model takes longer than computing a token of a small model. A
 field that is UNSET is left out. The tests validate the chunks with the types of the official clients.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+from pydantic import BaseModel
 
 from chairlift.server.protocol.base import Timings, UsageInfo
+
+
+def _plain_value(value: Any) -> Any:
+    """A pydantic model as plain values. Large parts of a response are JSON already (`msgspec.Raw`), which is not the
+    declared type of their fields."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(warnings=False)
+    raise NotImplementedError(f"{type(value)} cannot be written as JSON")
+
+
+encode: Final = msgspec.json.Encoder(enc_hook=_plain_value).encode
+"""Encodes structs, pydantic models and plain values as JSON."""
+
+DONE: Final = b"data: [DONE]\n\n"
+"""The event that ends a stream of OpenAI's completions API."""
+
+
+def to_chunk(value: Any) -> bytes:
+    """One server-sent event without a type."""
+    return b"data: %b\n\n" % encode(value)
+
+
+def to_event(kind: str, **fields: Any) -> bytes:
+    """One server-sent event with its type and these fields."""
+    return to_named_event(kind, encode({"type": kind, **fields}))
+
+
+def to_named_event(name: str, body: bytes) -> bytes:
+    """One server-sent event with an event type."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), body)
 
 
 class FunctionChunk(Struct):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -24,19 +24,16 @@ from chairlift.server.access.call import call_of
 from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.api.routes import read_body
-from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
-from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.chunks import to_named_event
 from chairlift.server.telemetry.live_feed import HISTORY_SECONDS, encode_event
 from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody, PageView, SimulationBody, SimulationView
 from chairlift.server.web.page_options import NO_SIMULATION, PageOptions
 from chairlift.version import __version__
-
-Body = TypeVar("Body", bound=RequestBody)
 
 STATIC: Final = Path(__file__).parent / "static"
 FRAME_SECONDS: Final = 0.2
@@ -156,7 +153,7 @@ def data_router(
                 return await start_burst(lease.service.llm, admission, body, key, slot)
 
         with closing(admission.reserve_slot(key)) as slot:
-            body = await _read_page_body(request, BurstBody)
+            body = await read_body(request, BurstBody)
             return await cancel_on_disconnect(request, start())
 
     @routes.post("/v1/page/simulation")
@@ -166,7 +163,7 @@ def data_router(
         if (simulate_policy := options.simulate_policy) is None:
             raise HTTPException(403, NO_SIMULATION)
         admission.count_request(call_of(request).key)
-        body = await _read_page_body(request, SimulationBody)
+        body = await read_body(request, SimulationBody)
         tracker = manager.find(model, call_of(request).key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
         if engine is None or cost is None:
@@ -187,14 +184,6 @@ def data_router(
         return await cancel_on_disconnect(request, run_alone())
 
     return routes
-
-
-async def _read_page_body(request: Request, body_type: type[Body]) -> Body:
-    """Read a body with the media type of JSON: a page of another site can send other types without permission."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise HTTPException(415, f"Content-Type must be application/json, got {media_type!r:.80}")
-    return await read_body(request, body_type)
 
 
 async def page_stream(

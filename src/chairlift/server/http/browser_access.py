@@ -1,0 +1,93 @@
+"""The hosts that requests may name, and the web pages that may call the server.
+
+Starlette's TrustedHostMiddleware checks the hosts. This prevents DNS rebinding, in which a web page changes the address
+of its own name to 127.0.0.1 after it was loaded. The browser then treats the page and a server on the loopback as one
+origin, so that the page can read responses. Its requests still contain the name of the page in `Host`. Pages of other
+origins need cross-origin resource sharing (Fetch standard, section 3.3).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from chairlift.errors import ConfigError
+from chairlift.options import check_options, option, parse_names, split_names
+
+ANY: Final = "*"
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]", "*.localhost")
+EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry")
+"""Response headers that pages may read in addition to the standard ones. Clients use them to retry."""
+
+_HOST: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\*")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+
+
+def parse_hosts(text: str, name: str = "allowed_hosts") -> tuple[str, ...]:
+    """The patterns of a comma-separated or JSON list of hosts, without empty ones; see `parse_host`.
+
+    Raises:
+        ConfigError: there is no pattern, or one has another form.
+    """
+    patterns = tuple(map(parse_host, split_names(text, name)))
+    if not patterns:
+        raise ConfigError(f"{name} is empty, so every request would be rejected: name a host, or give *")
+    return patterns
+
+
+def parse_host(text: str) -> str:
+    """The pattern of a name or an address without a port, in the spelling in which browsers send it.
+
+    `*.example.com` matches every name below example.com, and `*` every host.
+
+    Raises:
+        ConfigError: the pattern has another form.
+    """
+    pattern = text.strip().lower()
+    try:
+        return f"[{ipaddress.IPv6Address(pattern.strip('[]'))}]"
+    except ValueError:
+        if _HOST.fullmatch(pattern):
+            return pattern
+    raise ConfigError(
+        f"allowed_hosts: {text.strip()!r} is not a host; write a name or an address without a port, *.example.com for "
+        "every name below example.com, or * for every host"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CorsOptions:
+    """The CORS options of a server.
+
+    Raises:
+        ConfigError: a value is not an origin that a browser can send.
+    """
+
+    OPTION_GROUP: ClassVar = "Browsers"
+
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Origins of web pages that may call the server, as browsers send them, in a JSON list; * is every origin. "
+        "Default: none.",
+        parse=parse_names,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for origin in self.allowed_origins:
+            if origin not in (ANY, "null") and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins: {origin!r} is not an origin; write SCHEME://HOST or SCHEME://HOST:PORT "
+                    'in lower case, without a path or trailing slash, or "*" for every origin'
+                )
+
+    def middleware_options(self) -> dict[str, Any]:
+        """The arguments of Starlette's CORSMiddleware."""
+        return {
+            "allow_origins": self.allowed_origins,
+            "allow_methods": (ANY,),
+            "allow_headers": (ANY,),
+            "expose_headers": EXPOSED_HEADERS,
+        }
