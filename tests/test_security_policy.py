@@ -18,7 +18,7 @@ from chairlift.server.batch import batch_files
 from chairlift.server.http import body_limits, http_protocol
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation import request_plan
-from chairlift.server.protocol import base, item_limits
+from chairlift.server.protocol import base
 from chairlift.worker.memory import format_memory
 
 POLICY = Path(__file__).parent.parent / "SECURITY.md"
@@ -38,10 +38,9 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
 }
 
 ITEM_CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
-    item_limits: tuple(name for name in vars(item_limits) if name.startswith("MAX_")),
+    base: tuple(name for name in vars(base) if name.startswith("MAX_")),
     sampling_params: ("MAX_TOKEN_IDS", "MAX_STOP_CHARACTERS", "MAX_BAD_WORD_CHARACTERS"),
     request_plan: ("MAX_LOGPROB_ENTRIES",),
-    base: ("MAX_FIELDS",),
     tokenization: ("MAX_CONTEXTS",),
 }
 

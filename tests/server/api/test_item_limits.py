@@ -9,9 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_BAD_WORD_CHARACTERS, MAX_STOP_CHARACTERS, SamplingParams
-from chairlift.server.protocol.chat import ChatCompletionRequest
-from chairlift.server.protocol.completions import CompletionRequest
-from chairlift.server.protocol.item_limits import (
+from chairlift.server.protocol.base import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
     MAX_MESSAGES,
@@ -21,6 +19,8 @@ from chairlift.server.protocol.item_limits import (
     MAX_TOOLS,
     MAX_TOOLS_BYTES,
 )
+from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tokenization import TokenizeRequest

@@ -10,15 +10,18 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_LOGPROBS
-from chairlift.server.protocol.base import RequestBody, Timings, UsageInfo, omitted_if_null
-from chairlift.server.protocol.compatibility_fields import CacheControl, ChatCompatibilityFields
-from chairlift.server.protocol.item_limits import (
+from chairlift.server.protocol.base import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
     MAX_MESSAGES,
     MAX_TOOL_CALLS,
     MAX_TOOLS,
+    RequestBody,
+    Timings,
+    UsageInfo,
+    omitted_if_null,
 )
+from chairlift.server.protocol.compatibility_fields import CacheControl, ChatCompatibilityFields
 from chairlift.server.protocol.sampling import SamplingFields, StructuredOutputsField
 from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice, parse_arguments
 from chairlift.server.protocol.turns import merge_leading_system

@@ -15,8 +15,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from chairlift.server.protocol.base import MAX_FIELDS, RequestBody
-from chairlift.server.protocol.item_limits import MAX_METADATA, Metadata, MetadataKey, MetadataValue, limit_entries
+from chairlift.server.protocol.base import (
+    MAX_FIELDS,
+    MAX_METADATA,
+    Metadata,
+    MetadataKey,
+    MetadataValue,
+    RequestBody,
+    limit_entries,
+)
 
 EmptyValue = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any], Field(max_length=0)] | None
 """null, or an empty list or object."""

@@ -8,9 +8,8 @@ from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingDefaults, SamplingParams
-from chairlift.server.protocol.base import Timings, UsageInfo, omitted_if_null
+from chairlift.server.protocol.base import MAX_PROMPTS, Timings, UsageInfo, omitted_if_null
 from chairlift.server.protocol.compatibility_fields import CompletionsCompatibilityFields
-from chairlift.server.protocol.item_limits import MAX_PROMPTS
 from chairlift.server.protocol.sampling import SamplingFields
 
 

@@ -10,10 +10,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import RequestBody, Timings, omitted_if_null
+from chairlift.server.protocol.base import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    RequestBody,
+    Timings,
+    omitted_if_null,
+)
 from chairlift.server.protocol.chat import BILLING_LINE, MAX_NAMED_KEYS, ChatCompletionRequest, without_billing_line
 from chairlift.server.protocol.compatibility_fields import AnyFields, CacheControl, MessagesCompatibilityFields
-from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.tools import ToolName
 from chairlift.server.protocol.turns import combine_turns

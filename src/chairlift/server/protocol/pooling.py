@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from chairlift.server.protocol.base import RequestBody, omitted_if_null
-from chairlift.server.protocol.item_limits import MAX_PROMPTS
+from chairlift.server.protocol.base import MAX_PROMPTS, RequestBody, omitted_if_null
 from chairlift.server.protocol.sampling import CallFields
 
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]

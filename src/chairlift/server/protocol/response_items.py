@@ -10,9 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.base import MAX_CONTENT_PARTS, RequestBody
 from chairlift.server.protocol.chat import keys_with_values
-from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT, OfferedTools, ResponsesTools
 
 CLIENT_ITEM: Final = re.compile(r"(apply_patch|local_shell|shell|tool_search)_(call|call_output|output)")

@@ -11,8 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import RequestBody
-from chairlift.server.protocol.item_limits import MAX_TOOLS
+from chairlift.server.protocol.base import MAX_TOOLS, RequestBody
 from chairlift.server.protocol.tools import ToolName
 
 MAX_NAME_LENGTH: Final = 128

@@ -7,10 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, PrivateAttr
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import RequestBody, Timings, omitted_if_null
+from chairlift.server.protocol.base import MAX_MESSAGES, Metadata, RequestBody, Timings, omitted_if_null
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.compatibility_fields import ResponsesCompatibilityFields
-from chairlift.server.protocol.item_limits import MAX_MESSAGES, Metadata
 from chairlift.server.protocol.response_items import ConvertedInput, InputItem, InputMessage, OtherItem
 from chairlift.server.protocol.response_tools import CalledTool, OfferedTools, ResponsesToolChoice, ResponsesTools
 from chairlift.server.protocol.sampling import EngineFields, JsonObjectFormat, JsonSchema, StopStrings, TextFormat

@@ -16,9 +16,8 @@ from chairlift.sampling_params import (
     SamplingDefaults,
     SamplingParams,
 )
-from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.base import RequestBody, limit_entries
 from chairlift.server.protocol.compatibility_fields import CompatibilityFields, SamplingCompatibilityFields
-from chairlift.server.protocol.item_limits import limit_entries
 from chairlift.slo import SLO
 from chairlift.structured_outputs import MAX_CHOICES, StructuredOutputs
 

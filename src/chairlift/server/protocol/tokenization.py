@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.base import MAX_MESSAGES, MAX_TOOLS, RequestBody
 from chairlift.server.protocol.chat import ChatCompletionRequest, ChatMessage
-from chairlift.server.protocol.item_limits import MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.protocol.tools import FunctionTool
 
 CHAT_ONLY_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")

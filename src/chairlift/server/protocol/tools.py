@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.base import MAX_TOOLS, MAX_TOOLS_BYTES, RequestBody
 from chairlift.server.protocol.compatibility_fields import CacheControl
-from chairlift.server.protocol.item_limits import MAX_TOOLS, MAX_TOOLS_BYTES
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
