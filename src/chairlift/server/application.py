@@ -142,8 +142,6 @@ def create_models_app(
         for task in tasks:
             task.cancel()
         await manager.aclose()
-        for model in manager.models:
-            model.feed.close()
         for listener in listeners:
             listener.close()
 

@@ -100,7 +100,7 @@ def run(
     from chairlift.server.application import create_models_app
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
-    from chairlift.server.models.engine_loader import ProcessLoader
+    from chairlift.server.models.engine_loader import EngineLoader
     from chairlift.server.models.model_manager import ModelManager
     from chairlift.server.models.served_model import ServedModel
 
@@ -111,7 +111,7 @@ def run(
             cluster.observe(manager.default)
     else:
         assert models is not None
-        loader = ProcessLoader(options.watchdog_timeout)
+        loader = EngineLoader(options.watchdog_timeout)
         served = [ServedModel(spec.name, spec, EventHub()) for spec in models]
         manager = ModelManager(served, loader, options.models.limits(config))
     hosts = access.allowed_hosts_for(host)

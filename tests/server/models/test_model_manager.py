@@ -19,7 +19,7 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, OverloadedError
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo
 from chairlift.server.models import model_manager
-from chairlift.server.models.engine_loader import LoadPlan
+from chairlift.server.models.engine_loader import EngineLoader, LoadPlan
 from chairlift.server.models.model_manager import (
     ModelLoadFailedError,
     ModelManager,
@@ -57,7 +57,7 @@ class CountedService:
         self.loader.held -= self.size
 
 
-class CountingLoader:
+class CountingLoader(EngineLoader):
     """Loads services of given sizes, and checks that they never exceed the budget."""
 
     def __init__(self, sizes: dict[str, int], budget: int | None = None) -> None:
@@ -68,7 +68,7 @@ class CountingLoader:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def plan(self, spec: ModelSpec, _budget: int | None) -> LoadPlan:
+    def plan(self, spec: ModelSpec, budget: int | None) -> LoadPlan:
         return LoadPlan(spec.config, self.sizes[spec.name], f"{self.sizes[spec.name]} bytes")
 
     async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:

@@ -28,7 +28,7 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.application import create_models_app
 from chairlift.server.http.body_limits import LARGE_BODY
-from chairlift.server.models.engine_loader import ProcessLoader
+from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelLimits, ModelSpec
 from chairlift.server.models.served_model import ServedModel
@@ -70,7 +70,7 @@ def run_models(specs: list[ModelSpec], folders: dict[str, Path], memory: str | N
         ]
     )
     admission = AdmissionController(None, keys)
-    loader = ProcessLoader(120.0)
+    loader = EngineLoader(120.0)
     limits = ModelLimits(None if memory is None else parse_memory(memory))
     manager = ModelManager([ServedModel(spec.name, spec, EventHub()) for spec in specs], loader, limits)
     app = create_models_app(manager, admission)

@@ -109,7 +109,6 @@ def test_at_most_a_mebibyte_of_events_is_kept_for_readers() -> None:
     for number in range(300):
         feed.emit(RequestRejected(0.0, f"r{number}", "x" * 10_000))
     assert 0 < sum(len(entry.encoded) for entry in feed._recent) <= 1 << 20
-    feed.close()
 
 
 def test_events_that_a_slow_reader_lost_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

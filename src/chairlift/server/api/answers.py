@@ -7,21 +7,14 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from chairlift.engine.pooling import check_task
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
-from chairlift.server.preparation.conversation import ChatPlan, Conversation, ModelPlanner
+from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.tools import FunctionCall, ToolCall
 from chairlift.server.tools.answer_parser import DeltaMessage
 
 CHARACTERS_PER_FEED: Final = 1024
 """A long answer is parsed in pieces of this size, because a parser may scan the text that it holds repeatedly."""
-
-
-def plan_conversation(planner: ModelPlanner, body: Conversation) -> ChatPlan:
-    """Plan a call of an endpoint that generates from messages; raises RequestError."""
-    check_task(planner.engine.facts, None)
-    return planner.plan(body)
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ from msgspec import Raw
 
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.answers import ParsedAnswer, parse_answer, plan_conversation
+from chairlift.server.api.answers import ParsedAnswer, parse_answer
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import ChunkStreamWriter, GeneratingCall, StreamWriter
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import CompletionTokensDetails, UsageInfo
 from chairlift.server.protocol.chat import (
     ChatCompletionRequest,
@@ -147,7 +147,7 @@ CHAT_COMPLETIONS: Final = Endpoint(
     "Generate the next message of a conversation (OpenAI).",
     ChatCompletionRequest,
     ChatCompletionResponse,
-    plan_conversation,
+    ModelPlanner.plan,
     ChatCall.serve,
     id_prefix="chatcmpl-",
 )

@@ -40,6 +40,9 @@ MAX_ANSWERS_PER_CALL: Final = 2048
 ENTRIES_PER_POSITION: Final = 20
 """Logprob entries that `output_size` assumes for one position."""
 
+BYTES_PER_TOKEN: Final = 16
+"""Bytes of a vector that take as long to write as a token of text."""
+
 IGNORED_HEADER: Final = "x-chairlift-ignored"
 """The header of a response that names the fields of the request without an effect."""
 
@@ -237,9 +240,28 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
     def response(self, outputs: list[RequestOutput]) -> BaseModel:
         """The body of a response that is not streamed."""
 
-    def response_json(self, outputs: list[RequestOutput]) -> bytes:
-        """The body of a response as JSON."""
-        return encode(self.response(outputs))
+    @classmethod
+    async def serve(cls, context: CallContext, body: CallBody, plan: Plans) -> Response:
+        """Answer a call; see `Endpoint.serve`."""
+        with sent_fields_in_errors(body, plan):
+            unfollowed: tuple[str, ...] = ()
+            if plan.params.structured_outputs is not None:
+                processor = context.lease.service.llm.engine.input_processor
+                unfollowed = await processor.prepare_in_background(plan.params)
+            call = await cls.start(context, body, plan)
+        context.call.ignored = ignored = ignored_fields(body, plan, unfollowed)
+        response = await call.respond()
+        if ignored:
+            response.headers[IGNORED_HEADER] = ", ".join(ignored)
+        return response
+
+    async def respond(self) -> Response:
+        """Wait for the complete outputs, and return the whole response."""
+        with sent_fields_in_errors(self.body, self.plan):
+            outputs = await self.collect()
+        size = sum(map(output_size, outputs))
+        content = await self.write(size, lambda: encode(self.response(outputs)))
+        return Response(content, media_type="application/json")
 
 
 class GeneratingCall(EngineCall[Fields, Plans]):
@@ -255,22 +277,13 @@ class GeneratingCall(EngineCall[Fields, Plans]):
     def writer(self) -> StreamWriter:
         """The writer of a response that is streamed."""
 
-    @classmethod
-    async def serve(cls, context: CallContext, body: Fields, plan: Plans) -> Response:
-        """Answer a call; see `Endpoint.serve`."""
-        service = context.lease.service
-        with sent_fields_in_errors(body, plan):
-            unfollowed: tuple[str, ...] = ()
-            if plan.params.structured_outputs is not None:
-                unfollowed = await service.llm.engine.input_processor.prepare_in_background(plan.params)
-            call = await cls.start(context, body, plan)
-        context.call.ignored = ignored = ignored_fields(body, plan, unfollowed)
-        if body.stream:
-            response: Response = EventStream(call._stream(), on_close=call.close, ping=cls.ping)
-        else:
-            response = await call._whole_response()
-        if ignored:
-            response.headers[IGNORED_HEADER] = ", ".join(ignored)
+    async def respond(self) -> Response:
+        """Return the response, which is a stream if the body asks for one."""
+        if self.body.stream:
+            return EventStream(self._stream(), on_close=self.close, ping=self.ping)
+        response = await super().respond()
+        if self.body.timings:
+            response.headers.update(timing_headers(self.usage.timings()))
         return response
 
     def _params(self, num_prompt_tokens: int) -> SamplingParams:
@@ -284,13 +297,6 @@ class GeneratingCall(EngineCall[Fields, Plans]):
     def num_tokens(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
-
-    async def _whole_response(self) -> Response:
-        with sent_fields_in_errors(self.body, self.plan):
-            outputs = await self.collect()
-        content = await self.write(sum(map(output_size, outputs)), self.response_json, outputs)
-        headers = timing_headers(self.usage.timings()) if self.body.timings else None
-        return Response(content, media_type="application/json", headers=headers)
 
     async def _stream(self) -> AsyncIterator[bytes]:
         writer = self.writer()
@@ -425,9 +431,10 @@ def _remaining_seconds(timeout: float | None, model_seconds: float) -> float | N
 
 
 def output_size(output: RequestOutput) -> int:
-    """The number of tokens and, approximately, of logprob entries in an output."""
+    """The number of tokens and, approximately, of logprob entries in an output. A vector counts by its bytes."""
     positions = len(output.prompt_logprobs or ()) + sum(len(answer.logprobs or ()) for answer in output.outputs)
-    return sum(len(answer.token_ids) for answer in output.outputs) + ENTRIES_PER_POSITION * positions
+    num_tokens = sum(len(answer.token_ids) for answer in output.outputs)
+    return num_tokens + ENTRIES_PER_POSITION * positions + len(output.pooled or b"") // BYTES_PER_TOKEN
 
 
 async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int, RequestOutput]]:

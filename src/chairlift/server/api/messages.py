@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
+from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer
 from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
 from chairlift.server.api.engine_call import CallUsage, GeneratingCall, StreamWriter
 from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
@@ -148,7 +148,7 @@ def _error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | N
 
 def _plan(planner: ModelPlanner, body: MessagesRequest) -> ChatPlan:
     with _anthropic_context_errors():
-        return plan_conversation(planner, body)
+        return planner.plan(body)
 
 
 def _count_tokens(planner: ModelPlanner, body: CountTokensRequest) -> bytes:

@@ -10,15 +10,13 @@ from dataclasses import replace
 from operator import mul
 from typing import Final, TypeVar
 
-from starlette.responses import Response
-
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.pooling import POOLING_PARAMS, TASKS, check_task, pooled_values, sigmoid, truncate_vector
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
-from chairlift.server.api.endpoint import CallContext, Endpoint
-from chairlift.server.api.engine_call import IGNORED_HEADER, EngineCall, ignored_fields
+from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.engine_call import EngineCall
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan
 from chairlift.server.protocol.pooling import (
@@ -37,9 +35,6 @@ from chairlift.server.protocol.pooling import (
 from chairlift.server.protocol.sampling import CallFields
 
 PoolingBody = TypeVar("PoolingBody", bound=CallFields)
-
-VALUES_PER_TOKEN: Final = 16
-"""Values of vectors that take as long to write as a token of text."""
 
 
 def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPlan:
@@ -98,17 +93,6 @@ def _plan_pairs(engine: ServedEngine, firsts: list[str], seconds: list[str], bod
 
 class PoolingCall(EngineCall[PoolingBody, RequestPlan]):
     """The base class of calls that return vectors or scores."""
-
-    @classmethod
-    async def serve(cls, context: CallContext, body: PoolingBody, plan: RequestPlan) -> Response:
-        """Answer a call; see `Endpoint.serve`."""
-        call = await cls.start(context, body, plan)
-        outputs = await call.collect()
-        size = sum(len(output.pooled or b"") for output in outputs) // VALUES_PER_TOKEN
-        content = await call.write(size, call.response_json, outputs)
-        context.call.ignored = ignored = ignored_fields(body, plan)
-        headers = {IGNORED_HEADER: ", ".join(ignored)} if ignored else None
-        return Response(content, media_type="application/json", headers=headers)
 
     @property
     def pooling_usage(self) -> EmbeddingUsage:

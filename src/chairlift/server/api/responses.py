@@ -9,10 +9,10 @@ from pydantic_core import from_json
 
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer, plan_conversation
+from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
-from chairlift.server.preparation.conversation import ChatPlan
+from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.protocol.chunks import to_event
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
@@ -250,7 +250,7 @@ RESPONSES: Final = Endpoint(
     "Generate a response to input items (OpenAI).",
     ResponsesRequest,
     ResponseObject,
-    plan_conversation,
+    ModelPlanner.plan,
     ResponsesCall.serve,
     id_prefix="resp_",
 )

@@ -1,4 +1,4 @@
-"""Loaders of engines: the interface `EngineLoader`, and `ProcessLoader`, which starts each engine in a process."""
+"""EngineLoader: plans engines, and starts each one in a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
@@ -36,27 +35,7 @@ class LoadPlan:
     description: str
 
 
-class EngineLoader(Protocol):
-    """Plans and starts the engines of models."""
-
-    def plan(self, spec: ModelSpec, budget: int | None) -> LoadPlan:
-        """Plan an engine; any thread may call it. Raises ModelLoadError or ConfigError.
-
-        Args:
-            budget: maximum memory of all engines together; None is the free memory.
-        """
-
-    async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
-        """Start an engine and wait until it is ready. Raises ModelLoadError, ConfigError or EngineDeadError."""
-
-    def abort(self) -> None:
-        """End the loads in progress with an EngineDeadError."""
-
-    def close(self) -> None:
-        """Release what the engines shared, after all of them have ended."""
-
-
-class ProcessLoader:
+class EngineLoader:
     """Starts each engine in a process. One process computes a step at a time, because all use the same CPU cores.
 
     Args:
@@ -71,11 +50,17 @@ class ProcessLoader:
         self._is_aborted = False
 
     def plan(self, spec: ModelSpec, budget: int | None) -> LoadPlan:
+        """Plan an engine; any thread may call it. Raises ModelLoadError or ConfigError.
+
+        Args:
+            budget: maximum memory of all engines together; None is the free memory.
+        """
         memory_bytes = available_host_memory() if budget is None else budget
         config, required = plan_required_memory(spec.config, memory_bytes, spec.common)
         return LoadPlan(config, required.total, str(required))
 
     async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
+        """Start an engine and wait until it is ready. Raises ModelLoadError, ConfigError or EngineDeadError."""
         return await asyncio.to_thread(self._load, model, plan)
 
     def _load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
@@ -98,6 +83,7 @@ class ProcessLoader:
         return service
 
     def abort(self) -> None:
+        """End the loads in progress with an EngineDeadError."""
         self._is_aborted = True
         with self._lock:
             starting = list(self._starting)

@@ -166,7 +166,6 @@ class ServedModel(VisibleEngine):
         replica = self.replicas.pop(replica_id, None)
         if replica is None:
             return
-        replica.feed.close()
         observer = replica.observer
         observer.tracker.end(observer.now())
         if any(observer.tracker.requests()):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
 
+from chairlift.engine.pooling import check_task
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import ConfigError, RequestError
 from chairlift.grammar.grammar_text import ANSWER, marker_symbol
@@ -178,7 +179,8 @@ class ModelPlanner:
             log_template_problems(self._template, self.engine.tokenizer)
 
     def plan(self, conversation: Conversation) -> ChatPlan:
-        """The plan of a conversation; raises RequestError."""
+        """The plan of a call that generates from messages; raises RequestError."""
+        check_task(self.engine.facts, None)
         body = conversation.to_chat()
         tools = self._tools(body)
         text = self._render(body, tools)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -39,11 +38,7 @@ class HistoryPart(NamedTuple):
     """Events from a snapshot until `end` (seconds of the engine's clock): JSON, separated by commas, compressed."""
 
     end: float
-    compressed: Future[bytes]
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.compressed.result()) if self.compressed.done() else 0
+    compressed: bytes
 
 
 class Entry(NamedTuple):
@@ -57,8 +52,7 @@ class LiveFeed:
     """An event sink that encodes each event once for all pages, and keeps the events of the last ten minutes.
 
     It must be added to the `EventHub` after the tracker, whose state is that of a new page. The history consists of
-    parts that begin with the state of the engine, so that the oldest one can be removed. They are compressed on a
-    thread.
+    parts that begin with the state of the engine, so that the oldest one can be removed.
 
     Args:
         tracker: the requests of the engine.
@@ -73,11 +67,6 @@ class LiveFeed:
         self._part_bytes = 0
         self._part_start = 0.0
         self._history: deque[HistoryPart] = deque()
-        self._compressor = ThreadPoolExecutor(1, "chairlift-history")
-
-    def close(self) -> None:
-        """Stop the thread that compresses the history."""
-        self._compressor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def next_index(self) -> int:
@@ -101,12 +90,11 @@ class LiveFeed:
 
     def _end_part(self, now: float) -> None:
         """Compress the current part, begin the next one with the state of the engine, and remove the oldest parts."""
-        content = b",".join(self._part)
-        self._history.append(HistoryPart(now, self._compressor.submit(zlib.compress, content, 1)))
+        self._history.append(HistoryPart(now, zlib.compress(b",".join(self._part), 1)))
         self._begin_part(now)
-        num_bytes = sum(part.num_bytes for part in self._history)
+        num_bytes = sum(len(part.compressed) for part in self._history)
         while num_bytes > MAX_HISTORY_BYTES or self._history[0].end < now - HISTORY_SECONDS:
-            num_bytes -= self._history.popleft().num_bytes
+            num_bytes -= len(self._history.popleft().compressed)
 
     def _begin_part(self, now: float) -> None:
         self._part, self._part_start = self.opening(now), now
@@ -118,7 +106,7 @@ class LiveFeed:
         Later events are not included, even if the iteration takes long: they begin with the current `next_index`.
         """
         parts, last = tuple(self._history), b",".join(self._part)
-        earlier = (zlib.decompress(part.compressed.result()) for part in parts)
+        earlier = (zlib.decompress(part.compressed) for part in parts)
         return chain(earlier, [last] if last else [])
 
     def events_since(self, index: int, redactor: Redactor) -> list[bytes] | None:
