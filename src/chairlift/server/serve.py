@@ -22,7 +22,6 @@ from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.browser_access import ANY
 from chairlift.server.models.model_options import ModelSpec
-from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
 from chairlift.worker.memory import format_memory
 
@@ -96,8 +95,9 @@ def run(
         engine = ProcessClient(config, watchdog_timeout=options.watchdog_timeout)
 
     # These modules are imported while the engine process loads the model, because they take long to import.
+    from chairlift.engine.async_llm import AsyncLLM
     from chairlift.server.access.admission import AdmissionController
-    from chairlift.server.application import create_models_app
+    from chairlift.server.application import create_models_app, make_single_manager
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
     from chairlift.server.models.engine_loader import EngineLoader
@@ -106,7 +106,8 @@ def run(
 
     admission = AdmissionController(options.limits, access.keys)
     if engine is not None:
-        manager = _manage_one_model(engine, options.served_model_name, options.api)
+        llm = AsyncLLM(client=engine.wait_until_ready())
+        manager = make_single_manager(llm, options.served_model_name, options.api)
         if cluster is not None:
             cluster.observe(manager.default)
     else:
@@ -143,14 +144,6 @@ def run(
         manager.close()
     if cluster is not None and cluster.failure is not None:
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
-
-
-def _manage_one_model(engine: StartingEngine, served_model_name: str | None, api: ApiOptions) -> ModelManager:
-    """Wait until the model is loaded; returns the manager of this model, which is never unloaded."""
-    from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.server.application import make_single_manager
-
-    return make_single_manager(AsyncLLM(client=engine.wait_until_ready()), served_model_name, api)
 
 
 def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions) -> list[ModelSpec]:

@@ -22,7 +22,7 @@ from chairlift.outputs import CompletionOutput, RequestOutput, RequestTimes
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.endpoint import CallContext
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.http.error_responses import error_body
+from chairlift.server.http.error_responses import error_info
 from chairlift.server.http.streaming import COMMENT, EventStream
 from chairlift.server.preparation.request_plan import (
     RequestPlan,
@@ -30,7 +30,7 @@ from chairlift.server.preparation.request_plan import (
     check_logprobs,
     rename_fields_in_errors,
 )
-from chairlift.server.protocol.base import ErrorBody, PromptTokensDetails, Timings, UsageInfo
+from chairlift.server.protocol.base import ErrorBody, ErrorInfo, PromptTokensDetails, Timings, UsageInfo
 from chairlift.server.protocol.chunks import DONE, Chunk, ChunkChoice, encode, to_chunk
 from chairlift.server.protocol.sampling import CallFields, EngineFields, SamplingFields
 
@@ -314,7 +314,7 @@ class GeneratingCall(EngineCall[Fields, Plans]):
                     if chunk:
                         yield chunk
         except ChairliftError as error:
-            yield writer.failure(*error_body(error, is_admin=self.record.key.is_admin))
+            yield writer.failure(*error_info(error, is_admin=self.record.key.is_admin))
 
 
 class StreamWriter(ABC):
@@ -336,9 +336,9 @@ class StreamWriter(ABC):
     def closing(self) -> bytes:
         """The events after the last token."""
 
-    def failure(self, status: int, body: ErrorBody) -> bytes:
+    def failure(self, status: int, info: ErrorInfo) -> bytes:
         """The events that end a stream which has failed."""
-        return to_chunk(body) + DONE
+        return to_chunk(ErrorBody(error=info)) + DONE
 
 
 class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):

@@ -15,7 +15,7 @@ from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_ans
 from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
 from chairlift.server.api.engine_call import CallUsage, GeneratingCall, StreamWriter
 from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
-from chairlift.server.protocol.base import ErrorBody, ErrorInfo
+from chairlift.server.protocol.base import ErrorInfo
 from chairlift.server.protocol.chunks import encode, to_event
 from chairlift.server.protocol.messages import (
     CountTokensRequest,
@@ -120,8 +120,8 @@ class _MessagesStream(ItemStreamWriter):
             ending["timings"] = timings
         return events + to_event("message_delta", **ending) + to_event("message_stop")
 
-    def failure(self, status: int, body: ErrorBody) -> bytes:
-        return to_event("error", error=_error_info(status, body.error.message))
+    def failure(self, status: int, info: ErrorInfo) -> bytes:
+        return to_event("error", error=_error_info(status, info.message))
 
     def item_start(self, item: AnswerItem) -> bytes:
         return to_event("content_block_start", index=len(self.ended_items), content_block=_block(item))

@@ -13,7 +13,7 @@ from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_ans
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import GeneratingCall, StreamWriter
 from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
-from chairlift.server.protocol.base import ErrorBody
+from chairlift.server.protocol.base import ErrorInfo
 from chairlift.server.protocol.chunks import to_event
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponseObject, ResponsesRequest, ResponsesUsage
@@ -179,11 +179,10 @@ class _ResponsesStream(ItemStreamWriter):
         response = self.call.finished(self.ended_items, self.last)
         return events + self._event(f"response.{response.status}", response=response)
 
-    def failure(self, status: int, body: ErrorBody) -> bytes:
-        error = body.error
-        failed = {"status": "failed", "error": {"code": "server_error", "message": error.message}}
+    def failure(self, status: int, info: ErrorInfo) -> bytes:
+        failed = {"status": "failed", "error": {"code": "server_error", "message": info.message}}
         response = self.call.skeleton().model_copy(update=failed)
-        event = self._event("error", code=error.type, message=error.message, param=error.param)
+        event = self._event("error", code=info.type, message=info.message, param=info.param)
         return event + self._event("response.failed", response=response)
 
     def _event(self, kind: str, **fields: Any) -> bytes:

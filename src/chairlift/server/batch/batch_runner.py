@@ -35,8 +35,9 @@ from chairlift.server.batch.batch_files import (
     parse_request,
     read_custom_id,
 )
-from chairlift.server.http.error_responses import error_body
+from chairlift.server.http.error_responses import error_info
 from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.protocol.base import ErrorBody
 
 logger = logging.getLogger("chairlift")
 
@@ -150,8 +151,8 @@ def _is_stream(request: BatchRequestInput) -> bool:
 
 def _rejected_stream() -> httpx.Response:
     message = "stream must not be true in a batch: leave it out"
-    status, body = error_body(RequestError(message, "stream"))
-    return httpx.Response(status, json=body.model_dump())
+    status, info = error_info(RequestError(message, "stream"))
+    return httpx.Response(status, json=ErrorBody(error=info).model_dump())
 
 
 def _decode_response(body: bytes) -> _ResponseBody:

@@ -29,28 +29,23 @@ def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | No
     return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status, headers=headers)
 
 
-def error_body(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorBody]:
-    """The HTTP status and the body for an exception.
+def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorInfo]:
+    """The HTTP status and the error for an exception.
 
     Args:
         is_admin: whether the caller may read paths of the server, which the reason of a failure contains.
     """
     if isinstance(error, RequestError):
-        info = ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
-        return 400, ErrorBody(error=info)
-    if isinstance(error, EngineDeadError):
-        code = getattr(error, "code", None)
-        info = ErrorInfo(message=error.text(is_admin=is_admin), type="service_unavailable_error", code=code)
-        return 503, ErrorBody(error=info)
-    if isinstance(error, OverloadedError):
-        is_draining = error.code == "shutting_down"
-        status, kind = (503, "service_unavailable_error") if is_draining else (429, "rate_limit_error")
-        return status, ErrorBody(error=ErrorInfo(message=error.text(is_admin=is_admin), type=kind, code=error.code))
+        return 400, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
     if isinstance(error, DeadlineError):
-        info = ErrorInfo(message=str(error), type="timeout_error", param="timeout", code="deadline_exceeded")
-        return 408, ErrorBody(error=info)
+        return 408, ErrorInfo(message=str(error), type="timeout_error", param="timeout", code="deadline_exceeded")
+    if isinstance(error, EngineDeadError | OverloadedError):
+        code: str | None = getattr(error, "code", None)
+        is_unavailable = isinstance(error, EngineDeadError) or code == "shutting_down"
+        status, kind = (503, "service_unavailable_error") if is_unavailable else (429, "rate_limit_error")
+        return status, ErrorInfo(message=error.text(is_admin=is_admin), type=kind, code=code)
     message = str(error) if isinstance(error, ChairliftError) and is_admin else "internal error"
-    return 500, ErrorBody(error=ErrorInfo(message=message, type="internal_server_error"))
+    return 500, ErrorInfo(message=message, type="internal_server_error")
 
 
 def _error_headers(error: Exception) -> dict[str, str] | None:
@@ -68,8 +63,7 @@ def describe_error(
         info = ErrorInfo(message=_http_error_message(request, error), type="invalid_request_error")
         info.code = getattr(error, "code", None)
         return error.status_code, info, error.headers
-    status, body = error_body(error, is_admin=is_admin)
-    return status, body.error, _error_headers(error)
+    return *error_info(error, is_admin=is_admin), _error_headers(error)
 
 
 def _http_error_message(request: Request, error: HTTPException) -> str:
