@@ -308,8 +308,16 @@ SIMULATED = {"request_id": "a", "arrival_time": 1.0, "num_prompt_tokens": 5, "nu
         ("burst", {"min_output_tokens": 9, "max_output_tokens": 4}, "min_output_tokens=9 must be at most"),
         ("burst", {"max_prompt_tokens": 4000}, "max_model_len="),
         ("burst", [], "body must be an object"),
-        ("simulation", {"policy": "x", "requests": [SIMULATED]}, "policy must be one of static, fcfs, srpt, mlfq, got"),
-        ("simulation", {"policy": "fair", "requests": [SIMULATED]}, "policy must be one of static, fcfs, srpt, mlfq"),
+        (
+            "simulation",
+            {"policy": "x", "requests": [SIMULATED]},
+            "policy must be 'static', 'fcfs', 'srpt' or 'mlfq'",
+        ),
+        (
+            "simulation",
+            {"policy": "fair", "requests": [SIMULATED]},
+            "policy must be 'static', 'fcfs', 'srpt' or 'mlfq'",
+        ),
         ("simulation", {"requests": []}, "requests must have at least 1 entry"),
         ("simulation", {"requests": [SIMULATED, SIMULATED]}, "two requests have the same request_id"),
         ("simulation", {"requests": [{**SIMULATED, "num_output_tokens": 1 << 20}]}, "at most 32768 can be simulated"),

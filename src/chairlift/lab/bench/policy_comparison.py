@@ -59,7 +59,7 @@ def simulate_policy(
     Args:
         engine: the configuration of the running engine.
         cost: the cost of its steps.
-        policy: one of `SIMULATED_POLICIES`; static batches have `max_num_seqs` requests.
+        policy: one of `page_bodies.SimulatedPolicy`; static batches have `max_num_seqs` requests.
         is_cancelled: called before each event.
 
     Returns:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chairlift.server.protocol.base import RequestBody
 
@@ -13,7 +13,7 @@ MAX_SIMULATED_REQUESTS: Final = 1000
 MAX_SIMULATED_TOKENS: Final = 32_768
 """Bounds a simulation to less than a second, in which other calls wait for the interpreter lock at times."""
 
-SIMULATED_POLICIES: Final = ("static", "fcfs", "srpt", "mlfq")
+SimulatedPolicy = Literal["static", "fcfs", "srpt", "mlfq"]
 """What the live page can simulate: static batching, and continuous batching with the orders of the queue that need no
 tenant, priority or SLO of a request."""
 
@@ -24,7 +24,7 @@ class SimulationView(BaseModel):
     """Whether the page can simulate other policies, and otherwise why not."""
 
     available: bool
-    policies: tuple[str, ...] = SIMULATED_POLICIES
+    policies: tuple[str, ...] = get_args(SimulatedPolicy)
     message: str | None
 
 
@@ -91,15 +91,8 @@ class SimulatedRequestBody(RequestBody):
 
 
 class SimulationBody(RequestBody):
-    policy: str = "static"
+    policy: SimulatedPolicy = "static"
     requests: Annotated[list[SimulatedRequestBody], Field(min_length=1, max_length=MAX_SIMULATED_REQUESTS)]
-
-    @field_validator("policy")
-    @classmethod
-    def _check_policy(cls, policy: str) -> str:
-        if policy not in SIMULATED_POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(SIMULATED_POLICIES)}, got {policy!r:.100}")
-        return policy
 
     @model_validator(mode="after")
     def _check_requests(self) -> Self:
