@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
+import httpx
 import openai
 import pytest
 from api_matrix import CHATS, COMPLETIONS, MESSAGES, RESPONSES, Row
-from api_model import check_type, raw
+from api_model import CHAT_TEMPLATE, check_type, raw
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -191,5 +192,9 @@ def test_models_and_tokens(server: RunningServer) -> None:
     without = server.post("/tokenize", {"prompt": "naïve", "add_special_tokens": False}).json()["tokens"]
     assert tokens["tokens"][1:] == without
     assert server.post("/detokenize", {"tokens": without}).json() == {"prompt": "naïve"}
+    info = httpx.get(f"{server.url}/tokenizer_info").json()
+    assert info["chat_template"] == CHAT_TEMPLATE
+    assert server.post("/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False}).json()["count"] == 1
+    assert httpx.get(f"{server.url}/tokenizer_info", params={"model": "other"}).status_code == 404
     chat = server.post("/tokenize", {"messages": MESSAGES}).json()["tokens"]
     assert server.post("/detokenize", {"tokens": chat}).json() == {"prompt": "user: Hello\nassistant: "}

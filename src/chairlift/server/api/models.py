@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -46,6 +47,12 @@ def router(manager: ModelManager) -> APIRouter:
         """Describe a model (OpenAI)."""
         found = manager.find(model, call_of(request).key)
         return model_card(found, call_of(request).key, found.adapter_of(model))
+
+    @routes.get("/tokenizer_info", responses=ERRORS)
+    async def get_tokenizer_info(request: Request, model: str | None = None) -> dict[str, str | None]:
+        """Return the special tokens and the chat template of a model (vLLM), which lm-eval reads."""
+        with closing(await manager.acquire(manager.find(model, call_of(request).key))) as lease:
+            return lease.service.planner.tokenizer_info()
 
     async def load_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
         """Load a model, and wait until it is ready."""

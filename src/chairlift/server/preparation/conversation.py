@@ -173,6 +173,12 @@ class ModelPlanner:
                 "separates reasoning itself: leave out reasoning_parser, or set it to none"
             )
 
+    def tokenizer_info(self) -> dict[str, str | None]:
+        """The special tokens by their roles, and the chat template, as in vLLM."""
+        template = None if self._template is None else self._template.text
+        tokens = self.engine.tokenizer.special_tokens
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **tokens, "chat_template": template}
+
     def log_template_warnings(self) -> None:
         """Render probe conversations, and log a warning for each special token that the chat template loses."""
         if self._template is not None and not self.options.allow_special_tokens_in_content:
