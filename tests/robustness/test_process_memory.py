@@ -10,7 +10,9 @@ import sys
 import pytest
 from process_memory import MIN_SAMPLES, WINDOW_SECONDS, MemoryLog, read_memory, role_of, slope
 
-CHECKER = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "chairlift.grammar.checker"]
+CODE = "import sys; print(flush=True); sys.stdin.read()"
+CHECKER = [sys.executable, "-c", CODE, "-m", "chairlift.grammar.checker"]
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
 
@@ -33,9 +35,12 @@ def test_private_memory_contains_what_a_process_has_written() -> None:
 def test_processes_are_logged_by_role() -> None:
     assert role_of(["python", "-m", "chairlift", "serve"]) == "http"
     with (
-        subprocess.Popen(CHECKER, stdin=subprocess.PIPE) as first,
-        subprocess.Popen(CHECKER, stdin=subprocess.PIPE) as second,
+        subprocess.Popen(CHECKER, **PIPES) as first,
+        subprocess.Popen(CHECKER, **PIPES) as second,
     ):
+        for process in (first, second):
+            assert process.stdout is not None
+            process.stdout.readline()  # Its interpreter has started, and its memory does not change any more.
         log = MemoryLog(os.getpid())
         for time in range(MIN_SAMPLES):
             log.sample(float(time))

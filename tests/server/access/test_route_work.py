@@ -36,7 +36,8 @@ from chairlift.server.web.page_bodies import SimulatedRequestBody
 from chairlift.server.web.page_options import PageOptions
 from plain_http import NO_TLS
 from pooling_models import write_pooling_model
-from running_server import completion_body, run_app, wait_for
+from running_server import completion_body, run_app
+from waiting import AMPLE_SECONDS, wait_for
 
 UNIT_SECONDS: Final = 0.02
 UNITS_PER_SECOND: Final = round(1 / UNIT_SECONDS)
@@ -124,7 +125,9 @@ class WorkingServer:
         content = b"" if body is None else json.dumps(body).encode()
         head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=20) as connection:
+        with socket.create_connection(
+            ("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=AMPLE_SECONDS
+        ) as connection:
             connection.sendall(head.encode() + content)
             wait_for(has_begun)
         before = self.work.num_units
@@ -188,7 +191,7 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
 
 
 def post(server: WorkingServer, path: str, body: dict[str, Any]) -> None:
-    httpx.post(server.url + path, json=body, timeout=60, verify=NO_TLS).raise_for_status()
+    httpx.post(server.url + path, json=body, timeout=AMPLE_SECONDS, verify=NO_TLS).raise_for_status()
 
 
 def test_the_work_of_every_route_is_declared_once(server: WorkingServer) -> None:

@@ -76,7 +76,7 @@ def test_an_endpoint_is_one_module_and_one_line(server: RunningServer) -> None:
     headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
 
     def post(content: bytes, **changed: str) -> httpx.Response:
-        return httpx.post(server.url + PATH, content=content, headers=headers | changed, timeout=60)
+        return httpx.post(server.url + PATH, content=content, headers=headers | changed)
 
     body = json.dumps({"text": "ab"}).encode()
     assert post(body).json() == {"lengths": [1, 1]}

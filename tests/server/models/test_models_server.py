@@ -173,13 +173,13 @@ def test_metrics_and_engines_of_all_models(server: ModelsServer) -> None:
 
 
 def test_explain_says_that_a_call_waits_for_its_model(server: ModelsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, may_load = ProcessLoader.load, threading.Event()
+    load, may_load = EngineLoader.load, threading.Event()
 
     async def held_load(*arguments: Any) -> Any:
         await until(may_load.is_set)
         return await load(*arguments)
 
-    monkeypatch.setattr(ProcessLoader, "load", held_load)
+    monkeypatch.setattr(EngineLoader, "load", held_load)
     assert server.post("/models/unload", {"model": "a"}).json()["status"]["value"] == "unloaded"
     answers: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: answers.append(server.complete("a", request_id="waits")))
