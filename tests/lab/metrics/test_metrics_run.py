@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -119,7 +119,7 @@ def test_summarize_a_run() -> None:
 def test_metrics_of_a_log_equal_those_of_its_events() -> None:
     run = summarize(CHUNKED)
     assert summarize([from_json(to_json(event)) for event in CHUNKED]) == run
-    assert json.loads(json.dumps(run.to_dict()))["ttft"]["p50"] == 1.625
+    assert json.loads(json.dumps(asdict(run)))["ttft"]["p50"] == 1.625
 
 
 def test_a_preempted_request_is_counted_once() -> None:
@@ -134,7 +134,7 @@ def test_a_preempted_request_is_counted_once() -> None:
         step(3, 4.0, 5.0, [("b", 1, 7, 1)], finished=["b"]),
     ]
     b = only(events, "b")
-    assert (b.num_preemptions, b.queue_time, b.num_cached_tokens) == (1, 0.0, 0)
+    assert (b.queue_time, b.num_cached_tokens) == (0.0, 0)
     assert (b.ttft, b.itls) == (1.0, [3.0, 1.0])
     run = summarize(events)
     assert run.preemptions == 1

@@ -220,7 +220,7 @@ def test_a_strict_limit_allows_lower_rates_and_chunks_higher_ones() -> None:
 
 
 def finished(arrival: float, end: float) -> RequestMetrics:
-    return RequestMetrics(f"r{arrival}-{end}", 1, 0, 0, "length", arrival, arrival, [end])
+    return RequestMetrics(f"r{arrival}-{end}", 1, 0, "length", arrival, arrival, [end])
 
 
 def test_completion_ratio() -> None:

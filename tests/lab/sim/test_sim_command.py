@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_output_has_constants_and_a_table_or_json(tmp_path: Path) -> None:
     assert "{" not in text
     record = record_of(*arguments)
     assert record["engine"]["num_blocks"] == 300
-    assert record["results"] == summarize(read_events(log)).to_dict()
+    assert record["results"] == asdict(summarize(read_events(log)))
     assert record["results"]["num_answered"] == 6
     assert record["num_steps"] == record["results"]["num_steps"]
     assert record_of(*arguments, "--workload-seed", "1")["results"] != record["results"]

@@ -83,7 +83,7 @@ class SimulationResult:
             "engine": asdict(self.engine),
             "workload": asdict(self.load),
             "constants": dict(self.constants),
-            "results": self.run.to_dict(),
+            "results": asdict(self.run),
             "num_steps": self.result.num_steps,
             "simulated_seconds": self.result.seconds,
             "wall_seconds": self.result.wall_seconds,

@@ -33,7 +33,6 @@ class RequestMetrics:
     request_id: str
     num_prompt_tokens: int
     num_cached_tokens: int
-    num_preemptions: int
     finish_reason: str | None
     arrival: float
     first_scheduled: float | None
@@ -142,7 +141,6 @@ class RequestTally(ReplayReader):
             request_id=request.request_id,
             num_prompt_tokens=request.arrived.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
             finish_reason=None if finished is None else finished.finish_reason,
             arrival=request.arrived.time,
             first_scheduled=request.first_scheduled,

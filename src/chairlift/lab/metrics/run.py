@@ -84,10 +84,6 @@ class RunMetrics:
     accepted_draft_tokens: int = 0
     memory: dict[str, float] | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The metrics as nested dictionaries for JSON."""
-        return asdict(self)
-
     def values(self) -> dict[str, float | None]:
         """The metrics that are not None by name. Those of summaries are named as `ttft_p50`, and shares of memory by
         their kind of slot. Without draft tokens there are no values of speculative decoding, without SLOs there is no

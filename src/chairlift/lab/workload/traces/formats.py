@@ -144,17 +144,8 @@ class BurstGPTRow(Struct):
         return self.timestamp
 
 
-def read_azure(path: Path, options: TraceOptions) -> Requests:
-    """Read the Azure LLM inference traces."""
-    return _read_lengths("azure", path, AzureRow, options)
-
-
-def read_burstgpt(path: Path, options: TraceOptions) -> Requests:
-    """Read BurstGPT."""
-    return _read_lengths("burstgpt", path, BurstGPTRow, options)
-
-
-def _read_lengths(format_name: str, path: Path, kind: type[AzureRow | BurstGPTRow], options: TraceOptions) -> Requests:
+def read_lengths(format_name: str, kind: type[AzureRow | BurstGPTRow], path: Path, options: TraceOptions) -> Requests:
+    """Read a CSV trace of lengths and arrival times."""
     for index, (place, row) in enumerate(csv_records(path, kind)):
         with named_errors(place):
             name, arrival = f"{format_name}-{index}", row.arrival()

@@ -6,19 +6,21 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest, check_ids
 from chairlift.lab.workload.traces.formats import (
+    AzureRow,
+    BurstGPTRow,
     Requests,
     TraceOptions,
     open_text_file,
-    read_azure,
-    read_burstgpt,
     read_chairlift,
     read_custom,
+    read_lengths,
     read_mooncake,
     read_sharegpt,
 )
@@ -26,8 +28,8 @@ from chairlift.lab.workload.traces.formats import (
 logger = logging.getLogger("chairlift")
 
 FORMATS: Final[dict[str, Callable[[Path, TraceOptions], Requests]]] = {
-    "azure": read_azure,
-    "burstgpt": read_burstgpt,
+    "azure": partial(read_lengths, "azure", AzureRow),
+    "burstgpt": partial(read_lengths, "burstgpt", BurstGPTRow),
     "mooncake": read_mooncake,
     "sharegpt": read_sharegpt,
     "custom": read_custom,
