@@ -75,7 +75,7 @@ class ServiceLog:
         self.service[tenant] += cost / self.weights.get(tenant, 1.0)
 
     def _compare(self) -> None:
-        """Updates the ranges: theorem 4.4 bounds the difference over every interval in which both tenants wait."""
+        """Updates the ranges: the bound is on the difference over every interval in which both tenants wait."""
         for pair in combinations(sorted(self.service), 2):
             if not all(self.waiting[tenant] for tenant in pair):
                 self.ranges.pop(pair, None)
@@ -87,7 +87,7 @@ class ServiceLog:
 
 
 def bound(requests: list[WorkloadRequest], weights: dict[str, float]) -> float:
-    """Returns 2 * max(w_p * L_input, w_q * M) of theorem 4.4; pool and seats bound M."""
+    """Returns 2 * max(w_p * L_input, w_q * M), the bound of VTC; pool and seats bound M."""
     longest_prompt = max(len(item.prompt_token_ids) for item in requests)
     longest = max(len(item.prompt_token_ids) + item.output_len for item in requests)
     most_tokens = min(NUM_BLOCKS * BLOCK_SIZE, MAX_NUM_SEQS * longest)

@@ -1,5 +1,5 @@
 """Fair sharing between tenants by the virtual token counter, VTC (Sheng et al., "Fairness in Serving Large Language
-Models", OSDI'24, section 4, algorithm 2).
+Models", OSDI'24).
 
     counter of a tenant = service received / weight       service = w_p * prompt tokens + w_q * output tokens
 
@@ -8,7 +8,7 @@ Models", OSDI'24, section 4, algorithm 2).
 
 The counter of a tenant that starts to wait is raised to the smallest counter of the waiting tenants (the counter lift),
 so a tenant gains nothing by pausing. The counters of two tenants that both wait all the time differ by at most
-2 * max(w_p * L_input, w_q * M) (theorem 4.4), with L_input the longest prompt and M the maximum number of tokens in a
+2 * max(w_p * L_input, w_q * M), with L_input the longest prompt and M the maximum number of tokens in a
 running batch. Unlike in the paper, prompt tokens in the prefix cache and tokens that are recomputed cost nothing.
 
 With several engines, each of them also charges the service of the others, and a tenant that starts to wait is raised to
@@ -24,7 +24,7 @@ from chairlift.request import Request
 
 PROMPT_TOKEN_COST = 1.0
 OUTPUT_TOKEN_COST = 2.0
-"""w_p and w_q as in the evaluation of VTC (section 5.1), after the prices of commercial APIs."""
+"""w_p and w_q as in the evaluation of VTC, after OpenAI's prices."""
 
 
 class FairQueue(RequestQueue):

@@ -1,5 +1,5 @@
-"""Deficit longest prefix match, DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025, section 4,
-algorithm 1): fair sharing between tenants that prefers requests whose prompts are cached.
+"""Deficit longest prefix match, DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025): fair
+sharing between tenants that prefers requests whose prompts are cached.
 
     tenant a   deficit  310    [a7 a8 a9]       may be admitted: of all requests of a and c, that with the longest
     tenant b   deficit  -20    [b1 b2]          cached prefix is the head of the queue
@@ -7,8 +7,9 @@ algorithm 1): fair sharing between tenants that prefers requests whose prompts a
 
 Service reduces the deficit of a tenant. Only tenants with a deficit above 0 are admitted; when none of those that wait
 has one, every tenant without one gets a quantum, until one of those that wait has. So a deficit is at most the quantum
-Q and at least -U, with U = max(w_p * L_input, w_q * M) as in VTC, and the service of two tenants that both wait all the
-time differs by at most 2 * (U + Q) (theorem 4.3). A larger quantum means more hits in the cache and a wider bound.
+Q and at least -U, with U = max(w_p * L_input, w_q * M) as in VTC. Two tenants that both wait all the time get the same
+number of quanta, so their services differ by the changes of their deficits: at most 2 * (U + Q). A larger quantum means
+more hits in the cache and a wider bound.
 
 Within a tenant the paper has no bound. Here the oldest request of a tenant goes first after MAX_OVERTAKEN others.
 """

@@ -1,10 +1,10 @@
 """Shortest predicted remaining processing time, with limited preemption (TRAIL; Shahout et al., "Don't Stop Me Now:
-Embedding Based Scheduling for LLMs", ICLR'25, section 3.3).
+Embedding Based Scheduling for LLMs", ICLR'25).
 
-    rank of a request   before C * predicted output tokens   the work that is left: the smallest goes first
+    rank of a request   before c * predicted output tokens   the work that is left: the smallest goes first
                         after                                first of all, and never displaced (settled)
 
-A request is displaced only while it has generated less than C = 0.8 of its predicted length, so that a request close to
+A request is displaced only while it has generated less than c = 0.8 of its predicted length, so that a request close to
 its end, which holds the most memory, is not computed again. Work is measured as the service of fair sharing: prompt
 tokens to compute and output tokens to generate, by their costs. Tokens that a displaced request computes again do not
 count, because they are usually in the prefix cache.
@@ -22,7 +22,7 @@ from chairlift.core.queues.request_queue import Key, RequestQueue
 from chairlift.request import Request
 
 MAX_DISPLACED_SHARE: Final = 0.8
-"""C of the paper, with the value of its evaluation (section 4)."""
+"""c of the paper, with its value."""
 
 SETTLED: Final = -1.0
 
