@@ -181,7 +181,8 @@ class Step:
         swap_blocks: blocks of the swap space in use after the schedule.
         finished: requests that ended with the result of this step.
         new_blocks: ids of the blocks that each request received; all of its blocks when it is admitted.
-        released_blocks: ids of the blocks that each request released because they left the windows of their layers.
+        released_blocks: ids of the blocks that each request released because they left the windows of their layers, or
+            because a beam continues another one.
         num_running, num_waiting, free_blocks, evictable_blocks: counts after the schedule.
         token_states, reserved, internal, external, free: slots of the pool by kind after the schedule, as defined in
             `core.measuring.accounting`. `max_tokens` separates reserved from internal slots.

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from chairlift.config import SCHEDULING_POLICIES
 from chairlift.errors import RequestError
 from chairlift.events import RequestFinished, Step
+from chairlift.observability.replay import Replay
 from chairlift.outputs import EngineCoreOutput, Logprob, ModelRunnerOutput, TokenLogprobs
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from chairlift.slo import SLO
 from fakes import expected_tokens, likely_tokens, make_engine, make_request
 from kv_invariants import check_manager
+from tracked_engine import started
 
 VOCAB_SIZE = 16
 
@@ -205,8 +207,8 @@ def test_answers_have_the_logprobs_of_their_tokens() -> None:
             assert entry.top == likely_tokens([1, 2, *output.new_token_ids[:index]])[:2]
 
 
-def test_a_search_that_fails_returns_no_output_without_content() -> None:
-    core, _, _, _ = make_engine()
+def test_a_search_that_fails_returns_the_error_for_every_beam() -> None:
+    core, _, _, events = make_engine()
     for request in beams("b", [1, 2], 3, 5):
         core.add(request)
     scheduler = core.scheduler
@@ -218,4 +220,38 @@ def test_a_search_that_fails_returns_no_output_without_content() -> None:
     logprobs = {name: [TokenLogprobs(Logprob(1, -1.0, 1), [])] for name in names}
     result = ModelRunnerOutput(output.step, {name: [1] for name in names}, logprobs, errors={"b-2": "no logits"})
     outputs = scheduler.update(result, 0.0)
-    assert [(each.request_id, each.error) for each in outputs] == [("b-2", "no logits")]
+    assert {each.request_id: each.error for each in outputs} == dict.fromkeys(names, "no logits")
+    assert len(outputs) == 3
+    assert all(each.finish_reason == "error" and not each.new_token_ids for each in outputs)
+    last = next(event for event in reversed(events.events) if isinstance(event, Step))
+    assert sorted(last.finished) == names
+
+
+def test_every_beam_of_an_expired_search_has_an_output() -> None:
+    core, _, _, _ = make_engine()
+    for request in beams("b", [1, 2], 3, 50):
+        request.deadline = 0.5
+        core.add(request)
+    for _ in range(3):
+        core.step()
+    core._clock.advance(1.0)  # type: ignore[attr-defined]
+    outputs = core.step()
+    assert {each.request_id: each.finish_reason for each in outputs} == {f"b-{i}": "timeout" for i in range(3)}
+    assert core.scheduler.is_idle
+
+
+def test_events_have_the_blocks_that_beams_hold() -> None:
+    core, manager, executor, events = make_engine(num_blocks=40, block_size=4, enable_prefix_caching=False)
+    replay, num_seen, num_moved = Replay(), 0, 0
+    replay.emit(started(manager))
+    for request in beams("b", [1] * 6, 4, 14):
+        core.add(request)
+    while core.has_work:
+        core.step()
+        for event in events.events[num_seen:]:
+            replay.emit(event)
+            num_moved += isinstance(event, Step) and bool(event.released_blocks)
+        num_seen = len(events.events)
+        for name, tracked in replay.batch.items():
+            assert tracked.block_ids == executor.tables[name][0]
+    assert num_moved > 1

@@ -15,6 +15,7 @@ from chairlift.core.beam_group import BeamGroup, BeamMove, replace_tokens
 from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.continuous_batching import ContinuousBatching, StepPlan
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.windowed_groups import held_blocks
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError
@@ -154,7 +155,9 @@ class BeamBatching(ContinuousBatching):
             if request.status is RequestStatus.RUNNING:
                 self._moves[request.request_id] = parent.request_id, token
                 if request is not parent:
+                    before = held_blocks(self._kv.block_tables(request))
                     self._kv.fork(request, parent)
+                    self._meter.record_fork(request, before)
         for request, _parent, token in moves:
             token_ids = forked.get(request.request_id, request.token_ids)
             token_ids.append(token)
@@ -172,6 +175,7 @@ class BeamScheduler(Scheduler):
     ) -> None:
         super().__init__(config, kv_cache_manager, events)
         self._computed_groups: list[BeamGroup] = []
+        self._failed: list[EngineCoreOutput] = []
 
     @property
     def num_waiting(self) -> int:
@@ -223,10 +227,21 @@ class BeamScheduler(Scheduler):
             self._computed_groups.append(group)
         return EngineCoreOutput(request.request_id, [])
 
+    def _fail(self, request: Request, error: str, now: float) -> EngineCoreOutput:
+        """As for other requests. The other beams of the group end with the same error."""
+        group = self._batch.group_of(request)
+        output = super()._fail(request, error, now)
+        others = [] if group is None else [member for member in group.members if member is not request]
+        self._failed += [output._replace(request_id=member.request_id) for member in others]
+        return output
+
     def _release_outputs(
         self, outputs: list[EngineCoreOutput], finished: list[str], now: float
     ) -> list[EngineCoreOutput]:
         """Choose the next beams where all have been computed, and return the answers of searches that have ended."""
+        outputs += self._failed
+        finished += [output.request_id for output in self._failed]
+        self._failed = []
         outputs = [
             output
             for output in outputs

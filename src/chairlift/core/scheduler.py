@@ -231,7 +231,8 @@ class Scheduler:
     def abort_expired(self, now: float) -> None:
         """Abort the requests whose deadline has passed. The next `take_outbox` returns their outputs."""
         for request in self._deadlines.pop_expired(self._requests, now):
-            if self.abort(request.request_id, now, FinishReason.TIMEOUT):
+            self.abort(request.request_id, now, FinishReason.TIMEOUT)
+            if request.finish_reason is FinishReason.TIMEOUT:  # also of a beam, which ended with another one
                 self._outbox.append(timeout_output(request))
 
     def take_outbox(self) -> list[EngineCoreOutput]:

@@ -252,13 +252,13 @@ class Replay:
         return next((each for each in known if each is not None and each.arrived.step <= step.step), None)
 
     def _change_blocks(self, step: Step) -> None:
-        for request_id, block_ids in step.new_blocks.items():
-            if (request := self.batch.get(request_id)) is not None:
-                request.block_ids += block_ids
         for request_id, block_ids in step.released_blocks.items():
             if (request := self.batch.get(request_id)) is not None:
                 released = set(block_ids)
                 request.block_ids = [block_id for block_id in request.block_ids if block_id not in released]
+        for request_id, block_ids in step.new_blocks.items():
+            if (request := self.batch.get(request_id)) is not None:
+                request.block_ids += block_ids
 
     def _add_rows(self, step: Step) -> Rows:
         rows: Rows = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
-from chairlift.events import Event, RequestRejected, to_json
+from chairlift.events import Event, RequestRejected, Step, to_json
 from chairlift.observability.explain import Viewer
 from chairlift.server.telemetry import live_feed
 from chairlift.server.telemetry.live_feed import LiveFeed, encode_event
@@ -142,6 +143,19 @@ def test_a_key_sees_the_requests_of_other_keys_by_opaque_ids_only() -> None:
     finished = [event["request_id"] for event in shown if event["type"] == "request_finished"]
     assert sorted(arrived) == sorted(finished)  # The opaque id of a request is the same in all events.
     assert sum(request_id.startswith("other-") for request_id in arrived) == 3
+
+
+def test_no_field_of_a_step_has_the_ids_of_other_keys() -> None:
+    engine = TrackedEngine()
+    name = engine.add([1], 2, tenant="beta-secret")
+    engine.to_end()
+    step = next(event for event in engine.log.events if isinstance(event, Step))
+    fields = {
+        each.name: {name: 3} if isinstance(getattr(step, each.name), dict) else getattr(step, each.name)
+        for each in dataclasses.fields(step)
+    }
+    shown = Redactor(TENANT, engine.tracker).redact(Step(**{**fields, "displaced": {name: name}, "head_id": name}))
+    assert name not in _strings(json.loads(to_json(shown)))
 
 
 def _strings(value: Any) -> list[str]:

@@ -37,6 +37,7 @@ class _PlannedStep:
     displaced: dict[str, str]
     swapped: list[str]
     released_blocks: dict[str, list[int]]
+    forked_blocks: dict[str, list[int]]
     num_matched: dict[str, int]
     wait_reason: str | None
     head_id: str | None
@@ -65,7 +66,7 @@ class _PlannedStep:
             num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
             num_draft=[output.num_drafts(request_id) for request_id in scheduled] if has_drafts else [],
             num_recomputed=self.num_recomputed,
-            new_blocks=_new_blocks(output),
+            new_blocks=_new_blocks(output, self.forked_blocks),
             released_blocks=self.released_blocks,
             num_matched=self.num_matched,
             wait_reason=self.wait_reason,
@@ -74,9 +75,9 @@ class _PlannedStep:
         )
 
 
-def _new_blocks(output: SchedulerOutput) -> dict[str, list[int]]:
-    """The blocks that each request receives in the step, in all groups of layers."""
-    blocks = {new.request_id: held_blocks(new.block_ids) for new in output.new_requests}
+def _new_blocks(output: SchedulerOutput, forked: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The blocks that each request receives in the step, in all groups of layers, and before it by a fork."""
+    blocks = forked | {new.request_id: held_blocks(new.block_ids) for new in output.new_requests}
     for request_id, added in output.new_block_ids.items():
         blocks[request_id] = blocks.get(request_id, []) + held_blocks(added)
     return blocks
@@ -100,6 +101,7 @@ class SchedulerMeter:
         self._waits = WaitLog(kv_cache_manager, events, is_fair)
         self._num_groups = len(kv_cache_manager.windows)
         self._released: dict[str, list[int]] = {}
+        self._forked: dict[str, list[int]] = {}
         self._matched: dict[str, int] = {}
         self._displaced: dict[str, str] = {}
         self._num_evicted = 0
@@ -164,11 +166,17 @@ class SchedulerMeter:
         request.meter.write_moment -= moment
         self._released.setdefault(request.request_id, []).extend(block_ids)
 
+    def record_fork(self, request: Request, before: list[int]) -> None:
+        """Record that a beam continues another one, so that it holds other blocks than `before`, but as many."""
+        self._released[request.request_id] = before
+        self._forked[request.request_id] = held_blocks(self._kv.block_tables(request))
+
     def record_freeing(self, request: Request, now: float) -> None:
         """Record that the memory of the request is about to be freed."""
         num_written = num_written_slots(request, self._kv)
         request.meter.stop_holding(self._kv.num_held_slots(request), num_written, now)
         self._released.pop(request.request_id, None)
+        self._forked.pop(request.request_id, None)
 
     def record_preemption(self, request: Request, is_swapped: bool, displaced_by: Request | None) -> None:
         """Record that the request, whose progress is not reset yet, is being preempted, by the request that takes its
@@ -225,13 +233,15 @@ class SchedulerMeter:
                     displaced=self._displaced,
                     swapped=self.swapped,
                     released_blocks=self._released,
+                    forked_blocks=self._forked,
                     num_matched=self._matched,
                     wait_reason=None if reason is None else reason.value,
                     head_id=None if head is None else head.request_id,
                     state=self._state(running, num_unfinished, reason),
                 )
             )
-        self.preempted, self.swapped, self._displaced, self._released, self._matched = [], [], {}, {}, {}
+        self.preempted, self.swapped, self._displaced = [], [], {}
+        self._released, self._forked, self._matched = {}, {}, {}
 
     def _count_recomputed(self, output: SchedulerOutput) -> int:
         """Count the tokens of the step that are recomputed; returns their number."""

@@ -11,7 +11,7 @@ Q and at least -U, with U = max(w_p * L_input, w_q * M) as in VTC. Two tenants t
 number of quanta, so their services differ by the changes of their deficits: at most 2 * (U + Q). A larger quantum means
 more hits in the cache and a wider bound.
 
-Within a tenant the paper has no bound. Here the oldest request of a tenant goes first after MAX_OVERTAKEN others.
+Within a tenant the longest prefix alone has no bound, so its oldest request goes first after MAX_OVERTAKEN others.
 """
 
 from __future__ import annotations

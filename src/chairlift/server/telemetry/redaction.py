@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from chairlift.events import EngineStarted, Event, PrefixCacheChanged, RequestArrived, RequestRejected, Step
 from chairlift.observability.explain import Viewer
 from chairlift.observability.tracker import RequestTracker
 
 MAX_KNOWN_IDS: Final = 8192
+
+Value = TypeVar("Value")
 
 
 class Redactor:
@@ -53,10 +55,14 @@ class Redactor:
             displaced={self._shown_id(name): self._shown_id(by) for name, by in step.displaced.items()},
             swapped=self._shown(step.swapped),
             finished=self._shown(step.finished),
-            new_blocks={self._shown_id(name): ids for name, ids in step.new_blocks.items()},
-            released_blocks={self._shown_id(name): ids for name, ids in step.released_blocks.items()},
+            new_blocks=self._with_shown_keys(step.new_blocks),
+            released_blocks=self._with_shown_keys(step.released_blocks),
+            num_matched=self._with_shown_keys(step.num_matched),
             head_id=None if step.head_id is None else self._shown_id(step.head_id),
         )
+
+    def _with_shown_keys(self, values: dict[str, Value]) -> dict[str, Value]:
+        return {self._shown_id(request_id): value for request_id, value in values.items()}
 
     def _shown(self, request_ids: list[str]) -> list[str]:
         return [self._shown_id(request_id) for request_id in request_ids]

@@ -242,8 +242,8 @@ export class EngineState {
     const computed = new Map();
     step.request_ids.forEach((id, index) => computed.set(id, step.num_computed[index]));
     for (const id of step.admitted) this.#admit(id, step, computed.get(id) ?? 0);
-    for (const [id, blocks] of Object.entries(step.new_blocks)) this.#hold(this.requests.get(id), blocks);
     for (const [id, blocks] of Object.entries(step.released_blocks)) this.#release(this.requests.get(id), blocks);
+    for (const [id, blocks] of Object.entries(step.new_blocks)) this.#hold(this.requests.get(id), blocks);
     const column = {
       step: step.step,
       start: step.scheduled_time,
