@@ -201,6 +201,8 @@ class SamplingParams:
         allowed_token_ids: only these tokens are sampled; EOS must be listed to be sampled.
         structured_outputs: a constraint on the text of the answer.
         slo: the latencies that the request should have; goodput counts the requests that have them.
+        is_streamed: the answer is read while it is generated. Others are not paced. False for calls of the server
+            without `stream`, for `LLM`, and with beam search.
         use_beam_search: return the `n` outputs with the best scores that a search with `n` beams finds, the best first.
         length_penalty: the score is the sum of the logprobs divided by the number of tokens to this power.
         early_stopping: when the search ends: with `n` answers (True), when a beam cannot become better than them as it
@@ -235,6 +237,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputs | None = None
     slo: SLO | None = None
+    is_streamed: bool = True
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -260,7 +263,7 @@ class SamplingParams:
                 _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1)
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize", "is_streamed"):
             _flag(name, getattr(self, name))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
@@ -303,6 +306,7 @@ class SamplingParams:
                 "stop_token_ids",
             )
         object.__setattr__(self, "temperature", 0.0)
+        object.__setattr__(self, "is_streamed", False)
 
     def _check_constraints(self) -> None:
         """Check combinations of fields. The input processor checks those that depend on the model."""

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -264,6 +265,7 @@ class LLM:
         lora_id: int,
     ) -> None:
         core = self.engine.core
+        params = replace(params, is_streamed=False)
         requests = self.engine.input_processor.make(
             request_id, token_ids, params, arrival_time=core.now(), lora_id=lora_id
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +44,19 @@ def test_a_stream_that_is_far_ahead_gives_its_seat_and_is_the_first_to_be_preemp
     assert not queue.displaces(ahead, ahead), "the head has enough to read itself"
     queue.begin_step(0.5)
     assert not queue.displaces(head, ahead), "its reader has read for a while"
+
+
+@pytest.mark.parametrize("fields", [{"is_streamed": False}, {"n": 2, "use_beam_search": True}])
+def test_a_request_without_a_reader_is_not_paced(fields: dict[str, bool]) -> None:
+    queue = make_queue()
+    request, head = stream(queue, 0, 0), stream(queue, 1, 0)
+    request.sampling_params = replace(request.sampling_params, **fields)
+    request.num_tokens += 100
+    queue.record_sampling([request])
+    assert queue.key(request) < queue.key(head)
+    assert not queue.displaces(head, request)
+    queue.push(request)
+    assert queue.peek() is request
 
 
 def test_a_paused_stream_returns_before_its_reader_waits() -> None:

@@ -14,10 +14,22 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.events import from_json
+from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.requests import MAX_EXPLAINED
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 from waiting import AMPLE_SECONDS, wait_for
+
+EACH_API = pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("completions", {"prompt": [3], "max_tokens": 2}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+        ("responses", {"input": "Hi", "max_output_tokens": 2}),
+        ("messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+    ],
+    ids=["completions", "chat", "responses", "messages"],
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,16 +180,7 @@ def test_metrics_are_in_prometheus_text(tight: RunningServer) -> None:
     assert "chairlift:engine_up{" in answer.text
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("completions", {"prompt": [3], "max_tokens": 2}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
-        ("responses", {"input": "Hi", "max_output_tokens": 2}),
-        ("messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
-    ],
-    ids=["completions", "chat", "responses", "messages"],
-)
+@EACH_API
 def test_the_slo_of_a_request_is_explained(api_server: RunningServer, path: str, fields: dict[str, Any]) -> None:
     answer = api_server.post(f"/v1/{path}", {"model": "tiny", "slo": {"ttft_ms": 80_000_000, "tpot_ms": 5e7}, **fields})
     assert answer.status_code == 200, answer.text
@@ -187,3 +190,20 @@ def test_the_slo_of_a_request_is_explained(api_server: RunningServer, path: str,
     rejected = api_server.post(f"/v1/{path}", {"model": "tiny", "slo": {"ttft_ms": -1}, **fields})
     assert rejected.status_code == 400
     assert "slo.ttft_ms must be a number of milliseconds above 0" in rejected.text
+
+
+@EACH_API
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_the_engine_knows_whether_an_answer_is_streamed(
+    api_server: RunningServer, path: str, fields: dict[str, Any], is_streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, start = [], api_server.llm.start
+
+    def record(text: Any, token_ids: Any, params: SamplingParams, **options: Any) -> Any:
+        started.append(params.is_streamed)
+        return start(text, token_ids, params, **options)
+
+    monkeypatch.setattr(api_server.llm, "start", record)
+    answer = api_server.post(f"/v1/{path}", {"model": "tiny", "stream": is_streamed, **fields})
+    assert answer.status_code == 200, answer.text
+    assert started == [is_streamed]

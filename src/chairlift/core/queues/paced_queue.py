@@ -34,7 +34,7 @@ class PacedQueue(RequestQueue):
     """A queue of any policy, without the streams that are ahead of their readers.
 
     A pause ends at the latest RESUME_SECONDS before the reader has read all tokens: then the request is at the head of
-    the queue, and takes the next seat.
+    the queue, and takes the next seat. A request that is not streamed has no reader, and is never paused.
 
     Args:
         queue: the order of the other requests.
@@ -103,7 +103,8 @@ class PacedQueue(RequestQueue):
 
     def record_sampling(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            self._reading_since.setdefault(request, self._now)
+            if request.sampling_params.is_streamed:
+                self._reading_since.setdefault(request, self._now)
         self._queue.record_sampling(requests)
 
     def record_accepted_drafts(self, request: Request, count: int) -> None:

@@ -288,7 +288,10 @@ class GeneratingCall(EngineCall[Fields, Plans]):
 
     def _params(self, num_prompt_tokens: int) -> SamplingParams:
         params = super()._params(num_prompt_tokens)
-        return params if self.permit.slo is None or params.slo is not None else replace(params, slo=self.permit.slo)
+        slo, is_streamed = params.slo or self.permit.slo, bool(self.body.stream)
+        if (slo, is_streamed) == (params.slo, params.is_streamed):
+            return params
+        return replace(params, slo=slo, is_streamed=is_streamed)
 
     def logprob_writer(self, as_token_ids: bool | None = False) -> LogprobWriter:
         """A writer of logprobs with the tokenizer of the model; see `LogprobWriter`."""
