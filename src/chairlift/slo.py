@@ -47,6 +47,10 @@ class SLO:
             raise RequestError(f"slo must be an object with ttft_ms, tpot_ms or both, got {given!r:.100}", "slo")
         return cls(**given)
 
+    def to_mapping(self) -> dict[str, float]:
+        """The objectives by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     def is_met(self, ttft: float | None, tpot: float | None) -> bool:
         """Whether latencies in seconds are within the objectives. Without a first token the objectives are missed; a
         single token has no TPOT."""

@@ -20,6 +20,8 @@ import chairlift
 from chairlift.cli.main import main
 from chairlift.lab.bench.workload_options import WorkloadOptions
 from chairlift.options import declared_options
+from chairlift.server.access.keys import load_keys
+from chairlift.slo import SLO
 from command_runner import all_commands, arguments_of, invoke, options_of
 from native import unavailable_reason
 from shown_lines import OF_THE_START, lines_not_printed
@@ -168,6 +170,13 @@ def test_errors_end_with_a_message_and_status_2(
         main()
     assert ended.value.code == 2
     assert re.search(match, capsys.readouterr().err, re.DOTALL)
+
+
+def test_a_key_with_an_slo_is_an_entry_of_a_key_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(invoke(["key", "bob", "--slo", "ttft:500 tpot:50"]).stdout)
+    assert load_keys(file).slo_of("bob") == SLO(500, 50)
+    assert "slo must be ttft:MILLISECONDS" in str(invoke(["key", "bob", "--slo", "e2e:5"]).exception)
 
 
 CRASH_AT_EXIT = """

@@ -17,6 +17,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import RequestFinished
 from chairlift.lab.workload.traces.trace_loader import read_trace
 from chairlift.observability.trace_recorder import TraceRecorder
+from chairlift.slo import SLO
 from fakes import make_request
 
 
@@ -148,3 +149,12 @@ def test_a_full_disk_ends_the_recording(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_trace_file_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"record_trace=.*session: No such file"):
         TraceRecorder(tmp_path / "nowhere" / "session")
+
+
+def test_a_recorded_trace_has_the_slos_of_its_requests(tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    with closing(TraceRecorder(path)) as recorder:
+        for name, slo in (("a", SLO(500, 50)), ("b", SLO(tpot_ms=20.5)), ("c", None)):
+            recorder.on_add(make_request(name, [1], 4, slo=slo))
+            finish(recorder, name, 2, 0.0, 1.0)
+    assert [request.slo for request in read_trace(path)] == [SLO(500, 50), SLO(tpot_ms=20.5), None]

@@ -31,9 +31,13 @@ def key(
     max_concurrent: Annotated[
         int | None, Parameter(help="Maximum number of concurrent calls. Default: no limit.")
     ] = None,
+    slo: Annotated[
+        str | None, Parameter(help='SLO of calls without one in milliseconds: "ttft:500 tpot:50". Default: none.')
+    ] = None,
 ) -> None:
     """Create an API key and the record that the key file has of it."""
     from chairlift.server.access.keys import key_record, new_secret, to_toml
+    from chairlift.slo import parse_slo
 
     secret = new_secret()
     record = key_record(
@@ -45,6 +49,7 @@ def key(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
+        slo=None if slo is None else parse_slo(slo, "slo").to_mapping(),
     )
     print(to_toml(record))
     print(f"{name}: {secret}", file=sys.stderr)

@@ -60,6 +60,8 @@ class TraceRecorder:
         }
         if request.priority:
             line["priority"] = request.priority
+        if (slo := request.sampling_params.slo) is not None:
+            line["slo"] = slo.to_mapping()
         if hashes:
             line |= {"hash_block_size": HASH_BLOCK_SIZE, "prompt_hashes": hashes}
         with self._lock:

@@ -16,6 +16,7 @@ from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
 from chairlift.lab.workload.traces.formats import TraceOptions
 from chairlift.lab.workload.traces.trace_loader import FORMATS, detect_trace_format, read_trace
+from chairlift.slo import SLO
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
 2023-11-16 18:15:46.6805900,374,44\r
@@ -146,14 +147,14 @@ def rows(*lines: dict[str, Any]) -> str:
 
 def test_chairlift_format(tmp_path: Path) -> None:
     text = rows(
-        {"arrival": 3.5, "request_id": "b", "max_tokens": 9, "priority": -1},
+        {"arrival": 3.5, "request_id": "b", "max_tokens": 9, "priority": -1, "slo": {"ttft_ms": 500}},
         {"arrival": 1.25, "request_id": "a", "prompt_len": None, "prompt_token_ids": [700, 3], "e2e_latency": 1.0},
         {"arrival": 2},
     )
     a, d, b = load(tmp_path, text).requests
     assert a == WorkloadRequest("a", 0.0, [700, 3], 2)
     assert (d.request_id, d.arrival) == ("chairlift-2", 0.75)
-    assert (b.arrival, b.max_tokens, b.priority, len(b.prompt_token_ids)) == (2.25, 9, -1, 3)
+    assert (b.arrival, b.max_tokens, b.priority, len(b.prompt_token_ids), b.slo) == (2.25, 9, -1, 3, SLO(500))
 
 
 def test_chairlift_format_shares_hashed_blocks(tmp_path: Path) -> None:
@@ -276,6 +277,7 @@ def test_synthetic_tokens(key: str, other: str, count: int, vocab_size: int) -> 
             r"prompt_hashes must have one item for each full block of 16 tokens: 0, got 1",
         ),
         (rows({"hash_block_size": 4}), r"hash_block_size requires prompt_hashes"),
+        (rows({"slo": {"ttft_ms": 0}}), r"line 1: slo.ttft_ms must be a number of milliseconds above 0"),
         (rows({"priority": 1.5}), r"Expected `int \| null`, got `float` - at `\$.priority`"),
         (rows({"request_id": "a"}, {"request_id": "a"}), r"request id 'a' occurs more than once"),
     ],

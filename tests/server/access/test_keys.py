@@ -33,12 +33,10 @@ def test_a_key_file_round_trips(tmp_path: Path) -> None:
     records = [
         key_record(secrets[0], name="alice", admin=True),
         key_record(secrets[1], name="bob", weight=2.5, requests_per_minute=60, max_concurrent=4),
-        key_record(secrets[2], name="carol-2", tokens_per_minute=1000.0),
+        key_record(secrets[2], name="carol-2", tokens_per_minute=1000.0, slo={"ttft_ms": 500, "tpot_ms": 50}),
     ]
-    objectives = "\nslo = {ttft_ms = 500, tpot_ms = 50}"
     toml, jsonl = tmp_path / "keys.toml", tmp_path / "keys.jsonl"
-    toml.write_text("\n\n".join(map(to_toml, records)) + objectives)
-    records[2]["slo"] = {"ttft_ms": 500, "tpot_ms": 50}
+    toml.write_text("\n\n".join(map(to_toml, records)))
     jsonl.write_text("\n".join(map(json.dumps, records)) + "\n\n")
     for path in (toml, jsonl):
         ring = load_keys(path)

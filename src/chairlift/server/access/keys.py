@@ -134,8 +134,9 @@ def key_record(secret: str, **given: object) -> dict[str, object]:
 
 
 def to_toml(record: Mapping[str, object]) -> str:
-    """An entry of a key file as TOML. Its strings, numbers and Booleans have the same syntax in JSON."""
-    return "\n".join(["[[keys]]", *(f"{name} = {json.dumps(value)}" for name, value in record.items())])
+    """An entry of a key file as TOML. Its values have the same syntax in JSON, except for `=` between key and value."""
+    lines = (f"{name} = {json.dumps(value, separators=(', ', ' = '))}" for name, value in record.items())
+    return "\n".join(["[[keys]]", *lines])
 
 
 class KeyRing:

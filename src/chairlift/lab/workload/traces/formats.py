@@ -22,6 +22,7 @@ from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
 from chairlift.observability.trace_recorder import HASH_BLOCK_SIZE
+from chairlift.slo import SLO
 
 MOONCAKE_BLOCK_SIZE: Final = 512
 
@@ -252,7 +253,7 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
         prompt_hashes: with prompt_len: a string for each full block; equal ones mean equal tokens up to its end.
         hash_block_size: tokens in the block of each of prompt_hashes; HASH_BLOCK_SIZE if missing.
         e2e_latency: the recorded latency in seconds; not used.
-        request_id, max_tokens, priority: as `WorkloadRequest` has them.
+        request_id, max_tokens, priority, slo: as `WorkloadRequest` has them.
     """
 
     arrival: Seconds
@@ -265,6 +266,7 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
     max_tokens: Positive | None = None
     priority: int | None = None
     e2e_latency: float | None = None
+    slo: SLO | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt_len is None) == (self.prompt_token_ids is None):
@@ -300,5 +302,6 @@ def read_chairlift(path: Path, options: TraceOptions) -> Requests:
                 line.output_len,
                 line.max_tokens,
                 line.priority or 0,
+                slo=line.slo,
             )
         yield request
