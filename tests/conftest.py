@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -16,9 +15,6 @@ from hypothesis import HealthCheck, settings
 from safetensors.torch import load_file, save_file
 
 from waiting import AMPLE_SECONDS
-
-if TYPE_CHECKING:
-    import transformers
 
 torch.set_num_threads(1)
 # How long an example takes depends on what else the machine does.
@@ -508,18 +504,3 @@ def smollm2_gguf() -> Path:
     from chairlift.loading.fetch import fetch_model
 
     return fetch_model()
-
-
-@pytest.fixture(scope="session")
-def smollm2_oracle(smollm2_gguf: Path) -> transformers.PreTrainedModel:
-    """The default model as transformers itself reads the file, in float32."""
-    import gguf
-    import transformers
-
-    with pytest.MonkeyPatch.context() as patch:
-        for slow_and_pure in ("GGUFReader", "get_tensor_name_map"):
-            patch.setattr(gguf, slow_and_pure, lru_cache(getattr(gguf, slow_and_pure)))
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-        )
-    return model.eval()

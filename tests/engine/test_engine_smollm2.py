@@ -1,14 +1,22 @@
-"""The default model in its GGUF file generates the tokens of transformers, which loads the same file."""
+"""The default model in its GGUF file has the weights, and generates the tokens, of transformers with the same file.
+
+These tests are in one module because transformers takes many seconds to read the file.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 import transformers
 
 from chairlift import LLM, SamplingParams
+from chairlift.errors import ModelLoadError
+from chairlift.loading.resolve import ModelFiles, load_config, open_weights
+from chairlift.models.declaration import RopeConfig
 from native import needs_native
 
 PROMPTS = [
@@ -27,20 +35,43 @@ def llm(smollm2_gguf: Path) -> LLM:
     return LLM(str(smollm2_gguf), kernels="torch", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
 
 
-def test_greedy_tokens_and_logprobs_are_those_of_transformers(
-    llm: LLM, smollm2_oracle: transformers.PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def oracle(smollm2_gguf: Path) -> transformers.PreTrainedModel:
+    """The default model as transformers itself reads the file, in float32."""
+    with pytest.MonkeyPatch.context() as patch:
+        for slow_and_pure in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, slow_and_pure, lru_cache(getattr(gguf, slow_and_pure)))
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+        )
+    return model.eval()
+
+
+def test_weights_equal_those_of_transformers(smollm2_gguf: Path, oracle: transformers.PreTrainedModel) -> None:
+    files = ModelFiles("gguf", smollm2_gguf, "test")
+    config = load_config(files)
+    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    assert {layer.attention.rope for layer in config.layers} == {RopeConfig(theta=100000.0)}
+    assert config.eos_token_ids == (2,)
+    assert config.tie_word_embeddings
+    with pytest.raises(ModelLoadError, match=r"tensor output\.weight is missing"):
+        weights.tensor("lm_head.weight", (49152, 576))
+    for name, parameter in oracle.named_parameters():
+        ours = weights.tensor(name, tuple(parameter.shape))
+        assert torch.equal(ours, parameter.detach()), name
+    assert weights.unused() == []
+
+
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(llm: LLM, oracle: transformers.PreTrainedModel) -> None:
+    """The answer is greedy if each of its tokens has the largest logit after those before it."""
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
-    greedy = transformers.GenerationConfig(
-        max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    monkeypatch.setattr(smollm2_oracle, "generation_config", greedy)
     for output in llm.generate(PROMPTS, params):
         answer = output.outputs[0]
-        tokens = smollm2_oracle.generate(torch.tensor([output.prompt_token_ids]))[0]
-        assert answer.token_ids == tokens[len(output.prompt_token_ids) :].tolist()
+        tokens = torch.tensor([*output.prompt_token_ids, *answer.token_ids])
         with torch.inference_mode():
-            logits = smollm2_oracle(tokens[None]).logits[0, len(output.prompt_token_ids) - 1 : -1]
+            logits = oracle(tokens[None]).logits[0, len(output.prompt_token_ids) - 1 : -1]
+        assert answer.token_ids == logits.argmax(-1).tolist()
+        assert len(answer.token_ids) == NEW_TOKENS
         expected = logits.log_softmax(-1).gather(-1, tokens[len(output.prompt_token_ids) :, None])[:, 0]
         assert answer.logprobs is not None
         ours = torch.tensor([entry.token.logprob for entry in answer.logprobs])
@@ -49,7 +80,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(
 
 @needs_native
 def test_native_kernels_compute_with_the_quantized_file(
-    smollm2_gguf: Path, smollm2_oracle: transformers.PreTrainedModel
+    smollm2_gguf: Path, oracle: transformers.PreTrainedModel
 ) -> None:
     """Activations are quantized to 8 bits, so logprobs differ slightly but are not biased."""
     native = LLM(str(smollm2_gguf), kernels="native", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
@@ -58,7 +89,7 @@ def test_native_kernels_compute_with_the_quantized_file(
     for output in native.generate([PROMPTS[3], PROMPTS[4]], params, use_tqdm=False):
         tokens = torch.tensor(output.prompt_token_ids)
         with torch.inference_mode():
-            logprobs = smollm2_oracle(tokens[None]).logits[0, :-1].log_softmax(-1)
+            logprobs = oracle(tokens[None]).logits[0, :-1].log_softmax(-1)
         expected.append(logprobs.gather(-1, tokens[1:, None])[:, 0])
         entries = output.prompt_logprobs or []
         ours.append(torch.tensor([entry.token.logprob for entry in entries if entry is not None]))
