@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.queues.multilevel_feedback import QUANTUM, MultilevelFeedbackQueue
+from chairlift.core.queues.multilevel_feedback import MultilevelFeedbackQueue
 from chairlift.core.queues.seat_preemption import find_displacing_head
 from chairlift.events import EventList, RequestArrived, RequestFinished, Step
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
+
+QUANTUM = 32
 
 
 def waiting(name: str, prompt_len: int, num_output: int = 0, arrival: int = 0) -> Request:
@@ -40,24 +42,24 @@ def waiting(name: str, prompt_len: int, num_output: int = 0, arrival: int = 0) -
     ],
 )
 def test_the_level_is_that_of_the_prompt_and_then_of_the_service(prompt_len: int, num_output: int, level: int) -> None:
-    assert MultilevelFeedbackQueue().level(waiting("a", prompt_len, num_output)) == level
+    assert MultilevelFeedbackQueue(QUANTUM).level(waiting("a", prompt_len, num_output)) == level
 
 
 def test_levels_are_in_order_and_first_come_first_served() -> None:
-    queue = MultilevelFeedbackQueue()
+    queue = MultilevelFeedbackQueue(QUANTUM)
     for arrival, (name, prompt_len) in enumerate([("long", 200), ("a", 3), ("middle", 50), ("b", 30)]):
         queue.push(waiting(name, prompt_len, arrival=arrival))
     assert [queue.pop().request_id for _ in range(4)] == ["a", "b", "middle", "long"]
 
 
-def test_a_request_displaces_those_of_lower_levels_only() -> None:
-    queue, head = MultilevelFeedbackQueue(), waiting("head", 3)
-    assert queue.displaces(head, waiting("running", 3, 20))
-    assert not queue.displaces(head, waiting("running", 3, 5))
+def test_a_request_displaces_those_at_least_two_levels_below_it() -> None:
+    queue, head = MultilevelFeedbackQueue(QUANTUM), waiting("head", 3)
+    assert queue.displaces(head, waiting("running", 3, 50))
+    assert not queue.displaces(head, waiting("running", 3, 20))
 
 
 def test_a_promoted_request_has_a_new_quantum_and_is_forgotten_at_its_end() -> None:
-    queue = MultilevelFeedbackQueue(starvation_steps=3)
+    queue = MultilevelFeedbackQueue(QUANTUM, starvation_steps=3)
     late, early = waiting("late", 300, 40), waiting("early", 3, arrival=1)
     queue.push(late)
     queue.push(early)
@@ -74,7 +76,7 @@ def test_a_promoted_request_has_a_new_quantum_and_is_forgotten_at_its_end() -> N
 
 
 def test_a_wait_that_ended_is_not_promoted() -> None:
-    queue = MultilevelFeedbackQueue(starvation_steps=2)
+    queue = MultilevelFeedbackQueue(QUANTUM, starvation_steps=2)
     request = waiting("a", 300)
     queue.push(request)
     queue.record_sampling([])
@@ -97,7 +99,7 @@ def mlfq_engine(starvation_steps: int, seats: int, steps_ahead: int = 0) -> tupl
     )
     queue = core.scheduler.queue
     assert isinstance(queue, MultilevelFeedbackQueue)
-    queue._starvation_steps = starvation_steps
+    queue._quantum, queue._starvation_steps = QUANTUM, starvation_steps
     return core, events
 
 
@@ -134,8 +136,8 @@ def test_no_wait_is_longer_than_the_starvation_rule_allows(
         core.add(make_request(f"r{index}", [index] * prompt, output))
     run_to_end(core)
     since: dict[str, int] = {}
-    # Each other request keeps a seat before it for at most the quantum of level 0 and the steps of a prompt.
-    longest = starvation_steps + len(load) * (QUANTUM // 2 + 3)
+    # Each other request keeps a seat before it for at most the quanta of levels 0 and 1 and the steps of a prompt.
+    longest = starvation_steps + len(load) * (3 * QUANTUM // 2 + 3)
     for event in events.events:
         if isinstance(event, RequestArrived):
             since[event.request_id] = event.step
@@ -150,7 +152,7 @@ def test_no_wait_is_longer_than_the_starvation_rule_allows(
 
 
 def test_accepted_drafts_are_not_counted_as_steps() -> None:
-    queue = MultilevelFeedbackQueue(starvation_steps=2)
+    queue = MultilevelFeedbackQueue(QUANTUM, starvation_steps=2)
     request = waiting("a", 300)
     queue.push(request)
     queue.record_sampling([])
@@ -162,7 +164,7 @@ def test_accepted_drafts_are_not_counted_as_steps() -> None:
 
 
 def test_a_search_with_several_beams_takes_no_seat_of_others() -> None:
-    queue, running = MultilevelFeedbackQueue(), [waiting("running", 3, 20)]
+    queue, running = MultilevelFeedbackQueue(QUANTUM), [waiting("running", 3, 50)]
     _, manager, _, _ = make_engine()
     head = waiting("head", 3)
     queue.push(head)
@@ -172,7 +174,7 @@ def test_a_search_with_several_beams_takes_no_seat_of_others() -> None:
 
 
 def test_a_finished_request_is_not_kept() -> None:
-    queue = MultilevelFeedbackQueue()
+    queue = MultilevelFeedbackQueue(QUANTUM)
     request = waiting("a", 3)
     queue.push(request)
     assert queue.pop() is request
@@ -181,7 +183,7 @@ def test_a_finished_request_is_not_kept() -> None:
 
 
 def test_starved_requests_are_promoted_in_the_order_of_their_waits() -> None:
-    queue = MultilevelFeedbackQueue(starvation_steps=2)
+    queue = MultilevelFeedbackQueue(QUANTUM, starvation_steps=2)
     queue.push(waiting("first", 300, arrival=0))
     queue.push(waiting("second", 100, arrival=1))
     queue.record_sampling([])

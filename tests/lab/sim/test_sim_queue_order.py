@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from statistics import fmean
 
+import pytest
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
@@ -63,3 +64,24 @@ def test_deadlines_raise_the_goodput_under_overload() -> None:
         tokens = rng.randbytes(prompt)
         load.append(WorkloadRequest(f"r{index}", time, tokens, output, slo=SLO(1500, 150)))
     assert goodput("edf", load) > 1.5 * goodput("fcfs", load) > 0
+
+
+@pytest.mark.parametrize(
+    ("rate", "prompt", "output", "ratio"), [(8.5, (5.0, 0.5), (2.95, 0.9), 1.01), (6.0, (5.95, 0.9), (1.2, 1.0), 0.8)]
+)
+def test_levels_shorten_the_mean_latency_or_leave_it_as_it_is(
+    rate: float, prompt: tuple[float, float], output: tuple[float, float], ratio: float
+) -> None:
+    """Lengths like those of Azure's traces of conversations and of code, scaled down, near the capacity."""
+    rng, time, load = random.Random(5), 0.0, []
+    for index in range(250):
+        time += rng.expovariate(rate)
+        num_prompt, num_output = (min(1000, round(rng.lognormvariate(*each)) + 1) for each in (prompt, output))
+        load.append(WorkloadRequest(f"r{index}", time, rng.randbytes(num_prompt), num_output))
+    mean: dict[str, float] = {}
+    for policy in ("fcfs", "mlfq"):
+        events = EventList()
+        limits = SchedulerConfig(2048, 8, 512, scheduling_policy=policy)
+        simulate(load, SimConfig(limits, 4000), LinearCost(), events)
+        mean[policy] = summarize(events.events).values()["e2e_latency_mean"] or 0.0
+    assert mean["mlfq"] < ratio * mean["fcfs"]

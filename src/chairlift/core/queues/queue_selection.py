@@ -8,7 +8,7 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.queues.earliest_deadline import EarliestDeadlineQueue
 from chairlift.core.queues.fair_queue import FairQueue
-from chairlift.core.queues.multilevel_feedback import MultilevelFeedbackQueue
+from chairlift.core.queues.multilevel_feedback import QUANTUM, MultilevelFeedbackQueue
 from chairlift.core.queues.paced_queue import PacedQueue
 from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.core.queues.request_queue import PriorityQueue, RequestQueue
@@ -18,7 +18,6 @@ QUEUES: Final[dict[str, type[RequestQueue]]] = {
     "fcfs": RequestQueue,
     "priority": PriorityQueue,
     "srpt": ShortestRemainingQueue,
-    "mlfq": MultilevelFeedbackQueue,
 }
 
 
@@ -34,6 +33,8 @@ def _make_order(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> Re
         return FairQueue(config.tenant_weights)
     if config.scheduling_policy == "dlpm":
         return PrefixFairQueue(config.tenant_weights, kv_cache_manager.num_cached_tokens)
+    if config.scheduling_policy == "mlfq":
+        return MultilevelFeedbackQueue(min(QUANTUM, config.max_model_len // 4))
     if config.scheduling_policy == "edf":
         return EarliestDeadlineQueue(
             config.step_time, config.max_num_batched_tokens, kv_cache_manager.num_cached_tokens
