@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -28,17 +28,17 @@ from rich.text import Text
 from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
 from chairlift.lab.presets import cache_hits, memory_use, preemption_cost, rate_sweep, service_gap
-from chairlift.lab.presets.study import Study, StudyResult
+from chairlift.lab.presets.study import Study, StudyResult, measure_systems
 from chairlift.lab.tables import constants_table, make_table, print_parts, print_report
 from chairlift.options import check_options, option
 
 RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] = {
     "rate sweep": rate_sweep.run,
-    "memory use": memory_use.run,
     "fixed batch": rate_sweep.run,
-    "service gap": service_gap.run,
-    "cache hits": cache_hits.run,
-    "preemption cost": preemption_cost.run,
+    "memory use": partial(measure_systems, memory_use.measure),
+    "service gap": partial(measure_systems, service_gap.measure),
+    "cache hits": partial(measure_systems, cache_hits.measure),
+    "preemption cost": partial(measure_systems, preemption_cost.measure),
 }
 """The function that runs a study of each kind. It calls its second argument after each system."""
 

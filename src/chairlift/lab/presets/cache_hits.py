@@ -1,4 +1,4 @@
-"""The runner of studies of the prefix cache: its hit rate over a trace with block hashes, by the size of the pool.
+"""The measure of studies of the prefix cache: its hit rate over a trace with block hashes, by the size of the pool.
 
 Requests follow each other on the engine's own block pool, without time: each finds the longest cached prefix of its
 blocks, computes and caches the others, and releases all of them.
@@ -6,30 +6,25 @@ blocks, computes and caches the others, and releases all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.errors import ConfigError
-from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult
+from chairlift.lab.presets.study import Study, StudySystem
 from chairlift.lab.workload.traces.formats import MooncakeLine, json_records
 
 
-def run(study: Study, advance: Callable[[], object]) -> StudyResult:
-    """Measure the hit rate of each system, whose pool has `num_blocks` blocks; null: all blocks of the trace."""
-    rows: dict[str, Row] = {}
-    keys = {}
-    assert study.trace is not None
-    hashes = read_hashes(study.trace, next(study.systems()).count)
-    for system in study.systems():
-        num_blocks = system.engine["num_blocks"] or len(set().union(*hashes))
-        rows[system.label] = {"hit_rate": MeasuredValue(hit_rate(hashes, num_blocks))}
-        keys[system.label] = (system.case, system.name)
-        advance()
-    return StudyResult(study, rows, keys)
+def measure(_study: Study, system: StudySystem, _seed: int) -> dict[str, float]:
+    """The hit rate of a system, whose pool has `num_blocks` blocks; null: all blocks of the trace."""
+    assert system.trace is not None
+    hashes = read_hashes(system.trace, system.count)
+    return {"hit_rate": hit_rate(hashes, system.engine["num_blocks"] or len(set().union(*hashes)))}
 
 
+@lru_cache(maxsize=1)
 def read_hashes(path: Path, limit: int) -> list[list[bytes]]:
     """The hashes of the blocks of the first `limit` requests of a trace in Mooncake's format.
 

@@ -1,16 +1,16 @@
-"""The runner of studies of KV memory: slots by use, running requests and throughput in the steady state of a run."""
+"""The measures of studies of KV memory: slots by use, running requests and throughput in the steady state of a run."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from chairlift.clock import VirtualClock
 from chairlift.errors import ConfigError
 from chairlift.events import Event, EventSink, Step
-from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
+from chairlift.lab.presets.study import Study, StudySystem, at_rate
 from chairlift.lab.sim.simulator import make_engine_core, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.observability.tracker import SLOT_KINDS
@@ -21,16 +21,9 @@ WARM_UP_SHARE: Final = 0.1
 """The share of the requests that are admitted before the first counted step."""
 
 
-def run(study: Study, advance: Callable[[], object]) -> StudyResult:
-    """Simulate each system with several seeds, at the rate of the workload or with all requests at once."""
-    rows: dict[str, Row] = {}
-    keys = {}
-    for system in study.systems():
-        runs = [measure_memory(system, system.requests(seed), study.measures) for seed in study.seeds]
-        rows[system.label] = {name: MeasuredValue.from_values([run[name] for run in runs]) for name in study.measures}
-        keys[system.label] = (system.case, system.name)
-        advance()
-    return StudyResult(study, rows, keys)
+def measure(study: Study, system: StudySystem, seed: int) -> dict[str, float]:
+    """Simulate a system at the rate of the workload, or with all requests at once."""
+    return measure_memory(system, system.requests(seed), study.measures)
 
 
 def measure_memory(

@@ -38,8 +38,8 @@ TOLERANCE: Final = 0.02
 
 def run(study: Study, advance: Callable[[], object]) -> StudyResult:
     """Simulate each system at the rates, with all requests at the start, or search its highest rates."""
-    rows: dict[str, Row] = {}
-    keys = {}
+    headings = {name: f"requests/s at {name}" for name in study.settings.get("limits", {})}
+    result = StudyResult(study, headings=headings)
     capacity = _capacity(study) if "loads" in study.settings else 0.0
     for system in study.systems():
         requests = system.requests(study.seed)
@@ -49,14 +49,11 @@ def run(study: Study, advance: Callable[[], object]) -> StudyResult:
             rates = {"": math.inf}
         for prefix, rate in rates.items():
             found = measure_run(system, requests, rate)
-            rows[prefix + system.label] = {name: MeasuredValue(found[name]) for name in study.measures}
-            keys[prefix + system.label] = (prefix + system.case, system.name)
+            result.add(system, {name: MeasuredValue(found[name]) for name in study.measures}, prefix)
         if system.limits:
-            rows[system.label] = _highest_rates(study, system, requests)
-            keys[system.label] = (system.case, system.name)
+            result.add(system, _highest_rates(study, system, requests))
         advance()
-    headings = {name: f"requests/s at {name}" for name in study.settings.get("limits", {})}
-    return StudyResult(study, rows, keys, headings)
+    return result
 
 
 def _capacity(study: Study) -> float:

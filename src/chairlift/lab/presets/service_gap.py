@@ -1,29 +1,21 @@
-"""The runner of studies of fairness: the difference between the services that clients received."""
+"""The measures of studies of fairness: the difference between the services that clients received."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 
 from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from chairlift.events import Event, RequestArrived, Step
-from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult
+from chairlift.lab.presets.study import Study, StudySystem
 from chairlift.lab.sim.simulator import simulate
 
 
-def run(study: Study, advance: Callable[[], object]) -> StudyResult:
-    """Simulate each system, with the clients and the rates of its workload."""
-    rows: dict[str, Row] = {}
-    keys = {}
-    for system in study.systems():
-        requests = system.requests(study.seed)
-        tally = ServiceTally(requests[-1].arrival)
-        simulate(requests, system.config, system.cost_model, tally)
-        gaps = {"service_gap": tally.gap, "largest_service_gap": tally.largest_gap}
-        rows[system.label] = {name: MeasuredValue(gaps[name]) for name in study.measures}
-        keys[system.label] = (system.case, system.name)
-        advance()
-    return StudyResult(study, rows, keys)
+def measure(_study: Study, system: StudySystem, seed: int) -> dict[str, float]:
+    """Simulate a system with the clients and the rates of its workload."""
+    requests = system.requests(seed)
+    tally = ServiceTally(requests[-1].arrival)
+    simulate(requests, system.config, system.cost_model, tally)
+    return {"service_gap": tally.gap, "largest_service_gap": tally.largest_gap}
 
 
 class ServiceTally:

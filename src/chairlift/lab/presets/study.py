@@ -6,7 +6,7 @@ The settings of a run are merged from those of the preset, the study, the case a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -308,9 +308,14 @@ class StudyResult:
     """
 
     study: Study
-    rows: dict[str, Row]
-    keys: dict[str, tuple[str, str]]
+    rows: dict[str, Row] = field(default_factory=dict)
+    keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     headings: dict[str, str] = field(default_factory=dict)
+
+    def add(self, system: StudySystem, row: Row, prefix: str = "") -> None:
+        """Add a row of a system; `prefix` names it if the system has several."""
+        self.rows[prefix + system.label] = row
+        self.keys[prefix + system.label] = (prefix + system.case, system.name)
 
     @property
     def measures(self) -> list[str]:
@@ -382,6 +387,21 @@ class StudyResult:
         settings = self.study.settings["ratio"]
         what = f"{settings['of']} divided by it" if "of" in settings else f"ratio to {settings['to']}"
         return f"{label.partition(',')[0]}, {what}"
+
+
+Measure = Callable[[Study, StudySystem, int], Mapping[str, float]]
+"""Returns the measures of a system, and perhaps others, for a seed."""
+
+
+def measure_systems(measure: Measure, study: Study, advance: Callable[[], object]) -> StudyResult:
+    """The result with one row for each system: the means over the seeds of the study."""
+    result = StudyResult(study)
+    for system in study.systems():
+        found = [measure(study, system, seed) for seed in study.seeds]
+        row: Row = {name: MeasuredValue.from_values([each[name] for each in found]) for name in study.measures}
+        result.add(system, row)
+        advance()
+    return result
 
 
 def format_value(value: float | str | None) -> str:
