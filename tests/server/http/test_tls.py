@@ -50,7 +50,7 @@ def start_tls(server: RunningServer, context: ssl.SSLContext, receive_buffer: in
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    """The bytes that arrive until the server closes the TCP connection, within 20 s."""
+    """The bytes that arrive until the server closes the TCP connection."""
     received = b""
     try:
         while chunk := connection.recv(65536):
