@@ -123,8 +123,8 @@ test-without-compiler: venv ## Install without a compiler, and run the tests on 
 
 sanitize: $(TOOLS) ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
 	@for kind in address,undefined thread; do \
-	  cmake -S . -B build/sanitize-$${kind%,*} -DCHAIRLIFT_SANITIZE=$$kind > /dev/null && \
-	  cmake --build build/sanitize-$${kind%,*} --parallel && build/sanitize-$${kind%,*}/kernel_tests || exit 1; done
+	  cmake -S . -B build/sanitized-$${kind%,*} -G Ninja -DCHAIRLIFT_SANITIZE=$$kind > /dev/null && \
+	  cmake --build build/sanitized-$${kind%,*} --parallel && build/sanitized-$${kind%,*}/kernel_tests || exit 1; done
 
 check: venv ## Lint, format, types, import contracts, lines of each package.
 	$(BIN)/ruff check .

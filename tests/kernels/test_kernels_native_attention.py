@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -294,8 +295,14 @@ class Way:
     tile_order: int = 0
 
 
-def compute(shape: AttentionShape, qkv: torch.Tensor, window: int | None, way: Way) -> torch.Tensor:
-    """The outputs of a sequence with the inputs [tokens, width], starting from empty memory. Heads have sinks."""
+def compute(
+    shape: AttentionShape, qkv: torch.Tensor, window: int | None, way: Way, bounds: Sequence[int] | None = None
+) -> torch.Tensor:
+    """The outputs of a sequence with the inputs [tokens, width], starting from empty memory. Heads have sinks.
+
+    Args:
+        bounds: the first token of each step and the number of all tokens, instead of steps of `way.chunk` tokens.
+    """
     sinks = torch.linspace(-2, 2, shape.num_heads)
     NATIVE.set_num_threads(way.num_threads)
     NATIVE.set_tile_order(way.tile_order)
@@ -303,8 +310,7 @@ def compute(shape: AttentionShape, qkv: torch.Tensor, window: int | None, way: W
     tables = Tables(-(-len(qkv) // way.block_size) + way.num_others * -(-len(qkv) // way.block_size), way.block_size)
     cache = poisoned(native.allocate(tables.num_blocks, way.block_size))
     outputs, other_inputs = [], torch.randn(way.num_others, qkv.shape[1])
-    for number, start in enumerate(range(0, len(qkv), way.chunk)):
-        stop = min(start + way.chunk, len(qkv))
+    for number, (start, stop) in enumerate(pairwise(bounds or [*range(0, len(qkv), way.chunk), len(qkv)])):
         others = [(1 + other, number, number + 1) for other in range(way.num_others)]
         at = number % (way.num_others + 1)
         step = pack(tables, [*others[:at], (0, start, stop), *others[at:]])
@@ -331,11 +337,12 @@ WAYS = st.builds(
 def test_division_threads_and_order_change_no_bit(
     heads: tuple[int, int], head_dim: int, window: int | None, kv_dtype: torch.dtype
 ) -> None:
-    """600 tokens are two splits and ten tiles. Unwritten memory is NaN."""
+    """600 tokens are two splits and ten tiles. Around the ends of the first tile and of the first split, the expected
+    outputs are computed one by one. Unwritten memory is NaN."""
     shape = make_shape(heads, head_dim, kv_dtype)
     torch.manual_seed(0)
     qkv = torch.randn(600, (heads[0] + 2 * heads[1]) * head_dim)
-    expected = compute(shape, qkv, window, Way())
+    expected = compute(shape, qkv, window, Way(), [*range(70), *range(500, 601)])
     assert expected.isfinite().all()
 
     @settings(max_examples=4, deadline=None, derandomize=True)
