@@ -2,9 +2,9 @@
 
     python -m benchmarks.peers.openvino [--weights int8,gguf] [--seats 64] [--token-budget 1024] [--chairlift "..."]
 
-int8, fp16: optimum-intel exports the weights of the folder, or those of the GGUF file, dequantized, as an IR (int8:
-asymmetric, by channel). gguf: OpenVINO GenAI reads the file itself. Computations and KV memory have OpenVINO's default
-precision.
+int8, int4, fp16: optimum-intel exports the weights of the folder, or those of the GGUF file, dequantized, as an IR
+(int8: asymmetric, by channel; int4: by groups of 128). gguf: OpenVINO GenAI reads the file itself. Computations and KV
+memory have OpenVINO's default precision.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import EngineSetting
 
 from chairlift.errors import ConfigError
+from chairlift.loading.resolve import load_config
 
 REQUIREMENTS = ("openvino-genai", "openvino", "openvino-tokenizers")
-# optimum-intel 2.2 exports Gemma 3 with transformers up to 5.0 only.
-EXPORTER = ("optimum-intel", "nncf", "openvino", "openvino-tokenizers", "transformers<5.1")
-WEIGHTS = ("int8", "fp16", "gguf")
+EXPORTER = ("optimum-intel", "nncf", "openvino", "openvino-tokenizers")
+# optimum-intel 2.2 exports Gemma 3 with transformers up to 5.0 only, and Qwen3.5 with 5.2 only.
+TRANSFORMERS = {"qwen3.5": "transformers==5.2.*"}
+WEIGHTS = ("int8", "int4", "fp16", "gguf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,14 +63,15 @@ def settings(context: PeerContext) -> list[EngineSetting]:
 
 
 def ir_folder(context: PeerContext, weights: str) -> Path:
-    """The folder of the IR with weights in int8 or fp16, which is exported once.
+    """The folder of the IR with weights in this format, which is exported once.
 
     torchvision, a dependency of optimum, is uninstalled because it does not work with a CPU build of torch.
     """
     target = context.models / f"{context.model_name}-openvino-{weights}"
     if (target / "openvino_model.xml").exists():
         return target
-    requirements = (*EXPORTER, *EXPORT_REQUIREMENTS, torch_requirement())
+    transformers = TRANSFORMERS.get(load_config(context.model).architecture, "transformers<5.1")
+    requirements = (*EXPORTER, transformers, *EXPORT_REQUIREMENTS, torch_requirement())
     python = environment(context.folder / "export", requirements, unwanted=["torchvision"])
     source = hf_folder(context, python)
     task = ("--task", "text-generation-with-past", "--weight-format", weights)

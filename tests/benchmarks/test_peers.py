@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.peers import compare, convert, figures, llamacpp, openvino, report, vllm
 from benchmarks.peers.environment import SetupError, environment
 from benchmarks.peers.records import EngineRun, Job, PeerRequest, RequestTiming, run_job
 from benchmarks.peers.stage import EngineSetting, RunFailedError, StageRunner
+from benchmarks.peers.workers import export_w8a8
 from benchmarks.peers.workload import PeerWorkload, copying_requests
 from rich.console import Console
 
@@ -261,6 +263,33 @@ def test_openvino_reads_gguf_only_from_a_gguf_file(monkeypatch: pytest.MonkeyPat
     folder.arguments.weights = "gguf"
     with pytest.raises(ConfigError, match=r"folder is no \.gguf file"):
         openvino.settings(folder)
+
+
+def test_openvino_exports_each_architecture_with_the_transformers_that_its_exporter_supports(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(openvino, "environment", lambda _, given, unwanted: installed.append(given) or Path("python"))
+    monkeypatch.setattr(openvino, "run", lambda _: None)
+    for name in ("llama", "qwen3_5"):
+        openvino.ir_folder(peer_context(tiny_model_dir(name)), "int8")
+    assert [next(each for each in given if each.startswith("transformers")) for given in installed] == [
+        "transformers<5.1",
+        "transformers==5.2.*",
+    ]
+
+
+def test_w8a8_has_all_linear_layers_of_models_with_recurrent_layers() -> None:
+    layers = ("self_attn.q_proj", "linear_attn.in_proj_qkv", "linear_attn.in_proj_b", "conv.in_proj", "feed_forward.w1")
+    for layer in layers:
+        name = f"model.layers.0.{layer}.weight"
+        assert set(export_w8a8.quantize(name, torch.ones(2, 3))) == {name, f"{name}_scale"}
+    for name in (
+        "model.embed_tokens.weight",
+        "model.layers.0.conv.conv.weight",
+        "model.layers.0.linear_attn.conv1d.weight",
+    ):
+        assert set(export_w8a8.quantize(name, torch.ones(2, 3))) == {name}
 
 
 def test_vllm_computes_in_the_data_type_of_the_folder(

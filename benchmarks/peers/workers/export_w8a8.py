@@ -9,6 +9,7 @@ compressed-tensors.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from importlib import import_module
@@ -19,6 +20,7 @@ import torch
 
 safetensors: Any = import_module("safetensors.torch")
 
+LINEAR = re.compile(r"(_proj(_qkv|_z|_b|_a)?|\.w[123])\.weight$")
 SCHEME = {"num_bits": 8, "type": "int", "symmetric": True}
 QUANTIZATION = {
     "quant_method": "compressed-tensors",
@@ -37,7 +39,7 @@ QUANTIZATION = {
 
 def quantize(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Quantize the weight [N, K] of a linear layer to int8 [N, K] and float32 scales [N, 1]; keep other tensors."""
-    if not name.endswith("_proj.weight"):
+    if LINEAR.search(name) is None:
         return {name: tensor}
     tensor = tensor.float()
     scale = tensor.abs().amax(dim=1, keepdim=True) / 127
