@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -55,7 +56,8 @@ class EndpointCaller:
     def __init__(self, manager: ModelManager, admission: AdmissionController) -> None:
         self._manager = manager
         self._admission = admission
-        self._small_lock, self._large_lock = asyncio.Lock(), asyncio.Lock()
+        self._small_lock = asyncio.Lock()
+        self._large_parser = ThreadPoolExecutor(1, "large-bodies")
 
     async def handle(self, endpoint: Endpoint[Any, Any], request: Request) -> Response:
         """Answer a call. If its client disconnects, the work for it ends."""
@@ -84,8 +86,8 @@ class EndpointCaller:
         """Parse the body of a call. One large body is parsed at a time, on a thread, and one small body in each
         iteration of the event loop. Otherwise many bodies that arrive together would delay all other work."""
         if len(await request.body()) >= LARGE_BODY:
-            async with self._large_lock:
-                body = await asyncio.to_thread(parse_json, body_type, await request.body())
+            parsing = self._large_parser.submit(parse_json, body_type, await request.body())
+            body = await asyncio.wrap_future(parsing)
         else:
             async with self._small_lock:
                 await asyncio.sleep(0)
@@ -117,7 +119,9 @@ def parse_json(body_type: type[Body], raw: bytes) -> Body:
     try:
         return body_type.model_validate(given)
     except ValidationError as error:
-        raise RequestError(*describe_validation_errors(error.errors(), given)) from None
+        message, field = describe_validation_errors(error.errors(), given)
+    del given, raw  # The traceback would keep them in memory.
+    raise RequestError(message, field)
 
 
 def make_router(endpoints: Iterable[Endpoint[Any, Any]], caller: EndpointCaller) -> APIRouter:
