@@ -11,7 +11,7 @@ import pytest
 from process_memory import MIN_SAMPLES, WINDOW_SECONDS, MemoryLog, read_memory, role_of, slope
 
 CODE = "import sys; print(flush=True); sys.stdin.read()"
-CHECKER = [sys.executable, "-c", CODE, "-m", "chairlift.grammar.checker"]
+SLEEPER = [sys.executable, "-c", CODE, "-m", "chairlift.made_up.sleeper"]
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
@@ -35,8 +35,8 @@ def test_private_memory_contains_what_a_process_has_written() -> None:
 def test_processes_are_logged_by_role() -> None:
     assert role_of(["python", "-m", "chairlift", "serve"]) == "http"
     with (
-        subprocess.Popen(CHECKER, **PIPES) as first,
-        subprocess.Popen(CHECKER, **PIPES) as second,
+        subprocess.Popen(SLEEPER, **PIPES) as first,
+        subprocess.Popen(SLEEPER, **PIPES) as second,
     ):
         for process in (first, second):
             assert process.stdout is not None
@@ -48,7 +48,7 @@ def test_processes_are_logged_by_role() -> None:
         for process in (first, second):
             assert process.stdin is not None
             process.stdin.close()
-    (trend,) = [trend for trend in log.trends(since=0.0) if trend.role == "checker"]
+    (trend,) = [trend for trend in log.trends(since=0.0) if trend.role == "sleeper"]
     assert trend.num_processes == 2
     assert trend.last.private == pytest.approx(sum(sizes), rel=0.1)
     assert log.trends(since=1e9) == []
