@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from chairlift.system.other_users import is_readable_by_others, other_users
+from chairlift.system.other_users import other_users
 
 
 def account(uid: int, name: str, shell: str = "/bin/sh") -> SimpleNamespace:
@@ -39,23 +38,3 @@ def test_users_with_a_login_or_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert other_users() == ["ann", "directory-user"]
     processes.append(running(1002, "backup"))
     assert other_users() == ["ann", "backup", "directory-user"]
-
-
-def test_a_file_is_readable_by_others_with_its_mode_and_those_of_its_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, file = tmp_path / "folder", tmp_path / "folder" / "file"
-    folder.mkdir()
-    monkeypatch.setattr(Path, "parents", property(lambda _path: (folder,)))  # Those of pytest are private.
-    assert not is_readable_by_others(file)
-    file.touch()
-    for file_mode, folder_mode, is_readable in (
-        (0o600, 0o755, False),
-        (0o622, 0o755, False),
-        (0o644, 0o700, False),
-        (0o644, 0o755, True),
-        (0o640, 0o750, True),
-    ):
-        file.chmod(file_mode)
-        folder.chmod(folder_mode)
-        assert is_readable_by_others(file) == is_readable, (file_mode, folder_mode)

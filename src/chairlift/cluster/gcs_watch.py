@@ -20,34 +20,20 @@ RAY_GCS_TIMEOUT: Final = 60.0
 CLUSTER_ID_METHOD: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """The first call of each driver of Ray."""
 PROBE_SECONDS: Final = 5.0
-ANSWERS: Final = ("OK", "UNAUTHENTICATED")
 GCS_LOSS_SECONDS: Final = 30.0
-"""Time without an answer of the GCS of a cluster after which `chairlift serve` drains, and time that the requests of an
-ingress have before Ray ends its process."""
+"""Time that the requests of an ingress have before Ray ends its process."""
 
 
-def gcs_status(address: str) -> str:
-    """How the GCS of a cluster answers a call without a token, as the name of a status code of gRPC: "OK",
-    "UNAUTHENTICATED" or an error. A driver that requires a token of a cluster without tokens gets no results."""
-    try:
-        import grpc
-    except ImportError:
-        return "UNAVAILABLE"
+def is_gcs_answering(address: str) -> bool:
+    """Whether the GCS of a cluster answers a call without a token, also with the error that one is missing."""
+    import grpc
+
     with grpc.insecure_channel(address) as channel:
         try:
             channel.unary_unary(CLUSTER_ID_METHOD)(b"", timeout=PROBE_SECONDS)
         except grpc.RpcError as error:
-            return str(error.code().name)
-    return "OK"
-
-
-def wait_for_gcs_loss(address: str, seconds: float = GCS_LOSS_SECONDS) -> None:
-    """Return when the GCS of a cluster has not answered for `seconds`."""
-    answered = time.monotonic()
-    while time.monotonic() - answered < seconds:
-        time.sleep(PROBE_SECONDS)
-        if gcs_status(address) in ANSWERS:
-            answered = time.monotonic()
+            return error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return True
 
 
 def drain_without_gcs(admission: AdmissionController, address: str) -> None:
@@ -56,18 +42,22 @@ def drain_without_gcs(admission: AdmissionController, address: str) -> None:
     Requests in progress have GCS_LOSS_SECONDS to finish. If the GCS answers again, calls are accepted again. A GCS that
     has never answered, for example because Ray uses TLS, is not watched.
     """
-    if gcs_status(address) not in ANSWERS:
+    if not is_gcs_answering(address):
         return
     seconds = float(os.environ.get(GCS_TIMEOUT_VARIABLE, RAY_GCS_TIMEOUT)) - GCS_LOSS_SECONDS
     while True:
-        wait_for_gcs_loss(address, seconds)
+        answered = time.monotonic()
+        while time.monotonic() - answered < seconds:
+            time.sleep(PROBE_SECONDS)
+            if is_gcs_answering(address):
+                answered = time.monotonic()
         logger.error(
             "the GCS of Ray has not answered for %g s, and Ray ends this process in about %g s: the ingress rejects "
             "new requests",
             seconds, GCS_LOSS_SECONDS,
         )  # fmt: skip
         admission.is_draining = True
-        while gcs_status(address) not in ANSWERS:
+        while not is_gcs_answering(address):
             time.sleep(PROBE_SECONDS)
         admission.is_draining = False
         logger.warning("the GCS of Ray answers again: the ingress accepts requests")

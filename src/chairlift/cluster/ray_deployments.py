@@ -232,13 +232,6 @@ def aggregator_exchange(app_name: str, purpose: str) -> UsageExchange[Any]:
     return exchange
 
 
-def stop_aggregators(app_name: str) -> None:
-    """Stop the usage aggregators of an application, which continue without it."""
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"{app_name}/"):
-            ray.kill(ray.get_actor(actor["name"], NAMESPACE))
-
-
 def bind_application(setup: ClusterSetup) -> Application:
     """The application of Ray Serve: an ingress, and a deployment for each model.
 

@@ -109,37 +109,19 @@ class RayProcesses:
         if self._is_stopped:
             return
         self._is_stopped = True
-        shutdown = RayThread(ray.shutdown)
-        shutdown.join(SHUTDOWN_SECONDS)
-        self._watchdog.close()
-        shutdown.wait(KILL_SECONDS)
-        if not self._has_loss:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class RayThread(threading.Thread):
-    """A thread that calls a function of Ray which may never return, and which must not delay the end of this process.
-    It starts at once.
-
-    Args:
-        function: calls `ray.init`, which waits for a GCS that does not answer, or `ray.shutdown`, which waits for
-            processes of Ray that have ended.
-    """
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        super().__init__(target=function, name="ray-call", daemon=True)
-        self.start()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for at most `seconds`; returns whether the function has returned. If not, this process can end although
-        the function still runs."""
+        # It may never return, because it waits for processes of Ray that have ended.
+        shutdown = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+        shutdown.start()
         try:
-            self.join(seconds)
+            shutdown.join(SHUTDOWN_SECONDS)
+            self._watchdog.close()
+            shutdown.join(KILL_SECONDS)
         finally:  # also after a signal
-            if self.is_alive():
+            if shutdown.is_alive():
                 # The interpreter would call it at its exit too, and wait for the lock of the first call.
                 atexit.unregister(ray.shutdown)
-        return not self.is_alive()
+        if not self._has_loss:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def write_token(path: Path) -> None:

@@ -33,7 +33,7 @@ class ServeOptions:
         None, "Number of engines on this machine, started with Ray Serve (chairlift[ray]).", minimum=1
     )
     allow_other_users: bool = option(
-        False, "Start replicas although other users of this machine can connect to Ray's ports or read its token."
+        False, "Start replicas although other users of this machine can connect to Ray's ports."
     )
     watchdog_timeout: float = option(
         120.0, "Seconds without a step after which a busy engine is restarted; 0 disables it.", minimum=0.0

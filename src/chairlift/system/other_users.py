@@ -1,11 +1,10 @@
-"""The other users of this machine, as far as they can be found, and the files that they can read."""
+"""The other users of this machine, as far as they can be found."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import sys
-from pathlib import Path
 from typing import Final
 
 import psutil
@@ -31,13 +30,3 @@ def other_users() -> list[str]:
             users[uids.real] = process.info["username"]
     own = {os.getuid(), NOBODY}
     return sorted(name for uid, name in users.items() if uid >= FIRST_USER_ID and uid not in own)
-
-
-def is_readable_by_others(path: Path) -> bool:
-    """Whether a file exists, and another user or the group may read it and enter all of its folders."""
-    path = path.resolve()
-    return (
-        path.is_file()
-        and bool(path.stat().st_mode & 0o044)
-        and all(folder.stat().st_mode & 0o011 for folder in path.parents)
-    )
