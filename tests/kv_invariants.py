@@ -84,7 +84,7 @@ def _check_reservations(manager: ReservationKVCacheManager) -> None:
     pieces = sorted(table.piece for table in tables)
     assert all(a.start + a.size <= b.start for a, b in pairwise(pieces))
     assert manager.num_free_blocks == manager.num_blocks - sum(piece.size for piece in pieces)
-    assert manager.num_rounding_blocks == sum(table.piece.size - len(table.block_ids) for table in tables)
+    assert manager.counts().num_rounding_blocks == sum(table.piece.size - len(table.block_ids) for table in tables)
     for table in tables:
         start, size = table.piece
         assert table.block_ids == list(range(start, start + len(table.block_ids)))

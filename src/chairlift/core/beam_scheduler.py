@@ -19,7 +19,6 @@ from chairlift.core.kv.windowed_groups import held_blocks
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError
-from chairlift.events import EventSink
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
 
@@ -29,11 +28,15 @@ class BeamBatching(ContinuousBatching):
 
     Attributes:
         groups: the groups of unfinished beams, by the id of their leader.
+        computed: the groups whose likely next tokens are all known.
+        failed: outputs of beams that ended with an error of another one.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
         super().__init__(config, kv_cache_manager, meter)
         self.groups: dict[str, BeamGroup] = {}
+        self.computed: list[BeamGroup] = []
+        self.failed: list[EngineCoreOutput] = []
         self._moves: dict[str, tuple[str, int]] = {}
 
     def group_of(self, request: Request) -> BeamGroup | None:
@@ -130,19 +133,19 @@ class BeamBatching(ContinuousBatching):
                 num_needed += self._kv.demand(member).needed
         return num_needed
 
-    def preempt_last(self, plan: StepPlan, displaced_by: Request | None = None) -> Request:
+    def preempt_last(self, plan: StepPlan) -> Request:
         """Preempt the running request with the largest key, and all beams of its group; returns their leader."""
         group = self.group_of(self.running[-1])
         if group is None:
-            return super().preempt_last(plan, displaced_by)
+            return super().preempt_last(plan)
         group.forget_continuations()
         while (member := self.running[-1]) is not group.leader:
             assert self.group_of(member) is group, "the beams of a group follow their leader"
-            super().preempt_last(plan, displaced_by)
+            super().preempt_last(plan)
             self.waiting.discard(member)
         for member in group.members:
             self._moves.pop(member.request_id, None)
-        return super().preempt_last(plan, displaced_by)
+        return super().preempt_last(plan)
 
     def remove(self, request: Request, now: float) -> None:
         self._moves.pop(request.request_id, None)
@@ -169,13 +172,6 @@ class BeamScheduler(Scheduler):
 
     make_batch = BeamBatching
     _batch: BeamBatching
-
-    def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, events: EventSink | None = None
-    ) -> None:
-        super().__init__(config, kv_cache_manager, events)
-        self._computed_groups: list[BeamGroup] = []
-        self._failed: list[EngineCoreOutput] = []
 
     @property
     def num_waiting(self) -> int:
@@ -224,7 +220,7 @@ class BeamScheduler(Scheduler):
             return super()._take_result(request, result, plan, now)
         request.drop_pending()
         if group.record(request, result.logprobs[request.request_id][0]):
-            self._computed_groups.append(group)
+            self._batch.computed.append(group)
         return EngineCoreOutput(request.request_id, [])
 
     def _fail(self, request: Request, error: str, now: float) -> EngineCoreOutput:
@@ -232,22 +228,22 @@ class BeamScheduler(Scheduler):
         group = self._batch.group_of(request)
         output = super()._fail(request, error, now)
         others = [] if group is None else [member for member in group.members if member is not request]
-        self._failed += [output._replace(request_id=member.request_id) for member in others]
+        self._batch.failed += [output._replace(request_id=member.request_id) for member in others]
         return output
 
     def _release_outputs(
         self, outputs: list[EngineCoreOutput], finished: list[str], now: float
     ) -> list[EngineCoreOutput]:
         """Choose the next beams where all have been computed, and return the answers of searches that have ended."""
-        outputs += self._failed
-        finished += [output.request_id for output in self._failed]
-        self._failed = []
+        outputs += self._batch.failed
+        finished += [output.request_id for output in self._batch.failed]
+        self._batch.failed = []
         outputs = [
             output
             for output in outputs
             if output.new_token_ids or output.finish_reason is not None or output.prompt_logprobs is not None
         ]
-        computed, self._computed_groups = self._computed_groups, []
+        computed, self._batch.computed = self._batch.computed, []
         for group in computed:
             if group.leader.is_finished:
                 continue

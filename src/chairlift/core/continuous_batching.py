@@ -83,11 +83,10 @@ class RunningBatch(ABC):
             self.running.sort(key=self.waiting.key)
 
     def end_step(self, plan: StepPlan) -> None:
-        """Add to the plan what was removed, preempted and copied since the last one, and the states to keep."""
+        """Add to the plan what was removed and preempted since the last one, and what KV memory copies and keeps."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
-        self._kv.plan_checkpoints(plan.output, plan.requests)
-        self._kv.plan_copies(plan.output)
+        self._kv.plan_step(plan.output, plan.requests)
         self.waiting.record_sampling(plan.sampling)
 
     def drop_finished(self) -> None:
@@ -155,7 +154,7 @@ class RunningBatch(ABC):
         self._meter.record_accepted_drafts(request, count, plan.time)
         self.waiting.record_accepted_drafts(request, count)
 
-    def preempt_last(self, plan: StepPlan, displaced_by: Request | None = None) -> Request:
+    def preempt_last(self, plan: StepPlan) -> Request:
         """Preempt the running request with the largest key, because memory is short or another request takes its seat.
 
         It keeps its tokens and returns to the queue. When it is admitted again, it recomputes those whose K and V are
@@ -163,7 +162,7 @@ class RunningBatch(ABC):
         """
         victim = self.running.pop()
         is_swapped = self._kv.swap_out(victim)
-        self._meter.record_preemption(victim, is_swapped, displaced_by)
+        self._meter.record_preemption(victim, is_swapped)
         self._free_memory(victim, plan.time)  # before the next line, because it commits the computed blocks
         if not is_swapped:
             victim.num_computed_tokens = 0
@@ -191,7 +190,8 @@ class ContinuousBatching(RunningBatch):
 
     def fill(self, plan: StepPlan) -> None:
         if (head := find_displacing_head(self.waiting, self.running, self._kv, self._config.max_num_seqs)) is not None:
-            self.preempt_last(plan, head)
+            self.preempt_last(plan)
+            self._meter.record_displacement(head)
         chunks = ChunkAllowance(self._config.step_time, self.running, self._config.scheduling_policy == "edf")
         budget, has_preempted = self._schedule_running(plan, chunks)
         self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)

@@ -11,9 +11,6 @@ from chairlift.request import FinishReason, Request
 class PoolingScheduler(Scheduler):
     """Returns a vector or score for each request. Its `max_tokens` is 1, and this token is never computed."""
 
-    def _most_tokens(self, request: Request) -> int:
-        return request.num_prompt_tokens
-
     def _take_result(self, request: Request, result: ModelRunnerOutput, plan: StepPlan, now: float) -> EngineCoreOutput:
         """Finish a request. The place of its next token is given up."""
         request.drop_pending()

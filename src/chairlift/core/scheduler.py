@@ -117,7 +117,8 @@ class Scheduler:
         """Raise RequestError if the request cannot be served."""
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use by an unfinished request", "request_id")
-        if self._most_tokens(request) > self._config.max_model_len:
+        # A request that generates no tokens has one output token, which is never computed.
+        if request.max_total_tokens - self._config.is_pooling > self._config.max_model_len:
             raise RequestError(
                 f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} output tokens exceed "
@@ -125,10 +126,6 @@ class Scheduler:
                 "max_tokens",
             )
         self._kv.check_fits(request)
-
-    def _most_tokens(self, request: Request) -> int:
-        """The largest number of tokens of the request that the model may see."""
-        return request.max_total_tokens
 
     @property
     def queue(self) -> RequestQueue:

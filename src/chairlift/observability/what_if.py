@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from chairlift.config import KV_POLICIES
-from chairlift.core.baselines.pool_growth import hold
+from chairlift.core.kv.windowed_kv_cache import hold
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.counts import counted

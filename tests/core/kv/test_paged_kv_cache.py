@@ -142,12 +142,12 @@ class ManagerMachine(RuleBasedStateMachine):
     def preempt(self, request: Request | None) -> Request | None:
         if request is None:
             return None
-        needed, used = -(-request.num_computed_tokens // self.manager.block_size), self.manager.num_swap_blocks_used
+        needed, used = -(-request.num_computed_tokens // self.manager.block_size), self.manager.counts().num_swap_blocks
         has_space = needed <= self.manager.swap_space.num_blocks - used
         is_computed = request.num_computed_tokens == request.num_tokens  # so that a step would have nothing to compute
         is_swapped = self.manager.swap_out(request)
         assert is_swapped is (has_space and not is_computed and self.manager.swap_space.num_blocks > 0)
-        assert self.manager.num_swap_blocks_used == used + needed * is_swapped
+        assert self.manager.counts().num_swap_blocks == used + needed * is_swapped
         self.manager.free(request)
         if not is_swapped:
             request.num_computed_tokens = 0
@@ -157,13 +157,13 @@ class ManagerMachine(RuleBasedStateMachine):
     def resume(self, request: Request | None) -> Request | None:
         if request is None:
             return None
-        num_computed, before, used = request.num_computed_tokens, self.snapshot(), self.manager.num_swap_blocks_used
+        num_computed, before, used = request.num_computed_tokens, self.snapshot(), self.manager.counts().num_swap_blocks
         if not allocate(self.manager, request):
             assert self.snapshot() == before
-            assert self.manager.num_swap_blocks_used == used
+            assert self.manager.counts().num_swap_blocks == used
             self.manager.forget(request)
             return None
-        self.manager.plan_copies(SchedulerOutput(0, {}))
+        self.manager.plan_step(SchedulerOutput(0, {}), [])
         assert num_computed <= request.num_computed_tokens < request.num_tokens
         assert request.request_id not in self.manager.swap_space
         return request

@@ -69,7 +69,7 @@ def test_siblings_share_under_a_salt_without_a_prefix_cache() -> None:
     core.add(make_request("r.1", list(range(8)), 4, leader_id="r", cache_salt="a"))
     core.step()
     core.step()
-    assert manager.num_shared_blocks == 1
+    assert manager.counts().num_shared_blocks == 1
     run_to_end(core)
 
 

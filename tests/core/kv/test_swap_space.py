@@ -70,9 +70,9 @@ def test_a_full_swap_space_falls_back_to_recomputation() -> None:
 
 def test_an_aborted_request_leaves_the_swap_space() -> None:
     _, (core, _, _), answers = preempt_one(8)
-    assert core.scheduler._kv.num_swap_blocks_used > 0
+    assert core.scheduler._kv.counts().num_swap_blocks > 0
     core.abort("b")
-    assert core.scheduler._kv.num_swap_blocks_used == 0
+    assert core.scheduler._kv.counts().num_swap_blocks == 0
     while core.has_work:
         collect(core.step(), answers)
     assert core.scheduler.is_idle

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from chairlift.core.baselines.arena import Arena, BlockRange, power_of_two_above
-from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryCounts, MemoryDemand
 from chairlift.errors import RequestError
 from chairlift.request import Request
 
@@ -71,7 +71,6 @@ class ReservationKVCacheManager(KVCacheManager):
     request finishes.
     """
 
-    num_rounding_blocks = 0
     version = 0
     can_preempt = False
 
@@ -82,10 +81,14 @@ class ReservationKVCacheManager(KVCacheManager):
         self._max_model_len = max_model_len
         self._reservation = reservation
         self._tables: dict[str, _ReservedTable] = {}
+        self._num_rounding_blocks = 0
 
     @property
     def num_free_blocks(self) -> int:
         return self._arena.num_free
+
+    def counts(self) -> MemoryCounts:
+        return MemoryCounts(num_rounding_blocks=self._num_rounding_blocks)
 
     def block_tables(self, request: Request) -> list[list[int]]:
         return [self._tables[request.request_id].block_ids]
@@ -115,7 +118,7 @@ class ReservationKVCacheManager(KVCacheManager):
         if piece is None:
             return None
         self._tables[request.request_id] = _ReservedTable(piece, list(range(piece.start, piece.start + count)))
-        self.num_rounding_blocks += piece.size - count
+        self._num_rounding_blocks += piece.size - count
         request.num_slots = count * self.block_size
         return 0
 
@@ -124,7 +127,7 @@ class ReservationKVCacheManager(KVCacheManager):
 
     def free(self, request: Request) -> None:
         table = self._tables.pop(request.request_id)
-        self.num_rounding_blocks -= table.piece.size - len(table.block_ids)
+        self._num_rounding_blocks -= table.piece.size - len(table.block_ids)
         self._arena.release(table.piece)
         self.version += 1
         request.num_slots = 0

@@ -10,7 +10,6 @@ from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError
-from chairlift.events import EventSink
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
 
@@ -58,6 +57,9 @@ class StaticBatching(RunningBatch):
     With `static_run_to="global"` the batch continues until it has computed as many output columns as the longest output
     of all requests that arrived since the engine was last empty. This is the baseline of Anyscale's continuous batching
     benchmark (2023), where a Hugging Face pipeline decoded every batch to that length.
+
+    Attributes:
+        buffered: the outputs of the batch until it is complete.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
@@ -65,6 +67,7 @@ class StaticBatching(RunningBatch):
         self._runs_to_global = config.static_run_to == "global"
         self._longest_output = 0
         self._num_output_columns = 0
+        self.buffered = BufferedOutputs()
         # The head of the queue when the batch was closed, and why it is not a member.
         self._blocked_head: tuple[Request, WaitReason, MemoryDemand] | None = None
 
@@ -168,12 +171,6 @@ class StaticScheduler(Scheduler):
     make_batch = StaticBatching
     _batch: StaticBatching
 
-    def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, events: EventSink | None = None
-    ) -> None:
-        super().__init__(config, kv_cache_manager, events)
-        self._buffered = BufferedOutputs()
-
     def _check(self, request: Request) -> None:
         super()._check(request)
         self._batch.check(request)
@@ -195,7 +192,7 @@ class StaticScheduler(Scheduler):
         self, outputs: list[EngineCoreOutput], finished: list[str], now: float
     ) -> list[EngineCoreOutput]:
         """Keep the outputs until the batch is complete, and return those of failed requests."""
-        self._buffered.add(output for output in outputs if output.error is None)
+        self._batch.buffered.add(output for output in outputs if output.error is None)
         completed = self._end_batch(now)
         finished += [output.request_id for output in completed]
         return [output for output in outputs if output.error is not None] + completed
@@ -207,7 +204,7 @@ class StaticScheduler(Scheduler):
             return []
         outputs = []
         for member in self._batch.running:
-            output = self._buffered.take(member.request_id)
+            output = self._batch.buffered.take(member.request_id)
             has_output = member.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
             self._meter.record_returned(member, now if has_output else None)
             self._remove(member, now)

@@ -6,6 +6,9 @@ its fork                                 [ 3 ][ 7 ][ 8 ]     shares the full blo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from chairlift.core.kv.kv_cache_manager import MemoryCounts
 from chairlift.core.kv.paged_kv_cache import BlockTable, PagedKVCacheManager
 from chairlift.core.kv.swap_space import SwapSpace
 from chairlift.outputs import SchedulerOutput
@@ -26,9 +29,8 @@ class CopyingKVCacheManager(PagedKVCacheManager):
         self.swap_space = SwapSpace(num_swap_blocks)
         self._copied: dict[int, int] = {}
 
-    @property
-    def num_swap_blocks_used(self) -> int:
-        return self.swap_space.num_used
+    def counts(self) -> MemoryCounts:
+        return MemoryCounts(self.pool.num_evictable, self.pool.num_shared, num_swap_blocks=self.swap_space.num_used)
 
     def allocate(self, request: Request) -> int | None:
         """As for other memory. What the prefix cache does not have is copied from the swap space, if it is there."""
@@ -76,7 +78,7 @@ class CopyingKVCacheManager(PagedKVCacheManager):
         self.pool.release(reversed(self._tables.pop(request.request_id).block_ids))
         request.num_slots = 0
 
-    def plan_copies(self, output: SchedulerOutput) -> None:
+    def plan_step(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
         output.copied_blocks.update(self._copied)
         self._copied.clear()
         self.swap_space.plan_copies(output)

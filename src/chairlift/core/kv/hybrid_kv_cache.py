@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from chairlift.core.kv.kv_cache_manager import MemoryCounts
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.state_checkpoints import CheckpointPlan, StateCheckpoints
 from chairlift.outputs import SchedulerOutput
@@ -60,13 +61,9 @@ class HybridKVCacheManager(PagedKVCacheManager):
     def version(self) -> int:
         return self.pool.version + self.checkpoints.version
 
-    @property
-    def num_checkpoints(self) -> int:
-        return self.checkpoints.num_used
-
-    @property
-    def num_evicted_checkpoints(self) -> int:
-        return self.checkpoints.num_evicted
+    def counts(self) -> MemoryCounts:
+        used, evicted = self.checkpoints.num_used, self.checkpoints.num_evicted
+        return super().counts()._replace(num_checkpoints=used, num_evicted_checkpoints=evicted)
 
     def checkpoint(self, request: Request) -> int | None:
         return self._states[request.request_id].source
@@ -105,7 +102,7 @@ class HybridKVCacheManager(PagedKVCacheManager):
                 self._unregistered[request_id] = states
         return super().begin_step()
 
-    def plan_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
+    def plan_step(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
         if self._prefix_cache is None:
             return
         size = self.block_size

@@ -33,6 +33,25 @@ class MemoryDemand(NamedTuple):
     largest: int
 
 
+class MemoryCounts(NamedTuple):
+    """What events report of KV memory, in addition to its free blocks.
+
+    Attributes:
+        num_evictable_blocks: free blocks with cached contents.
+        num_shared_blocks: blocks that are in several tables.
+        num_rounding_blocks: blocks that are neither free nor in a table: lost to the allocator's rounding.
+        num_swap_blocks: blocks of the swap space that have K and V of preempted requests.
+        num_checkpoints: checkpoints in use; num_evicted_checkpoints: those that were evicted so far.
+    """
+
+    num_evictable_blocks: int = 0
+    num_shared_blocks: int = 0
+    num_rounding_blocks: int = 0
+    num_swap_blocks: int = 0
+    num_checkpoints: int = 0
+    num_evicted_checkpoints: int = 0
+
+
 class TableChange(NamedTuple):
     """The change of a request's block tables by `grow`.
 
@@ -67,20 +86,10 @@ class KVCacheManager(Protocol):
     @property
     def is_empty(self) -> bool:
         """No request holds a block."""
-        return self.num_free_blocks == self.num_blocks and not self.num_swap_blocks_used
+        return self.num_free_blocks == self.num_blocks and not self.counts().num_swap_blocks
 
-    @property
-    def num_evictable_blocks(self) -> int:
-        return 0
-
-    @property
-    def num_rounding_blocks(self) -> int:
-        """Blocks that are neither free nor in a table: lost to the allocator's rounding."""
-        return 0
-
-    @property
-    def num_shared_blocks(self) -> int:
-        return 0
+    def counts(self) -> MemoryCounts:
+        return MemoryCounts()
 
     @property
     def version(self) -> int:
@@ -119,28 +128,14 @@ class KVCacheManager(Protocol):
         """The number of tokens of which other requests had K and V at the admission of the request."""
         return request.num_computed_tokens
 
-    @property
-    def num_checkpoints(self) -> int:
-        """The number of checkpoints in use."""
-        return 0
-
-    @property
-    def num_evicted_checkpoints(self) -> int:
-        """The number of checkpoints that were evicted so far."""
-        return 0
-
-    def plan_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
-        """Add the checkpoints that the scheduled requests write in this step to its output."""
+    def plan_step(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
+        """Add the checkpoints that the scheduled requests write in this step, and the blocks that are copied before it,
+        to its output."""
         return
 
     def plan_draft_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
         """Add the checkpoints that requests write after draft tokens, which are released if a token is rejected."""
         return
-
-    @property
-    def num_swap_blocks_used(self) -> int:
-        """The number of blocks of the swap space that have K and V of preempted requests."""
-        return 0
 
     def swap_out(self, request: Request) -> bool:
         """Keep the computed tokens of a request that is being preempted; False if they have to be recomputed."""
@@ -149,10 +144,6 @@ class KVCacheManager(Protocol):
     def fork(self, request: Request, parent: Request) -> None:
         """Let a beam continue the sequence of another one (see `CopyingKVCacheManager`)."""
         raise RuntimeError(f"{type(self).__name__} has no beams")
-
-    def plan_copies(self, output: SchedulerOutput) -> None:
-        """Add the blocks that are copied before a step to its output."""
-        return
 
     def free(self, request: Request) -> None: ...
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryCounts, MemoryDemand, TableChange
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.errors import RequestError
 from chairlift.request import Request
@@ -48,19 +48,13 @@ class PagedKVCacheManager(KVCacheManager):
         return self.pool.num_free
 
     @property
-    def num_evictable_blocks(self) -> int:
-        return self.pool.num_evictable
-
-    @property
-    def num_shared_blocks(self) -> int:
-        """Blocks that are in several tables."""
-        return self.pool.num_shared
-
-    @property
     def version(self) -> int:
         """Changes whenever an allocation that failed might succeed now. Without a prefix cache it does not change when
         a leader fills blocks that a sibling could share."""
         return self.pool.version
+
+    def counts(self) -> MemoryCounts:
+        return MemoryCounts(self.pool.num_evictable, self.pool.num_shared)
 
     def block_tables(self, request: Request) -> list[list[int]]:
         """The request's block table for each group of layers; read-only."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.kv_cache_manager import MemoryDemand, TableChange
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.core.kv.windowed_groups import NO_BLOCK, KVGroups, held_blocks
@@ -231,3 +231,12 @@ class WindowedKVCacheManager(PagedKVCacheManager):
             [None if block_ids[index] == NO_BLOCK else block_ids[index] for block_ids in tables.block_ids]
             for index in range(length)
         ]
+
+
+def hold(manager: KVCacheManager, request: Request, num_tokens: int) -> bool:
+    """Allocate what a request holds when it has `num_tokens` tokens; False if memory is short."""
+    if manager.allocate(request) is None:
+        return False
+    if isinstance(manager, WindowedKVCacheManager):
+        return manager.grow_in_chunks(request, num_tokens)
+    return request.num_slots >= num_tokens or manager.grow(request, num_tokens) is not None

@@ -66,7 +66,8 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
         if end > computed:
             reserved += end - computed
     num_free = kv.num_free_blocks * block_size
-    rounding = kv.num_rounding_blocks * block_size
+    counts = kv.counts()
+    rounding = counts.num_rounding_blocks * block_size
     held = kv.num_blocks * block_size - num_free - rounding
     saved = duplicates = in_tables - held
     if saved and finished:
@@ -80,7 +81,7 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
         internal=held - token_states - reserved,
         external=rounding + unusable,
         free=num_free - unusable,
-        shared=kv.num_shared_blocks * block_size,
+        shared=counts.num_shared_blocks * block_size,
         saved=saved,
     )
 

@@ -63,10 +63,4 @@ class RequestMeter:
 
     def stats(self) -> RequestStats:
         """The waits and the cost of the request so far."""
-        return RequestStats(
-            steps_waited=self.steps_waited,
-            num_recomputed_tokens=self.num_recomputed_tokens,
-            num_padding_tokens=self.num_padding_tokens,
-            kv_slot_seconds_held=self.kv_slot_seconds_held,
-            kv_slot_seconds_used=self.kv_slot_seconds_used,
-        )
+        return RequestStats(*(getattr(self, name) for name in RequestStats.__slots__))

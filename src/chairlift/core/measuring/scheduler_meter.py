@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.kv.windowed_groups import held_blocks
@@ -20,59 +20,22 @@ from chairlift.request import Request, WaitReason
 NOT_BLOCKED: Final = (None, None)
 
 
-@dataclass(slots=True)
-class _PlannedStep:
-    """The part of a `Step` event that is known when the step is planned.
-
-    Attributes:
-        num_computed: a column of the event: the tokens of each request that had K and V before the step.
-        state: the fields that describe queue and memory.
-    """
-
-    output: SchedulerOutput
-    scheduled_time: float
-    num_computed: list[int]
-    num_recomputed: int
-    preempted: list[str]
-    displaced: dict[str, str]
-    swapped: list[str]
-    released_blocks: dict[str, list[int]]
-    forked_blocks: dict[str, list[int]]
-    num_matched: dict[str, int]
-    wait_reason: str | None
-    head_id: str | None
-    state: dict[str, int]
-
-    def event(self, result: ModelRunnerOutput, finished: list[str], now: float) -> Step:
-        """The event of the step, once its result is known."""
-        output = self.output
-        scheduled, padding = output.num_scheduled_tokens, output.num_padding_tokens
-        has_drafts = output.draft_token_ids or output.num_draft_tokens
-        return Step(
-            time=now,
-            step=output.step,
-            scheduled_time=self.scheduled_time,
-            request_ids=list(scheduled),
-            num_scheduled=list(scheduled.values()),
-            num_computed=self.num_computed,
-            num_new=[len(result.token_ids.get(request_id, ())) for request_id in scheduled],
-            admitted=[new.request_id for new in output.new_requests],
-            preempted=self.preempted,
-            displaced=self.displaced,
-            swapped=self.swapped,
-            blocks_swapped_out=len(output.swapped_out),
-            blocks_swapped_in=len(output.swapped_in),
-            finished=finished,
-            num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
-            num_draft=[output.num_drafts(request_id) for request_id in scheduled] if has_drafts else [],
-            num_recomputed=self.num_recomputed,
-            new_blocks=_new_blocks(output, self.forked_blocks),
-            released_blocks=self.released_blocks,
-            num_matched=self.num_matched,
-            wait_reason=self.wait_reason,
-            head_id=self.head_id,
-            **self.state,
-        )
+def _output_fields(output: SchedulerOutput, result: ModelRunnerOutput, forked: dict[str, list[int]]) -> dict[str, Any]:
+    """The fields of a `Step` event that the input and the result of the executor determine."""
+    scheduled, padding = output.num_scheduled_tokens, output.num_padding_tokens
+    has_drafts = output.draft_token_ids or output.num_draft_tokens
+    return {
+        "step": output.step,
+        "request_ids": list(scheduled),
+        "num_scheduled": list(scheduled.values()),
+        "num_new": [len(result.token_ids.get(request_id, ())) for request_id in scheduled],
+        "admitted": [new.request_id for new in output.new_requests],
+        "blocks_swapped_out": len(output.swapped_out),
+        "blocks_swapped_in": len(output.swapped_in),
+        "num_padding": [padding.get(request_id, 0) for request_id in scheduled] if padding else [],
+        "num_draft": [output.num_drafts(request_id) for request_id in scheduled] if has_drafts else [],
+        "new_blocks": _new_blocks(output, forked),
+    }
 
 
 def _new_blocks(output: SchedulerOutput, forked: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -106,7 +69,7 @@ class SchedulerMeter:
         self._displaced: dict[str, str] = {}
         self._num_evicted = 0
         self._recomputing: dict[str, Request] = {}
-        self._steps: deque[_PlannedStep] = deque()
+        self._steps: deque[tuple[SchedulerOutput, dict[str, list[int]], dict[str, Any]]] = deque()
         self.blocked: tuple[Request, WaitReason] | None = None
         self.preempted: list[str] = []
         self.swapped: list[str] = []
@@ -178,16 +141,17 @@ class SchedulerMeter:
         self._released.pop(request.request_id, None)
         self._forked.pop(request.request_id, None)
 
-    def record_preemption(self, request: Request, is_swapped: bool, displaced_by: Request | None) -> None:
-        """Record that the request, whose progress is not reset yet, is being preempted, by the request that takes its
-        seat if it is not for lack of memory."""
+    def record_preemption(self, request: Request, is_swapped: bool) -> None:
+        """Record that the request, whose progress is not reset yet, is being preempted."""
         if is_swapped:
             self.swapped.append(request.request_id)
         request.meter.recompute_until = max(request.meter.recompute_until, request.num_computed_tokens)
         self.preempted.append(request.request_id)
-        if displaced_by is not None:
-            self._displaced[request.request_id] = displaced_by.request_id
         self._recomputing.pop(request.request_id, None)
+
+    def record_displacement(self, head: Request) -> None:
+        """Record that the requests which were preempted in this step give their seats to the head of the queue."""
+        self._displaced = dict.fromkeys(self.preempted, head.request_id)
 
     def record_accepted_drafts(self, request: Request, count: int, scheduled_time: float) -> None:
         request.meter.write_moment += count * self._num_groups * scheduled_time
@@ -223,23 +187,20 @@ class SchedulerMeter:
             request.meter.write_moment += count * num_groups * now
         num_recomputed = self._count_recomputed(output) if self._recomputing else 0
         if self._events is not None:
-            self._steps.append(
-                _PlannedStep(
-                    output=output,
-                    scheduled_time=now,
-                    num_computed=_num_computed(output, requests),
-                    num_recomputed=num_recomputed,
-                    preempted=self.preempted,
-                    displaced=self._displaced,
-                    swapped=self.swapped,
-                    released_blocks=self._released,
-                    forked_blocks=self._forked,
-                    num_matched=self._matched,
-                    wait_reason=None if reason is None else reason.value,
-                    head_id=None if head is None else head.request_id,
-                    state=self._state(running, num_unfinished, reason),
-                )
-            )
+            planned = {
+                "scheduled_time": now,
+                "num_computed": _num_computed(output, requests),
+                "num_recomputed": num_recomputed,
+                "preempted": self.preempted,
+                "displaced": self._displaced,
+                "swapped": self.swapped,
+                "released_blocks": self._released,
+                "num_matched": self._matched,
+                "wait_reason": None if reason is None else reason.value,
+                "head_id": None if head is None else head.request_id,
+                **self._state(running, num_unfinished, reason),
+            }
+            self._steps.append((output, self._forked, planned))
         self.preempted, self.swapped, self._displaced = [], [], {}
         self._released, self._forked, self._matched = {}, {}, {}
 
@@ -254,21 +215,18 @@ class SchedulerMeter:
         return total
 
     def _state(self, running: Sequence[Request], num_unfinished: int, reason: WaitReason | None) -> dict[str, int]:
+        counts, num_evicted_before = self._kv.counts(), self._num_evicted
+        self._num_evicted = counts.num_evicted_checkpoints
         return {
             "num_running": len(running),
             "num_waiting": num_unfinished - len(running),
             "free_blocks": self._kv.num_free_blocks,
-            "evictable_blocks": self._kv.num_evictable_blocks,
-            "num_checkpoints": self._kv.num_checkpoints,
-            "evicted_checkpoints": self._count_evicted(),
-            "swap_blocks": self._kv.num_swap_blocks_used,
+            "evictable_blocks": counts.num_evictable_blocks,
+            "num_checkpoints": counts.num_checkpoints,
+            "evicted_checkpoints": self._num_evicted - num_evicted_before,
+            "swap_blocks": counts.num_swap_blocks,
             **slot_usage(running, self._kv, reason)._asdict(),
         }
-
-    def _count_evicted(self) -> int:
-        """The checkpoints that were evicted since the last call."""
-        before, self._num_evicted = self._num_evicted, self._kv.num_evicted_checkpoints
-        return self._num_evicted - before
 
     def record_padding(self, request: Request, count: int) -> None:
         request.meter.num_padding_tokens += count
@@ -276,7 +234,9 @@ class SchedulerMeter:
     def record_result(self, result: ModelRunnerOutput, finished: list[str], now: float) -> None:
         """Emit the event of the oldest step, whose result is processed; `finished` are the requests that it ended."""
         if self._events is not None:
-            self._events.emit(self._steps.popleft().event(result, finished, now))
+            output, forked, planned = self._steps.popleft()
+            step = Step(time=now, finished=finished, **planned, **_output_fields(output, result, forked))
+            self._events.emit(step)
             changes = self._kv.index_changes
             if changes is not None and (taken := changes.take()) is not None:
                 self._events.emit(PrefixCacheChanged(now, *taken))
@@ -367,10 +327,6 @@ def _finished_event(request: Request, now: float, step: int) -> RequestFinished:
         arrival_time=request.arrival_time,
         first_scheduled_time=meter.first_scheduled_time,
         first_token_time=meter.first_token_time,
-        steps_waited=meter.steps_waited,
-        num_recomputed_tokens=meter.num_recomputed_tokens,
-        num_padding_tokens=meter.num_padding_tokens,
-        kv_slot_seconds_held=meter.kv_slot_seconds_held,
-        kv_slot_seconds_used=meter.kv_slot_seconds_used,
+        **asdict(meter.stats()),
         step=step,
     )

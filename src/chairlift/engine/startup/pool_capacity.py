@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.pool_growth import hold
+from chairlift.core.kv.windowed_kv_cache import hold
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError, RequestError
@@ -109,7 +109,7 @@ def _admit_requests(
         capacity.num_fit += 1
         capacity.num_slots_written += num_slots * len(manager.windows) - manager.num_released_slots(request)
         capacity.num_slots_held += manager.num_held_slots(request)
-    capacity.num_slots_held += manager.num_rounding_blocks * pool.block_size
+    capacity.num_slots_held += manager.counts().num_rounding_blocks * pool.block_size
 
 
 def rejection_message(request: Request, pool: KVPool, manager: KVCacheManager) -> str | None:
