@@ -18,11 +18,12 @@ from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, 
 from benchmarks.simulated_cluster.simulated_replica import RoutedRequest, SimulatedReplica
 
 from chairlift.cluster.autoscaling import QueueScaling
-from chairlift.cluster.replica_choice import MAX_RUNS, choose_less_loaded, choose_replica
+from chairlift.cluster.replica_choice import choose_less_loaded, choose_replica
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 from chairlift.cluster.shared_service import ServiceMeter
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator
 from chairlift.config import FAIR_POLICIES
+from chairlift.engine.process.in_flight import MAX_RUNS
 from chairlift.errors import RequestError
 from chairlift.events import PrefixCacheChanged
 from chairlift.lab.sim.cost_model import CostModel

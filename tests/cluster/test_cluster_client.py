@@ -122,9 +122,9 @@ def test_a_killed_replica_loses_only_streams_with_output(make_engine: Make) -> N
         client: Any = llm._client
         await until(lambda: num_sent(transport) == 12)
         gate.allow(4)
-        await until(lambda: sum(group.has_output for group in client._groups) == 4)
+        await until(lambda: sum(group.has_started for group in client._groups) == 4)
         before = {
-            index: (transport.view.replica_of(one.core_ids[0]), client._groups.get(one.core_ids[0]).has_output)
+            index: (transport.view.replica_of(one.core_ids[0]), client._groups.get(one.core_ids[0]).has_started)
             for index, one in enumerate(generations)
         }
         transport.kill("replica-0")
@@ -343,7 +343,7 @@ def test_a_late_ingress_learns_the_state_of_a_replica(make_engine: Make) -> None
         late = ClusterClient(another, engine.engine)
         late.open(lambda outputs: None, lambda ids, error: None)
         await until(lambda: bool(late.replicas) and late.state == "running")
-        assert another.view._subscribed["replica-0"].num_cached_blocks == 10
+        assert len(another.view._subscribed["replica-0"]._cached) == 10
         late.stop()
         await first.aclose()
 
@@ -416,7 +416,7 @@ def make_view(*replica_ids: str) -> ClusterView:
 
 
 def make_message(engine: ReplicaEngine, outputs: Any = (), lost: Any = ()) -> ReplicaMessage:
-    return ReplicaMessage(list(outputs), list(lost), [], 0, [], [], ReplicaLoad(free_blocks=64), engine)
+    return ReplicaMessage(list(outputs), list(lost), [], 0, set(), set(), ReplicaLoad(free_blocks=64), engine)
 
 
 def test_a_request_that_is_aborted_before_its_route_leaves_no_load() -> None:
@@ -452,9 +452,9 @@ def test_requests_that_an_engine_loses_run_elsewhere_if_they_have_no_output(make
         client: Any = llm._client
         await until(lambda: num_sent(transport) == 6)
         gate.allow(3)
-        await until(lambda: sum(group.has_output for group in client._groups) == 2)
+        await until(lambda: sum(group.has_started for group in client._groups) == 2)
         places = [(transport.view.replica_of(one.core_ids[0]), client._groups.get(one.core_ids[0])) for one in calls]
-        begun = [place == "replica-0" and group.has_output for place, group in places]
+        begun = [place == "replica-0" and group.has_started for place, group in places]
         ids = [group.request_id for place, group in places if place == "replica-0"]
         engines[0]._client.state = "restarting"
         engines[0]._client.send(Abort(ids))

@@ -141,7 +141,7 @@ def send_and_kill(server: ClusterServer) -> list[int]:
         wait_for(lambda: sum(server.transport.num_runs.values()) == 8)
         while len(server.get("/v1/requests")["data"]) < 8:  # An engine reads new requests after each step.
             gate.allow(1)
-        wait_for(lambda: sum(group.has_output for group in list(client._groups)) == 2)
+        wait_for(lambda: sum(group.has_started for group in list(client._groups)) == 2)
         server.kill("replica-0")
     return [call.result().status_code for call in calls]
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from chairlift.cluster import shared_usage
-from chairlift.cluster.shared_usage import share_usage
+from chairlift.cluster import cluster_app
+from chairlift.cluster.cluster_app import share_usage
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator, UsageSender
 from chairlift.errors import OverloadedError
 from chairlift.server.access.admission import AdmissionController
@@ -119,7 +119,7 @@ def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its failure is logged once, calls of other ingresses do not count any more, and each report has the own usage."""
-    monkeypatch.setattr(shared_usage, "PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_app, "PERIOD_SECONDS", 0.0)
     ingresses = Ingresses(1, KeyLimits(max_concurrent=2))
     admitted: list[bool] = []
     usages: list[Usage] = []

@@ -22,7 +22,7 @@ from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import LLM, AsyncLLM, EngineConfig, RequestOutput, SamplingParams, StructuredOutputs
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
-from chairlift.engine.process.core_loop import run_core
+from chairlift.engine.process.core_loop import CoreLoop
 from chairlift.errors import ConfigError, RequestError
 from chairlift.grammar.compiler import PROBE_STEPS, CompiledGrammar, GrammarCompiler, GrammarMatcher
 from chairlift.outputs import EngineCoreOutput
@@ -306,7 +306,7 @@ def test_requests_wait_only_for_their_own_grammar(llm: LLM) -> None:
         return step
 
     delivered: list[EngineCoreOutput] = []
-    run_core(core, take, delivered.extend, GrammarGate(compiler))  # type: ignore[arg-type]
+    CoreLoop(core, take, delivered.extend, GrammarGate(compiler)).run()  # type: ignore[arg-type]
     assert core.calls == ["free0", "abort slow1", "slow0", "late0"]
     assert [(each.request_id, each.error, each.error_param) for each in delivered] == [
         ("slower0", "no", "regex"),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from fastapi import FastAPI
 
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replicated_model import observe_replicas
-from chairlift.cluster.shared_usage import share_usage
-from chairlift.cluster.usage_aggregator import UsageExchange
+from chairlift.cluster.usage_aggregator import SharedUsage, UsageExchange, exchange_periodically
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
@@ -23,6 +23,9 @@ from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
+
+PERIOD_SECONDS: Final = 0.1
+"""A key may exceed its rate by what it uses of other ingresses in this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +78,18 @@ def build_cluster_app(
         pages=setup.pages,
         share_usage=None if exchange is None else partial(share_usage, exchange=exchange),
     )
+
+
+async def share_usage(admission: AdmissionController, exchange: UsageExchange[tuple[str, str]]) -> None:
+    """Charge keys for what they use of other ingresses, by tenant and unit, until the task is cancelled.
+
+    While the exchange fails, the limits are those of this ingress, and a warning is logged.
+    """
+
+    def take() -> SharedUsage[tuple[str, str]]:
+        return SharedUsage(admission.take_usage(), admission.num_concurrent())
+
+    def charge(usage: SharedUsage[tuple[str, str]]) -> None:
+        admission.charge_remote_usage(usage.amounts, usage.num_concurrent)
+
+    await exchange_periodically(take, charge, exchange, PERIOD_SECONDS, "the limits of keys count only this ingress")

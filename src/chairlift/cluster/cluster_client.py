@@ -21,7 +21,6 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from chairlift.cluster.cluster_view import ClusterView
-from chairlift.cluster.replica_choice import MAX_RUNS
 from chairlift.cluster.replica_messages import (
     ClockReading,
     ReplicaEngine,
@@ -33,12 +32,12 @@ from chairlift.cluster.replica_messages import (
 )
 from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.engine.event_hub import EventHub
-from chairlift.engine.input_processor import EngineRequest
-from chairlift.engine.process.client import EngineClient, EngineState
+from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
+from chairlift.engine.process.in_flight import InFlightGroup
 from chairlift.engine.process.wire import unpack_events
 from chairlift.engine.served_engine import ServedEngine
-from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
+from chairlift.engine.sibling_groups import SiblingGroups, unfinished_ids
 from chairlift.errors import EngineDeadError, Failure
 from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput
@@ -94,6 +93,7 @@ class RemoteReplica:
 
     Attributes:
         events: the events of its engine, whose times are `clock_offset` seconds before those of this machine.
+        engine: the state of its engine, as published.
         num_handled: the number of its messages that were handled.
         on_totals: called with its metrics until now, after its first events.
     """
@@ -101,28 +101,20 @@ class RemoteReplica:
     replica_id: str
     events: EventHub = field(default_factory=EventHub)
     clock_offset: float = 0.0
-    state: EngineState = "running"
-    restarts: int = 0
-    last_failure: str | None = None
+    engine: ReplicaEngine = ReplicaEngine("running", 0, None)
     last_message: float = 0.0
     num_handled: int = 0
     reader: asyncio.Task[None] | None = None
     loss: str = "the connection to the replica was lost"
     on_totals: Callable[[MetricTotals], None] = lambda totals: None
 
-    def set_engine(self, engine: ReplicaEngine) -> None:
-        """Record the published state of its engine."""
-        self.state, self.restarts, self.last_failure = engine.state, engine.restarts, engine.last_failure
-
 
 @dataclass(slots=True, eq=False)
-class RoutedGroup(SiblingGroup[EngineRequest]):
+class RoutedGroup(InFlightGroup):
     """Siblings that run on one replica."""
 
     add: Add
     prompt: RoutedPrompt
-    num_runs: int = 0
-    has_output: bool = False
     task: asyncio.Task[None] | None = None
 
     @property
@@ -288,7 +280,7 @@ class ClusterClient(EngineClient):
         """
         failure = Failure(reason)
         groups = [group for group in groups if group.unfinished]
-        lost = [group for group in groups if group.has_output or group.num_runs >= MAX_RUNS]
+        lost = [group for group in groups if group.is_lost]
         if lost:
             texts = (f"{cause} ({text}): send the request again" for text in failure.texts)
             self._fail_groups(lost, EngineDeadError(*texts))
@@ -362,7 +354,7 @@ class ClusterClient(EngineClient):
     def _handle_hello(self, replica: RemoteReplica, hello: ReplicaHello) -> None:
         replica.clock_offset = hello.clock.offset()
         replica.last_message = self.now()
-        replica.set_engine(hello.engine)
+        replica.engine = hello.engine
         replica.events.open(self._loop)
         self.on_replica(replica)
         replica.events.publish(unpack_events(hello.events))
@@ -382,7 +374,7 @@ class ClusterClient(EngineClient):
             logger.exception("a message of replica %s could not be handled", replica.replica_id)
 
     def _dispatch(self, replica: RemoteReplica, message: ReplicaMessage) -> None:
-        replica.set_engine(message.engine)
+        replica.engine = message.engine
         self._view.update(replica.replica_id, message)
         if message.events:
             replica.events.publish(unpack_events(message.events))
@@ -406,8 +398,8 @@ class ClusterClient(EngineClient):
         for output in outputs:
             if (group := self._group_on(replica, output.request_id)) is None:
                 continue
-            if not group.has_output:
-                group.has_output = True
+            if not group.has_started:
+                group.has_started = True
                 self._view.record_output(group.request_id)
             known.append(shift_output(output, replica.clock_offset) if replica.clock_offset else output)
         return known
@@ -415,7 +407,7 @@ class ClusterClient(EngineClient):
     def _end(self, replica: RemoteReplica) -> None:
         """Remove a replica whose messages have ended."""
         replica.reader = None
-        replica.state, replica.last_failure = "dead", replica.loss
+        replica.engine = ReplicaEngine("dead", replica.engine.restarts, replica.loss)
         lost = self._groups_of(replica.replica_id)
         self._view.unsubscribe(replica.replica_id)
         self.replicas.pop(replica.replica_id, None)
@@ -465,7 +457,3 @@ class ClusterClient(EngineClient):
         # The end of its messages reports a lost replica.
         if error is not None and not isinstance(error, ReplicaLostError | ReplicaCallError):
             logger.error("a call to a replica failed: %r", error)
-
-    def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(function, *arguments)

@@ -157,17 +157,11 @@ class ClusterView:
             state.remove(request_id)
 
 
-_VIEWS: Final[dict[str, ClusterView]] = {}
+_VIEWS: Final[dict[tuple[str, str], ClusterView]] = {}
 _VIEWS_LOCK: Final = threading.Lock()
 
 
-def cluster_view(deployment: str) -> ClusterView:
-    """The view of this process on a deployment, such as "app/deployment". The router, which Ray Serve creates, and the
-    client share it."""
+def cluster_view(app_name: str, deployment: str) -> ClusterView:
+    """The view of this process on a deployment. The router, which Ray Serve creates, and the client share it."""
     with _VIEWS_LOCK:
-        return _VIEWS.setdefault(deployment, ClusterView())
-
-
-def deployment_name(app_name: str, name: str) -> str:
-    """The name of the view on a deployment."""
-    return f"{app_name}/{name}"
+        return _VIEWS.setdefault((app_name, deployment), ClusterView())

@@ -62,20 +62,16 @@ class ReplicaGroup(SiblingGroup[EngineRequest]):
 
 @dataclass(slots=True, eq=False)
 class IngressFeed:
-    """What has not been sent to an ingress yet.
+    """The messages to an ingress.
 
     Attributes:
+        pending: what has not been sent yet.
         num_sent: number of messages so far.
         num_unhandled: number of messages that the ingress had not handled at its last heartbeat.
     """
 
     ingress_id: str
-    outputs: list[EngineCoreOutput] = field(default_factory=list)
-    lost: list[tuple[list[str], str]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    num_dropped_events: int = 0
-    stored: set[int] = field(default_factory=set)
-    removed: set[int] = field(default_factory=set)
+    pending: ReplicaMessage = field(default_factory=ReplicaMessage)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_closed: bool = False
     last_heartbeat: float = 0.0
@@ -84,13 +80,13 @@ class IngressFeed:
 
     @property
     def is_slow(self) -> bool:
-        return len(self.events) >= MAX_PENDING_EVENTS or self.num_unhandled >= MAX_UNHANDLED_MESSAGES
+        return len(self.pending.events) >= MAX_PENDING_EVENTS or self.num_unhandled >= MAX_UNHANDLED_MESSAGES
 
     def add_event(self, event: Event) -> None:
         if self.is_slow and isinstance(event, DroppableEvent):
-            self.num_dropped_events += 1
+            self.pending.num_dropped_events += 1
         else:
-            self.events.append(event)
+            self.pending.events += pack_events([event])
 
 
 class EngineReplica:
@@ -237,19 +233,9 @@ class EngineReplica:
         )
 
     def _message(self, feed: IngressFeed) -> ReplicaMessage:
-        message = ReplicaMessage(
-            feed.outputs,
-            feed.lost,
-            pack_events(feed.events),
-            feed.num_dropped_events,
-            list(feed.stored),
-            list(feed.removed),
-            self.load(without=feed),
-            self._engine(),
-        )
+        message, feed.pending = feed.pending, ReplicaMessage()
+        message.others, message.engine = self.load(without=feed), self._engine()
         feed.num_sent += 1
-        feed.outputs, feed.lost, feed.events, feed.num_dropped_events = [], [], [], 0
-        feed.stored, feed.removed = set(), set()
         return message
 
     def _engine(self) -> ReplicaEngine:
@@ -289,10 +275,11 @@ class EngineReplica:
         self._cached.difference_update(event.removed)
         self._cached.update(event.stored)
         for feed in self._feeds.values():
-            feed.stored.difference_update(event.removed)
-            feed.removed.difference_update(event.stored)
-            feed.stored.update(event.stored)
-            feed.removed.update(event.removed)
+            stored, removed = feed.pending.stored, feed.pending.removed
+            stored.difference_update(event.removed)
+            removed.difference_update(event.stored)
+            stored.update(event.stored)
+            removed.update(event.removed)
             feed.changed.set()
 
     def _deliver(self, outputs: list[EngineCoreOutput]) -> None:
@@ -301,7 +288,7 @@ class EngineReplica:
             if group is None:
                 continue
             self._measure(group, output)
-            group.feed.outputs.append(output)
+            group.feed.pending.outputs.append(output)
             group.feed.changed.set()
             if output.finish_reason is not None:
                 self._forget([output.request_id])
@@ -325,6 +312,6 @@ class EngineReplica:
         for feed in self._feeds.values():
             lost = [one for one in request_ids if (group := self._groups.get(one)) is not None and group.feed is feed]
             if lost:
-                feed.lost.append((lost, str(error)))
+                feed.pending.lost.append((lost, str(error)))
                 self._forget(lost)
             feed.changed.set()  # the state of the engine has changed

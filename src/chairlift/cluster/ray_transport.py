@@ -15,7 +15,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, 
 from ray.serve.handle import DeploymentHandle
 
 from chairlift.cluster.cluster_client import ReplicaCallError, ReplicaLostError
-from chairlift.cluster.cluster_view import CallRoute, cluster_view, deployment_name
+from chairlift.cluster.cluster_view import CallRoute, cluster_view
 from chairlift.cluster.replica_state import RoutedPrompt
 from chairlift.config import EngineConfig
 from chairlift.engine.served_engine import EngineFacts
@@ -44,7 +44,7 @@ class RayTransport:
         self._handle = handle.options(_by_reference=False)
         self._streaming_handle = self._handle.options(stream=True)
         self._on_close = on_close
-        self.view = cluster_view(deployment_name(handle.app_name, handle.deployment_name))
+        self.view = cluster_view(handle.app_name, handle.deployment_name)
 
     async def run(self, request_id: str, prompt: RoutedPrompt, message: bytes) -> None:
         async with aclosing(self._stream("run", CallRoute(request_id, prompt), message)) as messages:

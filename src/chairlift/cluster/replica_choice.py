@@ -20,9 +20,6 @@ from typing import Final, TypeVar
 
 from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
 
-MAX_RUNS: Final = 3
-"""Number of replicas that a request is sent to. A replica may die of a request."""
-
 DECODE_TOKENS: Final = 4.0
 """The work of an unfinished request beside a new prompt: it takes part in each of the steps that compute the prompt."""
 

@@ -102,25 +102,26 @@ class ReplicaHello(msgspec.Struct, frozen=True, array_like=True):
     metrics: MetricTotals
 
 
-class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
+class ReplicaMessage(msgspec.Struct, array_like=True):
     """What has happened in a replica since the last message, usually in one step.
 
     Attributes:
         outputs: the outputs of the requests of this ingress.
         lost: ids of its requests that the engine has lost, with the reason.
-        events, num_dropped_events: as in `StepResult`, of the requests of all ingresses.
+        events: as in `StepResult`, of the requests of all ingresses.
+        num_dropped_events: the number of events that were dropped because the ingress is slow.
         stored, removed: changes of the prefix cache.
         others: the load that other ingresses cause.
     """
 
-    outputs: list[EngineCoreOutput]
-    lost: list[tuple[list[str], str]]
-    events: list[tuple[str, msgspec.Raw]]
-    num_dropped_events: int
-    stored: list[int]
-    removed: list[int]
-    others: ReplicaLoad
-    engine: ReplicaEngine
+    outputs: list[EngineCoreOutput] = []
+    lost: list[tuple[list[str], str]] = []
+    events: list[tuple[str, msgspec.Raw]] = []
+    num_dropped_events: int = 0
+    stored: set[int] = set()
+    removed: set[int] = set()
+    others: ReplicaLoad = ReplicaLoad()
+    engine: ReplicaEngine = ReplicaEngine("running", 0, None)
 
 
 def shift_output(output: EngineCoreOutput, offset: float) -> EngineCoreOutput:

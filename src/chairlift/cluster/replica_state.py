@@ -105,11 +105,6 @@ class ReplicaState:
     def num_unfinished(self) -> int:
         return len(self._sent) + self.others.num_unfinished
 
-    @property
-    def num_cached_blocks(self) -> int:
-        """Number of blocks in the prefix cache, as published."""
-        return len(self._cached)
-
     def replace_cache(self, keys: Iterable[int]) -> None:
         """Replace the known prefix cache by the published one."""
         self._cached = set(keys)

@@ -31,12 +31,12 @@ class ObservedReplica(ModelReplica):
         replica.on_totals = self.metrics.add_totals
 
     def status(self) -> EngineStatus:
-        replica = self._replica
+        replica, engine = self._replica, self._replica.engine
         counts = self.observer.tracker.counts()
         unfinished = counts["running"] + counts["waiting"]
         seconds = self._client.now() - replica.last_message
         stalled = seconds if unfinished else 0.0
-        return EngineStatus(replica.state, replica.restarts, seconds, unfinished, stalled, replica.last_failure)
+        return EngineStatus(engine.state, engine.restarts, seconds, unfinished, stalled, engine.last_failure)
 
 
 def observe_replicas(model: ServedModel, client: ClusterClient) -> None:

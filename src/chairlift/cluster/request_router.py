@@ -11,7 +11,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from chairlift.cluster.cluster_view import CallRoute, ClusterView, RoutingPolicy, cluster_view, deployment_name
+from chairlift.cluster.cluster_view import CallRoute, ClusterView, RoutingPolicy, cluster_view
 
 
 class PrefixAwareRouter(RequestRouter):
@@ -26,7 +26,7 @@ class PrefixAwareRouter(RequestRouter):
     @property
     def view(self) -> ClusterView:
         """The replicas as this process knows them."""
-        return cluster_view(deployment_name(self._deployment_id.app_name, self._deployment_id.name))
+        return cluster_view(self._deployment_id.app_name, self._deployment_id.name)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Receive the replicas that Ray Serve routes requests to."""

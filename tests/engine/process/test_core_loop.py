@@ -10,7 +10,7 @@ import pytest
 
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop
-from chairlift.engine.process.core_loop import AdapterCommands, run_core
+from chairlift.engine.process.core_loop import AdapterCommands, CoreLoop
 from chairlift.lora import LoRARequest
 from chairlift.outputs import EngineCoreOutput, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
@@ -48,7 +48,7 @@ def test_an_answer_is_delivered_when_the_last_other_request_of_its_batch_is_abor
         for output in outputs:
             delivered.put(output)
 
-    thread = threading.Thread(target=run_core, args=(core, take, deliver), daemon=True)
+    thread = threading.Thread(target=CoreLoop(core, take, deliver).run, daemon=True)
     thread.start()
     commands.put(Add([request("done", 2), request("aborted", 100)]))
     assert is_halfway.wait(AMPLE_SECONDS)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.commands import AdapterResult, Command
@@ -105,6 +106,11 @@ class EngineClient(ABC):
         self._on_adapter_result = on_adapter_result or (lambda result: None)
         self.events.open(self._loop)
         self._start()
+
+    def _call_on_loop(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function on the event loop, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no reader is left
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     @abstractmethod
     def _start(self) -> None:

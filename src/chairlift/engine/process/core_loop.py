@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from chairlift.core.engine_core import EngineCore
@@ -32,45 +33,6 @@ gets a token, so the remaining commands are read after the next step."""
 
 TOKENS_PER_REQUEST: Final = 128
 """The cost of reading a request without its prompt, in prompt tokens."""
-
-
-def run_core(
-    core: EngineCore,
-    take: Callable[[bool], Command | None],
-    deliver: Callable[[list[EngineCoreOutput]], None],
-    gate: GrammarGate | None = None,
-    adapters: AdapterCommands | None = None,
-) -> None:
-    """Take commands between two steps, and run steps while there is work, until a Stop arrives.
-
-    Args:
-        take: removes and returns the next command. If there is none, it returns None, or waits if the argument is true.
-        deliver: called with the outputs of each step, even if there are none, and with rejections; must not block.
-        gate: holds requests until their grammar is compiled.
-        adapters: executes the commands for LoRA adapters; None if there are none.
-    """
-    gate = gate or GrammarGate()
-    while True:
-        num_new_tokens = 0
-        while num_new_tokens < MAX_NEW_TOKENS or not core.has_work:
-            command = take(not core.has_work and not gate.is_holding)
-            if command is None:
-                break
-            if isinstance(command, Stop):
-                return
-            if isinstance(command, Add):
-                num_new_tokens += len(command.requests) * (command.num_prompt_tokens + TOKENS_PER_REQUEST)
-            if isinstance(command, LoadAdapter | UnloadAdapter):
-                assert adapters is not None, "the engine has adapters"
-                adapters.execute(command)
-            elif rejections := _execute(core, gate, command, adapters):
-                deliver(rejections)
-        if rejections := _add_all(core, gate, gate.release(), adapters):
-            deliver(rejections)
-        if gate.is_holding and not core.has_work:
-            gate.wait()
-        else:
-            deliver(core.step())
 
 
 class AdapterCommands:
@@ -106,35 +68,70 @@ class AdapterCommands:
             raise RequestError("the LoRA adapter of the request is no longer loaded: load it again", "model")
 
 
-def _execute(
-    core: EngineCore, gate: GrammarGate, command: Add | Abort | ChargeTenants, adapters: AdapterCommands | None
-) -> list[EngineCoreOutput]:
-    if isinstance(command, Add):
-        siblings = command.siblings()
-        return [] if gate.hold(siblings) else _add_all(core, gate, siblings, adapters)
-    if isinstance(command, ChargeTenants):
-        core.scheduler.queue.record_remote_service(command.service)
-        return []
-    gate.abort(command.request_ids)
-    for request_id in command.request_ids:
-        core.abort(request_id, command.reason)
-    return []
+@dataclass(frozen=True, slots=True)
+class CoreLoop:
+    """Takes commands between two steps, and runs steps while there is work.
 
+    Attributes:
+        take: removes and returns the next command. If there is none, it returns None, or waits if the argument is true.
+        deliver: called with the outputs of each step, even if there are none, and with rejections; must not block.
+        gate: holds requests until their grammar is compiled.
+        adapters: executes the commands for LoRA adapters; None if there are none.
+    """
 
-def _add_all(
-    core: EngineCore, gate: GrammarGate, requests: list[EngineRequest], adapters: AdapterCommands | None
-) -> list[EngineCoreOutput]:
-    """Queue requests; returns an output with the error for each request that is rejected."""
-    rejections = []
-    for request in requests:
-        try:
-            if adapters is not None:
-                adapters.check(request)
-            gate.check(request)
-            core.add(request.to_request())
-        except RequestError as error:
-            reason = FinishReason.ERROR.value
-            rejections.append(
-                EngineCoreOutput(request.request_id, [], reason, error=str(error), error_param=error.param)
-            )
-    return rejections
+    core: EngineCore
+    take: Callable[[bool], Command | None]
+    deliver: Callable[[list[EngineCoreOutput]], None]
+    gate: GrammarGate = field(default_factory=GrammarGate)
+    adapters: AdapterCommands | None = None
+
+    def run(self) -> None:
+        """Run until a Stop arrives."""
+        core, gate = self.core, self.gate
+        while True:
+            num_new_tokens = 0
+            while num_new_tokens < MAX_NEW_TOKENS or not core.has_work:
+                command = self.take(not core.has_work and not gate.is_holding)
+                if command is None:
+                    break
+                if isinstance(command, Stop):
+                    return
+                if isinstance(command, Add):
+                    num_new_tokens += len(command.requests) * (command.num_prompt_tokens + TOKENS_PER_REQUEST)
+                self._execute(command)
+            self._add(gate.release())
+            if gate.is_holding and not core.has_work:
+                gate.wait()
+            else:
+                self.deliver(core.step())
+
+    def _execute(self, command: Add | Abort | LoadAdapter | UnloadAdapter | ChargeTenants) -> None:
+        match command:
+            case Add():
+                siblings = command.siblings()
+                if not self.gate.hold(siblings):
+                    self._add(siblings)
+            case Abort(request_ids, reason):
+                self.gate.abort(request_ids)
+                for request_id in request_ids:
+                    self.core.abort(request_id, reason)
+            case ChargeTenants(service):
+                self.core.scheduler.queue.record_remote_service(service)
+            case _:
+                assert self.adapters is not None, "the engine has adapters"
+                self.adapters.execute(command)
+
+    def _add(self, requests: list[EngineRequest]) -> None:
+        """Queue requests, and deliver an output with the error for each request that is rejected."""
+        rejections = []
+        for request in requests:
+            try:
+                if self.adapters is not None:
+                    self.adapters.check(request)
+                self.gate.check(request)
+                self.core.add(request.to_request())
+            except RequestError as error:
+                rejected = EngineCoreOutput(request.request_id, [], FinishReason.ERROR.value)
+                rejections.append(rejected._replace(error=str(error), error_param=error.param))
+        if rejections:
+            self.deliver(rejections)

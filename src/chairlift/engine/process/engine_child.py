@@ -180,10 +180,7 @@ def _check_start(child: EngineChild, watchdog: Watchdog) -> None:
     time.sleep(STACK_DUMP_SECONDS)
     stacks, limit = child.stacks(), watchdog.timeout
     reason = f"not ready {limit:g} s after its start"
-    try:
-        where = f"the stacks of all threads are in {write_state_dump(reason, None, InFlightRequests(), [], stacks)}"
-    except OSError as error:
-        where = f"its state cannot be written: {error}"
+    where = write_state_dump(reason, None, InFlightRequests(), [], stacks)
     raise EngineDeadError(
         f"the engine is stuck: {reason}, it was {main_frame(stacks)}; {where}. If it needs more time to start, raise "
         f"--watchdog-timeout, or set it to 0 for no limit"

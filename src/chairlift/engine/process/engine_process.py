@@ -29,32 +29,27 @@ from chairlift.core.engine_core import Executor
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.commands import Command
-from chairlift.engine.process.core_loop import AdapterCommands, run_core
+from chairlift.engine.process.core_loop import AdapterCommands, CoreLoop
 from chairlift.engine.process.wire import (
     EngineFailed,
     EngineReady,
-    EventCredit,
     Link,
     LogLine,
     RequestsStarted,
     StartFailed,
     StepResult,
-    ToEngine,
     open_engine_link,
     pack_events,
 )
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError
-from chairlift.events import DroppableEvent, Event
+from chairlift.events import Event
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from chairlift.system.child_process import read_frame
 from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_memory
 from chairlift.system.step_turn import StepTurn
 
 logger = logging.getLogger("chairlift")
-
-MAX_UNREAD_EVENTS: Final = 16_384
-"""Maximum number of events that the front end has not read. Beyond it, droppable events are dropped and counted."""
 
 LINGER_SECONDS: Final = 2.0
 STACKS_FILE: Final = "stacks"
@@ -78,45 +73,27 @@ class EngineLaunch(msgspec.Struct):
 
 class FrontEnd:
     """The front end of an engine core: takes its commands, and sends it one message for each step, with the events
-    since the last message.
+    since the last message."""
 
-    Events are limited by the credit that the front end gives for those that it has read.
-    """
-
-    def __init__(self, link: Link[ToEngine]) -> None:
+    def __init__(self, link: Link[Command]) -> None:
         self._link = link
         self._events: list[Event] = []
-        self._num_unread = 0
-        self._num_dropped = 0
 
     def emit(self, event: Event) -> None:
-        if self._num_unread >= MAX_UNREAD_EVENTS and isinstance(event, DroppableEvent):
-            self._num_dropped += 1
-            return
-        self._num_unread += 1
         self._events.append(event)
 
     def take(self, wait: bool) -> Command | None:
         """Remove and return the next command. If there is none, wait for one, or return None unless `wait` is set."""
-        while True:
-            message = self._link.receive()
-            if isinstance(message, EventCredit):
-                self._num_unread -= message.num_events
-            elif message is not None or not wait:
-                return message
-            else:
-                self._flush()
-                self._link.wait()
+        while (command := self._link.receive()) is None and wait:
+            if self._events:
+                self.send_result([])
+            self._link.wait()
+        return command
 
     def send_result(self, outputs: list[EngineCoreOutput]) -> None:
         """Send the outputs of a step, even if there are none, because the message proves progress."""
-        self._link.send(StepResult(outputs, pack_events(self._events), self._num_dropped))
-        self._events, self._num_dropped = [], 0
-
-    def _flush(self) -> None:
-        """Send the events since the last step."""
-        if self._events or self._num_dropped:
-            self.send_result([])
+        self._link.send(StepResult(outputs, pack_events(self._events)))
+        self._events = []
 
     def send_ready(self, facts: EngineFacts) -> None:
         self._link.send(EngineReady(facts))
@@ -153,7 +130,7 @@ class AnnouncingExecutor:
 class ForwardingLogHandler(logging.Handler):
     """Sends log lines to the front end, which writes them to its own log."""
 
-    def __init__(self, link: Link[ToEngine]) -> None:
+    def __init__(self, link: Link[Command]) -> None:
         super().__init__()
         self._link = link
 
@@ -190,7 +167,7 @@ def open_step_turn(folder: str | None) -> Iterator[AbstractContextManager[None]]
         yield turn
 
 
-def run(config: EngineConfig, link: Link[ToEngine], turn: AbstractContextManager[None] = NO_TURN) -> int:
+def run(config: EngineConfig, link: Link[Command], turn: AbstractContextManager[None] = NO_TURN) -> int:
     """Build an engine and run it over the link; returns the exit status of the process.
 
     Args:
@@ -211,7 +188,7 @@ def run(config: EngineConfig, link: Link[ToEngine], turn: AbstractContextManager
         return 1
     try:
         adapters = AdapterCommands(engine.adapter_loader, link.send)
-        run_core(engine.core, front_end.take, front_end.send_result, _make_gate(engine), adapters)
+        CoreLoop(engine.core, front_end.take, front_end.send_result, _make_gate(engine), adapters).run()
     except BaseException as error:
         logger.exception("the engine died")
         link.send(EngineFailed(repr(error)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from chairlift.engine.input_processor import EngineRequest
@@ -11,16 +11,26 @@ from chairlift.engine.process.commands import Add
 from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
 
 MAX_RUNS: Final = 3
-"""Number of engine processes that a request is sent to. A process may die of a request before it reports that the
-request has started."""
+"""Number of engines that a request is sent to. An engine may die of a request before it reports that the request has
+started."""
 
 
 @dataclass(slots=True, eq=False)
 class InFlightGroup(SiblingGroup[EngineRequest]):
-    """Siblings that are sent to an engine process together."""
+    """Siblings that are sent to an engine together.
 
-    num_runs: int
-    has_started: bool = False
+    Attributes:
+        num_runs: the number of engines that they were sent to.
+        has_started: a token of one of them was computed, or is about to be.
+    """
+
+    num_runs: int = field(default=0, kw_only=True)
+    has_started: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether they end with their engine if it dies, instead of being sent to another one."""
+        return self.has_started or self.num_runs >= MAX_RUNS
 
 
 class InFlightRequests(SiblingGroups[InFlightGroup]):
@@ -42,9 +52,8 @@ class InFlightRequests(SiblingGroups[InFlightGroup]):
                 group.has_started = True
 
     def remove_lost(self) -> list[str]:
-        """Remove the requests that are lost with a dead engine: those that have started, and those that were sent to
-        MAX_RUNS engines. Returns their ids."""
-        lost = unfinished_ids(group for group in self if group.has_started or group.num_runs == MAX_RUNS)
+        """Remove the requests that are lost with a dead engine, and return their ids."""
+        lost = unfinished_ids(group for group in self if group.is_lost)
         self.remove(lost)
         return lost
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,6 @@ from chairlift.engine.process.watchdog import Watchdog, write_state_dump
 from chairlift.engine.process.wire import (
     EngineFailed,
     EngineReady,
-    EventCredit,
     LogLine,
     RequestsStarted,
     StartFailed,
@@ -56,7 +55,6 @@ START_FACTOR: Final = 4.0
 STOP_SECONDS: Final = 10.0
 CONNECT_POLL_SECONDS: Final = 0.002
 MESSAGES_PER_CALL: Final = 16
-EVENTS_PER_CREDIT: Final = 256
 LAST_EVENTS: Final = 256
 
 
@@ -95,7 +93,6 @@ class ProcessClient(EngineClient):
         self._files = resolve_model(config.model, accept_terms=config.accept_terms)
         self._in_flight = InFlightRequests()
         self._last_events: deque[Event] = deque(maxlen=LAST_EVENTS)
-        self._num_uncredited = 0
         self._watchdog = Watchdog(watchdog_timeout)
         limit = max(watchdog_timeout, FIRST_START_SECONDS) if watchdog_timeout else 0.0
         self._start_watchdog = Watchdog(limit, GRACE_SECONDS)
@@ -195,14 +192,10 @@ class ProcessClient(EngineClient):
         """Handle the messages and the exit of the child on the event loop."""
         child, loop = self._child, self._loop
 
-        def on_exit() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(loop.call_later, GRACE_SECONDS, self._handle_exit, child)
-
         loop.add_reader(child.link.fileno, self._read, child)
         # The descriptor reports changes only, and messages may have arrived before.
         loop.call_soon(self._read, child)
-        child.notify_on_exit(on_exit)
+        child.notify_on_exit(partial(self._call_on_loop, loop.call_later, GRACE_SECONDS, self._handle_exit, child))
 
     def _detach(self) -> None:
         if self._is_open and not self._loop.is_closed():
@@ -254,11 +247,6 @@ class ProcessClient(EngineClient):
             events = unpack_events(result.events)
             self._last_events.extend(events)
             self.events.publish(events)
-            self._num_uncredited += len(events)
-            if self._num_uncredited >= EVENTS_PER_CREDIT:
-                self._child.link.send(EventCredit(self._num_uncredited))
-                self._num_uncredited = 0
-        self.events.num_dropped += result.num_dropped_events
         if result.outputs:
             self._in_flight.remove(output.request_id for output in result.outputs if output.finish_reason is not None)
             self._on_outputs(result.outputs)
@@ -302,7 +290,6 @@ class ProcessClient(EngineClient):
         if self._is_closed:
             return
         self.restarts += 1
-        self._num_uncredited = 0
         self._start_watchdog.record_progress()
         config = restart_config(self._config, self.engine.facts, self.restarts)
         try:
@@ -353,13 +340,9 @@ class ProcessClient(EngineClient):
         child.request_stack_dump()
 
         def dump_and_kill() -> None:
-            try:
-                where = write_state_dump(
-                    reason, self.engine.facts.started, self._in_flight, list(self._last_events), child.stacks()
-                )
-                logger.error("the engine is stuck: %s; its state is in %s", reason, where)
-            except OSError as error:
-                logger.error("the engine is stuck: %s; its state cannot be written: %s", reason, error)
+            started, events = self.engine.facts.started, list(self._last_events)
+            where = write_state_dump(reason, started, self._in_flight, events, child.stacks())
+            logger.error("the engine is stuck: %s; %s", reason, where)
             child.kill()
 
         self._loop.call_later(STACK_DUMP_SECONDS, dump_and_kill)

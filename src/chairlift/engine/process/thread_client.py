@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import AdapterResult, Command, Stop
-from chairlift.engine.process.core_loop import AdapterCommands, run_core
+from chairlift.engine.process.core_loop import AdapterCommands, CoreLoop
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import EngineDeadError, Failure
 from chairlift.outputs import EngineCoreOutput
@@ -56,12 +53,8 @@ class ThreadClient(EngineClient):
 
     def _run(self) -> None:
         try:
-            run_core(
-                self.engine.core,
-                self._take,
-                self._deliver,
-                adapters=AdapterCommands(self.engine.adapter_loader, self._reply),
-            )
+            adapters = AdapterCommands(self.engine.adapter_loader, self._reply)
+            CoreLoop(self.engine.core, self._take, self._deliver, adapters=adapters).run()
         except BaseException as error:
             failure = self.last_failure = Failure(repr(error))
             logger.exception("the engine died: %s", failure)
@@ -83,7 +76,3 @@ class ThreadClient(EngineClient):
 
     def _reply(self, result: AdapterResult) -> None:
         self._call_on_loop(self._on_adapter_result, result)
-
-    def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no reader is left
-            self._loop.call_soon_threadsafe(function, *arguments)

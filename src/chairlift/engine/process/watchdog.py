@@ -51,8 +51,9 @@ class Watchdog:
 
 def write_state_dump(
     reason: str, started: EngineStarted | None, in_flight: InFlightRequests, events: Sequence[Event], stacks: str
-) -> Path:
-    """Write a JSON file with an engine's limits, unfinished requests, last events and stacks; returns its path.
+) -> str:
+    """Write a JSON file with an engine's limits, unfinished requests, last events and stacks; returns where it is, or
+    why it cannot be written, for a message.
 
     The file is in the folder for temporary files. It contains ids and numbers, and no text of a prompt or an answer.
 
@@ -69,10 +70,13 @@ def write_state_dump(
         "last_events": [{"type": event.type, **asdict(event)} for event in events],
         "stacks": stacks.splitlines(),
     }
-    number, path = tempfile.mkstemp(prefix="chairlift-state-", suffix=".json")
-    with os.fdopen(number, "w", encoding="utf-8") as file:
-        json.dump(state, file, indent=1)
-    return Path(path)
+    try:
+        number, path = tempfile.mkstemp(prefix="chairlift-state-", suffix=".json")
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            json.dump(state, file, indent=1)
+    except OSError as error:
+        return f"its state cannot be written: {error}"
+    return f"its state is in {path}"
 
 
 def main_frame(stacks: str) -> str:

@@ -1,6 +1,6 @@
 """The messages between a front end and an engine process: records in msgpack, one socket for each direction.
 
-front end  --commands (see commands.py), EventCredit---------------------------------------->  engine
+front end  --commands (see commands.py)----------------------------------------------------->  engine
            <--EngineReady, StartFailed, LogLine, RequestsStarted, StepResult, AdapterResult, EngineFailed--
 """
 
@@ -21,12 +21,6 @@ from chairlift.outputs import EngineCoreOutput
 
 TO_ENGINE: Final = "to-engine"
 TO_FRONT: Final = "to-front"
-
-
-class EventCredit(msgspec.Struct, frozen=True, array_like=True, tag="event_credit"):
-    """Message to the engine: the front end has read this number of events, so the engine may send as many more."""
-
-    num_events: int
 
 
 class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -61,7 +55,6 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
 
     outputs: list[EngineCoreOutput]
     events: list[tuple[str, msgspec.Raw]]
-    num_dropped_events: int = 0
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
@@ -70,7 +63,6 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_fai
     message: str
 
 
-ToEngine = Command | EventCredit
 ToFront = EngineReady | StartFailed | LogLine | RequestsStarted | StepResult | AdapterResult | EngineFailed
 
 _EVENT_DECODERS: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in EVENT_TYPES.items()}
@@ -148,7 +140,7 @@ def open_front_link(folder: Path) -> Link[ToFront]:
     return Link(outgoing, incoming, msgspec.msgpack.Decoder(ToFront))
 
 
-def open_engine_link(folder: Path, to_engine: str = TO_ENGINE) -> Link[ToEngine]:
+def open_engine_link(folder: Path, to_engine: str = TO_ENGINE) -> Link[Command]:
     """Open the engine's end of the connection.
 
     Args:
@@ -157,7 +149,7 @@ def open_engine_link(folder: Path, to_engine: str = TO_ENGINE) -> Link[ToEngine]
     outgoing, incoming = _sockets()
     outgoing.connect(_endpoint(folder, TO_FRONT))
     incoming.connect(_endpoint(folder, to_engine))
-    return Link(outgoing, incoming, msgspec.msgpack.Decoder(ToEngine))
+    return Link(outgoing, incoming, msgspec.msgpack.Decoder(Command))
 
 
 def _endpoint(folder: Path, name: str) -> str:
