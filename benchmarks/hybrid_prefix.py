@@ -25,7 +25,7 @@ from benchmarks.common import print_result, ratios, run_interleaved, spread
 from rich.table import Table
 
 from chairlift import LLM, RequestOutput, SamplingParams
-from chairlift.engine.startup import memory_plan
+from chairlift.engine.startup import pool_plan
 from chairlift.worker.memory import format_memory
 
 ANSWER_TOKENS = 16
@@ -74,8 +74,8 @@ def parse_options() -> argparse.Namespace:
 @contextmanager
 def engine(options: argparse.Namespace, mebibytes: int, interval: int | None, has_cache: bool) -> Iterator[LLM]:
     """An engine with a checkpoint every `interval` tokens, whose pool may hold all conversations."""
-    planned = memory_plan.checkpoint_interval if interval is None else lambda *_sizes: interval
-    with patch.object(memory_plan, "checkpoint_interval", planned):
+    planned = pool_plan.checkpoint_interval if interval is None else lambda *_sizes: interval
+    with patch.object(pool_plan, "checkpoint_interval", planned):
         llm = LLM(
             model=options.model,
             load_format=options.load_format,

@@ -26,8 +26,8 @@ from benchmarks.common import print_result
 from rich.table import Table
 
 from chairlift.config import EngineConfig
-from chairlift.engine.startup.memory_plan import MatrixFormats, file_parts
 from chairlift.engine.startup.threads import default_num_threads
+from chairlift.engine.startup.weight_plan import MatrixFormats, file_parts
 from chairlift.errors import ConfigError
 from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder
-from chairlift.engine.startup.memory_plan import kv_slot_bytes, sequence_state_bytes, step_weight_bytes
+from chairlift.engine.startup.pool_plan import kv_slot_bytes, sequence_state_bytes
+from chairlift.engine.startup.weight_plan import step_weight_bytes
 from chairlift.lab.bench.calibrate import measure_bandwidth
 
 

@@ -298,7 +298,7 @@ def write_checkpoint(source: Path, target: Path, method: Method, ignored: list[s
 def measure(folder: Path, source: Path, text: Path, num_windows: int) -> list[str]:
     """Return the cells of a table: bytes in the file and in memory, their ratio, perplexity, and KL divergence."""
     from chairlift.config import EngineConfig
-    from chairlift.engine.startup.memory_plan import file_parts
+    from chairlift.engine.startup.weight_plan import file_parts
     from chairlift.kernels.registry import find_kernel_set
     from chairlift.lab.bench.perplexity import PerplexityOptions, run_perplexity
     from chairlift.loading.resolve import load_config, matrix_formats, resolve_model

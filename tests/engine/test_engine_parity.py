@@ -19,7 +19,7 @@ import transformers
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.engine.startup.factory import build_engine
-from chairlift.engine.startup.memory_plan import plan_layout
+from chairlift.engine.startup.pool_plan import plan_layout
 from chairlift.events import EventList, Step
 from chairlift.loading.resolve import ModelFiles, load_config
 from native import needs_native

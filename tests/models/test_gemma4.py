@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_gguf_parity import assert_logits_of_transformers, load, write_gguf
 
-from chairlift.engine.startup.memory_plan import kv_slot_bytes
+from chairlift.engine.startup.pool_plan import kv_slot_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.loading.resolve import load_config, resolve_model

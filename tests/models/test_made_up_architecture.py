@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.memory_plan import step_weight_bytes
+from chairlift.engine.startup.weight_plan import step_weight_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS, Activation
 from chairlift.kernels.cpu import load

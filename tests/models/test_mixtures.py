@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chairlift import EngineConfig
-from chairlift.engine.startup.memory_plan import plan_weights, step_weight_bytes
+from chairlift.engine.startup.weight_plan import plan_weights, step_weight_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.kernel_memory import total

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.arena import BuddyArena
 from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.engine.startup.memory_plan import checkpoint_interval, plan_pool, plan_pool_with_states
+from chairlift.engine.startup.pool_plan import checkpoint_interval, plan_pool, plan_pool_with_states
 from chairlift.errors import ConfigError
 from chairlift.worker import kv_cache_plan
 from chairlift.worker.kv_cache_plan import KVCachePlan

@@ -21,7 +21,8 @@ from chairlift.core.baselines.selection import KVPool
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.memory_plan import plan_activations, plan_memory
+from chairlift.engine.startup.activation_plan import plan_activations
+from chairlift.engine.startup.memory_plan import plan_memory
 from chairlift.engine.startup.pool_capacity import PoolCapacity, RequestLengths, compute_pool_capacity
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step

@@ -25,7 +25,7 @@ from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
-from chairlift.engine.startup.memory_plan import checkpoint_plan, plan_pool_with_states
+from chairlift.engine.startup.pool_plan import checkpoint_plan, plan_pool_with_states
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.lab.sim.executor import SimExecutor
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput

@@ -9,18 +9,17 @@ from dataclasses import replace
 import torch
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
+from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.disk_prefix_cache import kv_caches, open_block_stores
 from chairlift.engine.startup.draft_model import provide_draft_model
 from chairlift.engine.startup.loaded_model import LoadedDecoder
-from chairlift.engine.startup.memory_plan import (
+from chairlift.engine.startup.pool_plan import (
     beam_search_problem,
     checkpoint_plan,
     kv_slot_bytes,
-    plan_activations,
     plan_layout,
     plan_pool_with_states,
-    plan_swap_space,
     planned_pool,
     sequence_state_bytes,
     swap_bytes_in,
@@ -60,15 +59,10 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
     draft = provide_draft_model(config, loaded, layout)
     slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
     draft_bytes = 0 if draft is None else kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
-    memory_bytes = default_memory_bytes(loaded.device)
+    memory_bytes = default_memory_bytes(loaded.device) - swap_bytes_in(config, loaded.device.type)
     states = sequence_state_bytes(loaded.config), 0 if draft is None else sequence_state_bytes(draft.config)
-    memory_bytes -= swap_bytes_in(config, loaded.device.type)
     plan = plan_pool_with_states(config, slot_bytes + draft_bytes, context, memory_bytes, layout.windows, *states)
-    plan = plan_swap_space(config, plan, loaded.name)
-    pool = replace(
-        planned_pool(config, context, plan.num_blocks, plan.windows, checkpoint_plan(plan)),
-        num_swap_blocks=plan.num_swap_blocks,
-    )
+    pool = planned_pool(config, context, plan.num_blocks, plan.windows, checkpoint_plan(plan), plan.num_swap_blocks)
     loaded.provide_kv_cache(plan, layout)
     if draft is not None:
         draft.provide_kv_cache(replace(plan, num_checkpoints=0), KVLayout.one_group(draft.config))
@@ -84,7 +78,7 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
             loaded, limits.max_num_seqs, limits.max_model_len, plan, draft, _make_block_copier(config, loaded, plan)
         ),
         max_request_slots=pool.max_request_slots,
-        describe=lambda: _describe(config, loaded, limits, plan, draft, draft_bytes),
+        describe=lambda: _describe(pool, loaded, limits, plan, draft, draft_bytes),
         has_prefix_cache=config.has_prefix_cache,
         token_bytes=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
         slot_bytes=slot_bytes,
@@ -234,7 +228,7 @@ def _make_pooler(loaded: LoadedDecoder) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def _describe(
-    config: EngineConfig,
+    pool: KVPool,
     loaded: LoadedDecoder,
     limits: SchedulerConfig,
     plan: KVCachePlan,
@@ -243,7 +237,7 @@ def _describe(
 ) -> list[str]:
     memory = loaded.choice.memory(loaded.device.type)
     activations = plan_activations(loaded.config, memory, limits, plan.block_size, loaded.kv_layout)
-    lines = describe_memory(config, limits, plan, loaded, activations)
+    lines = describe_memory(pool, limits, plan, loaded, activations)
     lines += describe_sampling(loaded.sampling_defaults)
     if limits.step_time is not None:
         lines.append(describe_chunks(limits.step_time, limits.max_num_batched_tokens, limits.max_model_len))

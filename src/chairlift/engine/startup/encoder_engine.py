@@ -7,7 +7,8 @@ from dataclasses import replace
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.kv.no_kv_memory import NoKVMemory
 from chairlift.engine.startup.loaded_model import LoadedEncoder
-from chairlift.engine.startup.memory_plan import NO_POOL, encoder_token_budget
+from chairlift.engine.startup.memory_plan import encoder_token_budget
+from chairlift.engine.startup.pool_plan import NO_POOL
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import total

@@ -17,8 +17,9 @@ from chairlift.engine.served_engine import EngineFacts, PoolingFacts, ServedEngi
 from chairlift.engine.startup.decoder_engine import prepare_decoder
 from chairlift.engine.startup.encoder_engine import prepare_encoder
 from chairlift.engine.startup.loaded_model import LoadedDecoder, LoadedEncoder, LoadedModel, load_model
-from chairlift.engine.startup.memory_plan import beam_search_problem, step_weight_bytes
+from chairlift.engine.startup.pool_plan import beam_search_problem
 from chairlift.engine.startup.prepared_engine import PreparedEngine
+from chairlift.engine.startup.weight_plan import step_weight_bytes
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.lora import LoRARequest
 from chairlift.observability.trace_recorder import TraceRecorder

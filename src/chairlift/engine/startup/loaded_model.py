@@ -11,8 +11,9 @@ import torch
 
 from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
-from chairlift.engine.startup.memory_plan import ENCODER_LACKS, MatrixFormats, plan_lora, plan_weights
+from chairlift.engine.startup.memory_plan import ENCODER_LACKS
 from chairlift.engine.startup.threads import set_threads
+from chairlift.engine.startup.weight_plan import MatrixFormats, plan_lora, plan_weights
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
@@ -357,14 +358,12 @@ def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer)
     """
     if isinstance(tokenizer, NoTokenizer):
         raise ConfigError("classifier_from_token needs a tokenizer: remove skip_tokenizer_init")
-    ids = [tokenizer.token_to_id(text) for text in texts]
-    for text, token_id in zip(texts, ids, strict=True):
-        if token_id is None:
+    ids = []
+    for text in texts:
+        if (token_id := tokenizer.token_to_id(text)) is None:
             raise ConfigError(f"classifier_from_token: {text!r} is not a token of the model's vocabulary")
-    first, second = ids
-    assert first is not None
-    assert second is not None
-    return first, second
+        ids.append(token_id)
+    return ids[0], ids[1]
 
 
 def _check_memory(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import repeat
 from typing import Final
 
-from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedModel
-from chairlift.engine.startup.memory_plan import planned_pool
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.models.parameter_memory import parameter_bytes
@@ -24,7 +23,7 @@ TYPICAL: Final = RequestLengths(256, 256, 256)
 
 
 def describe_memory(
-    config: EngineConfig,
+    pool: KVPool,
     limits: SchedulerConfig,
     plan: KVCachePlan,
     loaded: LoadedModel,
@@ -34,12 +33,9 @@ def describe_memory(
 
     Args:
         limits: the configuration of its scheduler.
-        plan: its KV pool.
+        pool, plan: its KV pool.
         activations: the planned memory of a step.
     """
-    pool = planned_pool(
-        replace(config, max_model_len=limits.max_model_len), limits.max_model_len, plan.num_blocks, plan.windows
-    )
     half = limits.max_model_len // 2
     typical = RequestLengths(min(TYPICAL.prompt, half), min(TYPICAL.output, half), min(TYPICAL.max_tokens, half))
     longest = RequestLengths(limits.max_model_len - 1, 1, 1)

@@ -12,7 +12,7 @@ from typing import Final
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
-from chairlift.engine.startup.memory_plan import kv_slot_bytes, plan_layout
+from chairlift.engine.startup.pool_plan import kv_slot_bytes, plan_layout
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventBroadcaster, EventList, EventSink, to_json
 from chairlift.lab.bench.bench_options import CompareOptions

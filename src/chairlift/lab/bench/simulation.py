@@ -13,7 +13,8 @@ from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.counts import counted
 from chairlift.engine.progress import AdvanceBar, progress_bar
-from chairlift.engine.startup.memory_plan import checkpoint_plan, plan_memory, plan_pool_with_states, planned_pool
+from chairlift.engine.startup.memory_plan import plan_memory
+from chairlift.engine.startup.pool_plan import checkpoint_plan, plan_pool_with_states, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, open_event_log, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies

@@ -15,17 +15,10 @@ from typing import Any, Final
 
 from chairlift.config import KV_ARENAS, KV_CACHE_DTYPES, KV_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
-from chairlift.engine.startup.memory_plan import (
-    MatrixFormats,
-    MemoryPlan,
-    checkpoint_plan,
-    kv_slot_bytes,
-    plan_layout,
-    plan_memory,
-    planned_pool,
-    step_weight_bytes,
-)
+from chairlift.engine.startup.memory_plan import MemoryPlan, plan_memory
 from chairlift.engine.startup.pool_capacity import PoolCapacity, compute_pool_capacity
+from chairlift.engine.startup.pool_plan import checkpoint_plan, kv_slot_bytes, plan_layout, planned_pool
+from chairlift.engine.startup.weight_plan import MatrixFormats, step_weight_bytes
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
 from chairlift.kernels.kernel_memory import DTYPE_BYTES, total

@@ -1,0 +1,128 @@
+"""The planned memory of the activations of the largest step of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from chairlift.config import SchedulerConfig
+from chairlift.kernels.kernel_memory import (
+    KernelMemory,
+    LayerSizes,
+    MemoryItem,
+    NetworkSizes,
+    RecurrenceSizes,
+    StepSizes,
+    value_item,
+)
+from chairlift.models.declaration import FeedForwardSpec, LayerSpec, ModelConfig, RecurrenceSpec
+from chairlift.models.kv_layout import KVLayout
+from chairlift.worker.memory import PROMPT_LOGPROB_ROWS
+
+PREDICTOR_ROWS: Final = 6
+"""Rows of hidden_size values that the predictor of a model needs for each token, beside those of its layer."""
+
+
+def plan_activations(
+    config: ModelConfig, memory: KernelMemory, limits: SchedulerConfig, block_size: int, layout: KVLayout | None = None
+) -> list[MemoryItem]:
+    """Plan an upper bound of the memory of the largest step, without weights, K and V.
+
+    The kernel set plans the layers. Beside them are the per-layer inputs, T (4 L + 1) P values with P inputs for each
+    of L layers and T tokens; the logits of sampled rows, or of prompt logprobs if they need more; and token ids, block
+    tables of each group of layers, and penalties of every seat.
+    """
+    layout = layout or KVLayout.one_group(config)
+    return [
+        *memory.step(_step_sizes(config, limits, block_size, layout)),
+        *_per_layer_rows(config, limits.max_num_batched_tokens, memory.value_bytes),
+        *_predictor_rows(config, limits, memory.value_bytes),
+        _plan_logits(config, limits, memory),
+        _plan_request_rows(limits, block_size, len(layout.windows)),
+    ]
+
+
+def _step_sizes(config: ModelConfig, limits: SchedulerConfig, block_size: int, layout: KVLayout) -> StepSizes:
+    groups = {index: group for group, indices in enumerate(layout.layers) for index in indices}
+    branches = (branch for layer in config.layers for branch in (*layer.feed_forwards, layer.per_layer_branch))
+    return StepSizes(
+        num_tokens=limits.max_num_batched_tokens,
+        num_seqs=limits.max_num_seqs,
+        length=-(-limits.max_model_len // block_size) * block_size,
+        block_size=block_size,
+        hidden_size=config.hidden_size,
+        is_fused=all(layer.is_fused for layer in config.layers),
+        row_kernels=frozenset(branch.activation_kernel for branch in branches if branch is not None),
+        layers=tuple(_layer_sizes(layer, groups.get(index, 0)) for index, layer in enumerate(config.layers)),
+    )
+
+
+def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
+    networks = tuple(_network_sizes(network) for network in layer.feed_forwards)
+    recurrence = None if layer.recurrence is None else _recurrence_sizes(layer.recurrence)
+    if (spec := layer.attention) is None:
+        return LayerSizes(group, 0, 0, 0, 1.0, None, False, True, networks, recurrence)
+    return LayerSizes(
+        group=group,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        sliding_window=spec.sliding_window,
+        is_rotated=spec.rope is not None,
+        has_plain_softmax=spec.logits_soft_cap is None and spec.sinks is None,
+        networks=networks,
+        recurrence=recurrence,
+    )
+
+
+def _recurrence_sizes(spec: RecurrenceSpec) -> RecurrenceSizes:
+    return RecurrenceSizes(
+        spec.input.out_features,
+        spec.output.in_features,
+        spec.convolution.channels,
+        0 if spec.rule is None else spec.rule.num_heads,
+        spec.state_values,
+    )
+
+
+def _network_sizes(network: FeedForwardSpec) -> NetworkSizes:
+    if (router := network.router) is None:
+        return NetworkSizes(network.inner_size, network.gated)
+    return NetworkSizes(network.inner_size, network.gated, router.num_experts, router.routing.experts_per_token)
+
+
+def _per_layer_rows(config: ModelConfig, tokens: int, size: int) -> Iterator[MemoryItem]:
+    """The inputs of all layers, with one unused input, and while they are computed their projection, its norm and the
+    rows of the table."""
+    if (inputs := config.per_layer_inputs) is not None:
+        layers = config.num_layers
+        formula = f"{tokens:,} x (4 x {layers} + 1) x {inputs.size}"
+        yield value_item("per-layer inputs", formula, tokens * (4 * layers + 1) * inputs.size, size)
+
+
+def _predictor_rows(config: ModelConfig, limits: SchedulerConfig, size: int) -> Iterator[MemoryItem]:
+    """The rows of the predictor beside those of its layer: hidden states before and after their norm, embeddings, both
+    side by side, and the projection of these; and the last hidden state of each request."""
+    if config.predictor is not None:
+        rows, hidden = PREDICTOR_ROWS * limits.max_num_batched_tokens + limits.max_num_seqs, config.hidden_size
+        formula = f"({PREDICTOR_ROWS} x {limits.max_num_batched_tokens:,} + {limits.max_num_seqs:,}) x {hidden:,}"
+        yield value_item("predictor", formula, rows * hidden, size)
+
+
+def _plan_logits(config: ModelConfig, limits: SchedulerConfig, memory: KernelMemory) -> MemoryItem:
+    vocab, prompt_rows = config.vocab_size, min(PROMPT_LOGPROB_ROWS, limits.max_num_batched_tokens)
+    kinds = (
+        ("logits and sampling", limits.max_logit_rows, memory.logit_bytes),
+        ("logits: prompt logprobs", prompt_rows, memory.prompt_logit_bytes),
+    )
+    items = [MemoryItem(name, f"{rows} x {vocab:,} x {size} bytes", rows * vocab * size) for name, rows, size in kinds]
+    return max(items, key=lambda item: item.num_bytes)
+
+
+def _plan_request_rows(limits: SchedulerConfig, block_size: int, num_groups: int) -> MemoryItem:
+    """The request rows: int32 token ids and block tables, and index arrays of penalties (48 bytes a token)."""
+    seqs, length = limits.max_num_seqs, limits.max_model_len
+    blocks = -(-length // block_size)
+    formula = f"{seqs:,} x ({length:,} x (4 + 48) + {num_groups} x {blocks:,} x 4) bytes"
+    return MemoryItem("request rows and penalties", formula, seqs * (length * 52 + num_groups * blocks * 4))

@@ -1,0 +1,270 @@
+"""The plan of KV memory: the blocks of the pool, the recurrent states beside it, and the swap space."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from chairlift.config import EngineConfig
+from chairlift.core.baselines.arena import ARENAS
+from chairlift.core.baselines.selection import KVPool
+from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
+from chairlift.core.kv.windowed_groups import KVGroups
+from chairlift.errors import ConfigError
+from chairlift.kernels.kernel_memory import DTYPE_BYTES, SPARE_BLOCKS
+from chairlift.models.declaration import ModelConfig
+from chairlift.models.kv_layout import KVLayout
+from chairlift.worker.kv_cache_plan import KVCachePlan
+from chairlift.worker.memory import format_memory
+
+KV_DTYPE_BYTES: Final = {**DTYPE_BYTES, "int8": 1}
+
+INT8_SCALE_BYTES: Final = 8
+"""One float32 scale for the key and one for the value of each token and KV head."""
+
+MAX_CHECKPOINT_INTERVAL: Final = 1024
+"""Maximum number of tokens between the checkpoints of a long sequence."""
+
+NO_POOL: Final = KVCachePlan(0, 1, 0, "demand")
+"""The pool of an encoder, which keeps no K and V."""
+
+
+def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | None = None) -> int:
+    """Bytes of K and V of one token, with scales, in the layers of one group of `layout`, or in all layers.
+
+    Args:
+        kv_cache_dtype: a key of KV_DTYPE_BYTES.
+    """
+    specs = (layout or KVLayout.one_group(config)).positions(config)
+    scales = INT8_SCALE_BYTES * sum(spec.num_kept_kv_heads for spec in specs) if kv_cache_dtype == "int8" else 0
+    return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs) * KV_DTYPE_BYTES[kv_cache_dtype] + scales
+
+
+def sequence_state_bytes(config: ModelConfig) -> int:
+    """Bytes of the recurrent state of one sequence in all layers; 0 if the model has no recurrent layers."""
+    return config.state_values_per_sequence * DTYPE_BYTES["float32"]
+
+
+def checkpoint_plan(plan: KVCachePlan) -> CheckpointPlan | None:
+    """The checkpoints of a planned pool; None if the model has no recurrent layers."""
+    return CheckpointPlan(plan.num_checkpoints, plan.checkpoint_interval) if plan.state_bytes else None
+
+
+def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
+    """The groups of layers that have block tables of their own.
+
+    Reservations have one group, because they never release a slot before their request has finished. Models with
+    recurrent layers have one, because a prefix of theirs is shared only at a checkpoint. The groups do not depend on
+    `max_model_len`, so a number of blocks is the same memory whatever its value is.
+    """
+    has_one_table = config.kv != "paged" or config.disable_hybrid_kv_cache_manager
+    if has_one_table or model_config.state_values_per_sequence:
+        return KVLayout.one_group(model_config)
+    return KVLayout.by_window(model_config, model_config.max_position_embeddings)
+
+
+def plan_pool(
+    config: EngineConfig,
+    slot_bytes: int,
+    context: int,
+    memory_bytes: int,
+    windows: tuple[int | None, ...] = FULL,
+) -> KVCachePlan:
+    """Plan the pool: `num_kv_blocks`, or the blocks that fit in `kv_cache_memory_bytes`, or else in `memory_bytes`, but
+    no more than `max_num_seqs` sequences of full length can use.
+
+    Args:
+        slot_bytes: bytes of K and V of one token in the layers of one group.
+        context: the model's maximum number of tokens.
+        windows: the window of each group of layers.
+
+    Raises:
+        ConfigError: the budget does not hold one sequence of `max_model_len` tokens; or one block, if `max_model_len`
+            is None, because the caller then lowers it to the size of the pool.
+    """
+    block_size, max_model_len = config.block_size, config.max_model_len
+    block_bytes = slot_bytes * block_size
+    if config.num_kv_blocks is not None:
+        return KVCachePlan(config.num_kv_blocks, block_size, block_bytes, "num_kv_blocks", windows)
+    rounded = int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size
+    groups = KVGroups(windows, block_size, config.largest_token_budget)
+    memory_bytes = config.kv_cache_memory_bytes or memory_bytes
+    affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
+    blocks_per_seq = rounded(sum(groups.most_blocks(max_model_len or context)))
+    needed = len(windows) if max_model_len is None else blocks_per_seq
+    if affordable >= needed:
+        usable = config.max_num_seqs * blocks_per_seq
+        limited_by = "memory" if affordable < usable else "demand"
+        return KVCachePlan(min(affordable, usable), block_size, block_bytes, limited_by, windows)
+    spare = f"and {SPARE_BLOCKS} spare block, each of {block_size} slots and {format_memory(block_bytes)}"
+    budget = f"the KV memory budget of {format_memory(memory_bytes)} holds {affordable} blocks ({spare})"
+    required = f"set kv_cache_memory_bytes to at least {format_memory((needed + SPARE_BLOCKS) * block_bytes)}"
+    if max_model_len is None or not affordable:
+        raise ConfigError(f"{budget}, but {needed} are needed: {required}, or lower block_size")
+    whole = next((blocks for blocks in range(affordable, 0, -1) if rounded(blocks) <= affordable), 0)
+    longest = groups.max_tokens(whole, max_model_len)
+    raise ConfigError(
+        f"{budget}, at most {longest} tokens for one request, but max_model_len={max_model_len} needs {needed} blocks: "
+        f"{required}, or max_model_len to at most {longest}"
+    )
+
+
+def plan_pool_with_states(
+    config: EngineConfig,
+    slot_bytes: int,
+    context: int,
+    memory_bytes: int,
+    windows: tuple[int | None, ...],
+    state_bytes: int,
+    draft_model_state_bytes: int = 0,
+) -> KVCachePlan:
+    """Plan the pool as `plan_pool`, the recurrent states of running requests and of checkpoints beside it, and the swap
+    space.
+
+    The budget is that of K and V and of states. A cache full of long prefixes has as many bytes of K and V as of
+    checkpoints (see `checkpoint_interval`), so each gets half of what running requests leave. These have a state each,
+    and one for each draft token of a step.
+
+    Args:
+        state_bytes: bytes of the recurrent state of one sequence; 0 for a model without recurrent layers.
+        draft_model_state_bytes: the same of the draft model.
+    """
+    each = state_bytes + draft_model_state_bytes
+    if not each:
+        return _with_swap_space(config, plan_pool(config, slot_bytes, context, memory_bytes, windows))
+    num_drafts = 0 if config.speculative is None else config.scheduler_config(context).max_logit_rows - 1
+    budget, running = config.kv_cache_memory_bytes or memory_bytes, (config.max_num_seqs + num_drafts) * each
+    left, kept = share_with_states(budget - running, config, state_bytes)
+    try:
+        pool = plan_pool(replace(config, kv_cache_memory_bytes=None), slot_bytes, context, left, windows)
+    except ConfigError:
+        drafts = f" and of {num_drafts} draft tokens" if num_drafts else ""
+        raise ConfigError(
+            f"the budget of {format_memory(budget)} for K and V and recurrent states is too small: the states of "
+            f"max_num_seqs={config.max_num_seqs} requests{drafts} take {format_memory(running)} "
+            f"({format_memory(each)} each), checkpoints of prefixes {format_memory(kept)}, and "
+            f"{format_memory(max(0, left))} are left for K and V, which does not hold one request of max_model_len "
+            "tokens: lower max_num_seqs or max_model_len, or set a larger kv_cache_memory_bytes"
+        ) from None
+    num_checkpoints = 0
+    if config.has_prefix_cache and state_bytes:
+        # The blocks may need less than their half; a budget that the user has set is for checkpoints then.
+        room = pool.num_blocks * pool.block_bytes if config.kv_cache_memory_bytes is None else kept
+        num_checkpoints = max(1, min(pool.num_blocks, room // state_bytes))
+    planned = replace(
+        pool,
+        state_bytes=state_bytes,
+        num_states=config.max_num_seqs,
+        num_draft_states=num_drafts,
+        num_checkpoints=num_checkpoints,
+        checkpoint_interval=checkpoint_interval(config.block_size, pool.block_bytes, state_bytes),
+        draft_model_state_bytes=draft_model_state_bytes,
+    )
+    return _with_swap_space(config, planned)
+
+
+def swap_bytes_in(config: EngineConfig, device: str) -> int:
+    """The bytes of the swap space in the memory of the device: host memory is that of the CPU."""
+    return config.swap_bytes if device == "cpu" else 0
+
+
+def _with_swap_space(config: EngineConfig, pool: KVCachePlan) -> KVCachePlan:
+    """The pool with as many blocks of swap space as its size in the configuration holds.
+
+    Raises:
+        ConfigError: it holds no block, or the model keeps more than K and V in one group of layers.
+    """
+    if config.preemption_mode != "swap":
+        return pool
+    problem = None
+    if pool.state_bytes or pool.draft_model_state_bytes:
+        problem = "has layers with recurrent state, which are not swapped: set preemption_mode=recompute"
+    elif pool.windows != FULL:
+        problem = "has layers with sliding windows: set preemption_mode=recompute, or disable_hybrid_kv_cache_manager"
+    if problem is not None:
+        raise ConfigError(f"preemption_mode=swap does not support this model, because it {problem}")
+    if config.swap_bytes < pool.block_bytes:
+        raise ConfigError(
+            f"swap_space={config.swap_bytes / (1 << 30):g} GiB does not hold a block, which takes "
+            f"{format_memory(pool.block_bytes)}: raise swap_space, or set preemption_mode=recompute"
+        )
+    return replace(pool, num_swap_blocks=config.swap_bytes // pool.block_bytes)
+
+
+def beam_search_problem(config: EngineConfig, pool: KVCachePlan) -> str | None:
+    """Why an engine has no beam search, with what to do; None if it has."""
+    if pool.state_bytes:
+        return "the model has layers with recurrent state: leave use_beam_search out"
+    if pool.windows != FULL:
+        return "the model has layers with sliding windows: set --disable-hybrid-kv-cache-manager"
+    conflicts = {
+        f"--kv {config.kv}": config.kv != "paged",
+        f"--batching {config.batching}": config.batching != "continuous",
+        "--speculative-config": config.speculative is not None,
+        "--prefix-cache-dir": config.prefix_cache_dir is not None,
+    }
+    return next((f"the engine runs with {name}: remove it" for name, is_given in conflicts.items() if is_given), None)
+
+
+def share_with_states(left: int, config: EngineConfig, state_bytes: int) -> tuple[int, int]:
+    """The bytes for K and V, and those for checkpoints: equal halves of the bytes that running requests leave, or no
+    checkpoints without a prefix cache. The first number may be negative."""
+    kept = max(left // 2, state_bytes) if config.has_prefix_cache and state_bytes else 0
+    return left - kept, kept
+
+
+def checkpoint_interval(block_size: int, block_bytes: int, state_bytes: int) -> int:
+    """The tokens between the checkpoints of a long sequence: as many as have K and V of the size of a state.
+
+    They are at most MAX_CHECKPOINT_INTERVAL, because the second request with a prefix computes up to so many again.
+    """
+    return block_size * max(1, min(-(-state_bytes // block_bytes), MAX_CHECKPOINT_INTERVAL // block_size))
+
+
+def planned_pool(
+    config: EngineConfig,
+    context: int,
+    num_blocks: int,
+    windows: tuple[int | None, ...] = FULL,
+    checkpoints: CheckpointPlan | None = None,
+    num_swap_blocks: int = 0,
+) -> KVPool:
+    """The pool with the policy of `config`. The default of `max_model_len` is the smaller of the model's context and
+    the slots that one request can hold.
+
+    Raises:
+        ConfigError: `max_model_len` exceeds one of them.
+    """
+    pool = KVPool(
+        num_blocks,
+        config.block_size,
+        config.max_model_len or context,
+        config.kv,
+        config.kv_arena,
+        windows,
+        config.largest_token_budget,
+        checkpoints,
+        num_swap_blocks,
+    )
+    max_slots = pool.max_request_slots
+    if max_slots < 2:
+        groups = KVGroups(windows, config.block_size, config.largest_token_budget)
+        raise ConfigError(
+            f"the KV pool of {num_blocks} blocks x {config.block_size} slots is too small for one request, because "
+            f"each of {len(windows)} groups of layers needs blocks of its own: set num_kv_blocks to at least "
+            f"{sum(groups.most_blocks(2))}"
+        )
+    if config.max_model_len is None:
+        return replace(pool, max_model_len=min(context, max_slots))
+    if config.max_model_len > context:
+        raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
+    if config.max_model_len > max_slots:
+        reason = f", because each of {len(windows)} groups of layers needs blocks of its own, and those with a window "
+        reason += "also blocks for max_num_batched_tokens tokens"
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} exceeds the {max_slots} tokens of one request that the KV pool of "
+            f"{num_blocks} blocks x {config.block_size} can hold under kv={config.kv}"
+            f"{'' if windows == FULL else reason}: lower max_model_len, or enlarge the pool"
+        )
+    return pool
