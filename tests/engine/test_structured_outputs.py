@@ -358,7 +358,7 @@ def test_a_grammar_whose_masks_are_too_complex_is_rejected_by_the_engine_process
 
     async def run() -> RequestError:
         llm = AsyncLLM(client=started(EngineConfig(model=str(folder), num_kv_blocks=200, **OPTIONS)))
-        llm.engine.input_processor.prepare(hot(grammar=grammar))
+        llm.engine.input_processor.constraints.compile(hot(grammar=grammar))
         with pytest.raises(RequestError) as rejected:
             await llm.start(None, [5], hot(grammar=grammar)).collect()
         llm.close()

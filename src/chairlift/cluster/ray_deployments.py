@@ -276,5 +276,5 @@ def make_client(transport: RayTransport, facts: EngineFacts, config: EngineConfi
     """
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
-    engine = ServedEngine(facts, lambda: tokenizer, config.seed, id_prefix=f"{secrets.token_hex(4)}-")
+    engine = ServedEngine(facts, tokenizer, config.seed, id_prefix=f"{secrets.token_hex(4)}-")
     return ClusterClient(transport, engine)

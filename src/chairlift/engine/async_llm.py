@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.config import EngineConfig
-from chairlift.engine.input_processor import Message, Prompt
+from chairlift.engine.input_processor import EngineRequest, Message, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, OutputProcessor
 from chairlift.engine.process.client import EngineClient, EngineStatus
 from chairlift.engine.process.commands import Abort, AdapterResult, Add, LoadAdapter, UnloadAdapter
@@ -39,16 +39,13 @@ class Generation:
     def __init__(
         self,
         request_id: str,
-        core_ids: list[str],
+        requests: list[EngineRequest],
         on_abort: Callable[[Generation], None],
         on_output: Callable[[RequestOutput], None] | None = None,
-        tenant: str = "",
-        lora_id: int = 0,
     ) -> None:
         self.request_id = request_id
-        self.lora_id = lora_id
-        self.tenant = tenant
-        self.core_ids = core_ids
+        self.tenant, self.lora_id = requests[0].tenant, requests[0].lora_id
+        self.core_ids = [request.request_id for request in requests]
         self._on_abort = on_abort
         self._on_output = on_output
         self._pending: list[RequestOutput] = []
@@ -242,9 +239,9 @@ class AsyncLLM:
             deadline=deadline,
             lora_id=lora_id,
         )
-        core_ids = [request.request_id for request in requests]
-        generation = Generation(request_id, core_ids, self._remove, on_output, tenant, lora_id)
-        self._generations[core_ids[0]] = generation
+        generation = self._generations[requests[0].request_id] = Generation(
+            request_id, requests, self._remove, on_output
+        )
         self._ids_in_use.add((tenant, request_id))
         if not self._processor.num_unfinished:
             self._busy_since = now
@@ -271,7 +268,7 @@ class AsyncLLM:
             EngineDeadError: the engine is dead.
         """
         encode = partial(self.engine.input_processor.encode, prompt, params)
-        return self._stream(encode, params, request_id, priority, lora_name)
+        return self._stream(encode, params, request_id=request_id, priority=priority, lora_name=lora_name)
 
     def chat(
         self,
@@ -296,19 +293,14 @@ class AsyncLLM:
             allow_special_tokens_in_content=allow_special_tokens_in_content,
             **template_options,
         )
-        return self._stream(encode, params, request_id, priority, lora_name)
+        return self._stream(encode, params, request_id=request_id, priority=priority, lora_name=lora_name)
 
     async def _stream(
-        self,
-        encode: Callable[[], tuple[str | None, list[int]]],
-        params: SamplingParams,
-        request_id: str | None,
-        priority: int,
-        lora_name: str | None,
+        self, encode: Callable[[], tuple[str | None, list[int]]], params: SamplingParams, **options: Any
     ) -> AsyncIterator[RequestOutput]:
         if params.structured_outputs is not None:
-            await asyncio.to_thread(self.engine.input_processor.prepare, params)
-        generation = self.start(*encode(), params, request_id=request_id, priority=priority, lora_name=lora_name)
+            await asyncio.to_thread(self.engine.input_processor.constraints.compile, params)
+        generation = self.start(*encode(), params, **options)
         try:
             async for output in generation:
                 yield output

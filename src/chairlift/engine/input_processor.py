@@ -132,6 +132,9 @@ class InputProcessor:
         grammars: the compiler of a model runner in the same process; None creates one that only checks grammars.
         is_reranker: pairs of texts are encoded by `encode_rerank_prompt`.
         id_prefix: a part of the ids in the core that differs from those of other processes with the same engine.
+
+    Attributes:
+        constraints: compiles the grammar of a request, which may take seconds, before `make`.
     """
 
     def __init__(
@@ -157,20 +160,7 @@ class InputProcessor:
         if grammars is None and text_tokenizer is not None and config.eos_token_ids:
             eos = config.eos_token_ids
             grammars = GrammarCompiler(lambda: text_tokenizer, config.vocab_size, eos, is_check_only=True)
-        self._constraints = OutputConstraints(text_tokenizer, config.vocab_size, grammars)
-
-    def prepare(self, params: SamplingParams) -> tuple[str, ...]:
-        """Compile the grammar of a request before `make`. This may take seconds, so do not call it on an event loop;
-        any thread may call it. Returns the parts of the schemas of tools that the grammar does not follow.
-
-        Raises:
-            RequestError: the grammar is invalid, is not supported, or exceeds a limit.
-        """
-        return self._constraints.compile(params)
-
-    async def prepare_in_background(self, params: SamplingParams) -> tuple[str, ...]:
-        """Compile the grammar of a request as `prepare` does, on an event loop. Cancelling this call ends the work."""
-        return await self._constraints.compile_in_background(params)
+        self.constraints = OutputConstraints(text_tokenizer, config.vocab_size, grammars)
 
     def encode(
         self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
@@ -306,8 +296,8 @@ class InputProcessor:
         self._check_lengths(params, len(token_ids), max_output, default)
         self._check_effects(params, priority)
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
-        self._constraints.compile(params)
-        params = self._constraints.resolve(params, stop_token_ids)
+        self.constraints.compile(params)
+        params = self.constraints.resolve(params, stop_token_ids)
         max_tokens = default if params.max_tokens is None else params.max_tokens
         is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1

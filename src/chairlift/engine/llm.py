@@ -21,7 +21,7 @@ from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.lora import LoRARequest
-from chairlift.outputs import BeamSearchOutput, EngineCoreOutput, RequestOutput
+from chairlift.outputs import BeamSearchOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.sampling_params import BeamSearchParams, SamplingParams
 
@@ -243,66 +243,48 @@ class LLM:
         choices: Sequence[AdapterChoice] = _per_prompt("lora_request", lora_request, len(prompts))
         adapters = [self._adapter_id(choice) for choice in choices]
         ids = [next(self._ids) for _ in prompts]
+        core, processor = self.engine.core, self.engine.input_processor
         core_ids: list[str] = []
         try:
             for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
                 with _name_prompt(index):
-                    self.engine.input_processor.prepare(params)
-                    self._add(ids[index], *encode(prompt, params), params, core_ids, adapters[index])
+                    processor.constraints.compile(params)
+                    text, token_ids = encode(prompt, params)
+                    params, now, lora_id = replace(params, is_streamed=False), core.now(), adapters[index]
+                    requests = processor.make(ids[index], token_ids, params, arrival_time=now, lora_id=lora_id)
+                    self._processor.add(ids[index], text, requests)
+                    core_ids += [request.request_id for request in requests]
+                    for request in requests:
+                        core.add(request.to_request())
             answers = self._step_until_done(ids, use_tqdm)
         finally:
             for core_id in self._processor.remove(core_ids):
-                self.engine.core.abort(core_id)
+                core.abort(core_id)
         return [answers[request_id].build() for request_id in ids]
 
-    def _add(
-        self,
-        request_id: str,
-        text: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
-        core_ids: list[str],
-        lora_id: int,
-    ) -> None:
-        core = self.engine.core
-        params = replace(params, is_streamed=False)
-        requests = self.engine.input_processor.make(
-            request_id, token_ids, params, arrival_time=core.now(), lora_id=lora_id
-        )
-        self._processor.add(request_id, text, requests)
-        core_ids += [request.request_id for request in requests]
-        for request in requests:
-            core.add(request.to_request())
-
     def _step_until_done(self, ids: list[str], use_tqdm: bool) -> dict[str, AnswerBuilder]:
-        answers = {request_id: AnswerBuilder() for request_id in ids}
+        core, answers = self.engine.core, {request_id: AnswerBuilder() for request_id in ids}
         with (
             _defer_interrupts() as check_interrupt,
             progress_bar("answers", len(ids), "tokens", is_shown=use_tqdm) as advance,
         ):
             num_unfinished, num_tokens = len(ids), 0
             while num_unfinished:
-                outputs = self.engine.core.step()
+                outputs = core.step()
                 check_interrupt()
                 num_tokens += sum(len(output.new_token_ids) for output in outputs)
-                deltas = self._process(outputs)
-                for delta in deltas:
-                    answers[delta.request_id].add(delta)
-                num_finished = sum(delta.finished for delta in deltas)
+                updates, stopped = self._processor.process(outputs, core.now())
+                for request_id in stopped:
+                    core.abort(request_id, FinishReason.STOP)
+                num_finished = 0
+                for _leader_id, update in updates:
+                    if not isinstance(update, RequestOutput):
+                        raise update
+                    answers[update.request_id].add(update)
+                    num_finished += update.finished
                 num_unfinished -= num_finished
                 advance(num_finished, tokens=num_tokens)
         return answers
-
-    def _process(self, outputs: list[EngineCoreOutput]) -> list[RequestOutput]:
-        updates, stopped = self._processor.process(outputs, self.engine.core.now())
-        for request_id in stopped:
-            self.engine.core.abort(request_id, FinishReason.STOP)
-        deltas = []
-        for _leader_id, update in updates:
-            if not isinstance(update, RequestOutput):
-                raise update
-            deltas.append(update)
-        return deltas
 
 
 @contextmanager

@@ -27,6 +27,7 @@ class OutputConstraints:
 
     def compile(self, params: SamplingParams) -> tuple[str, ...]:
         """Compile the grammar of a request and wait for it; returns at once if there is none or it is in the cache.
+        Any thread may call it; do not call it on an event loop.
 
         Returns the parts of the schemas of tools that the grammar does not follow.
 
@@ -38,7 +39,7 @@ class OutputConstraints:
         return self._compiler().compile(params.structured_outputs).ignored
 
     async def compile_in_background(self, params: SamplingParams) -> tuple[str, ...]:
-        """Compile as `compile` does, on an event loop; see `GrammarCompiler.compile_in_background`."""
+        """Compile as `compile` does, on an event loop. Cancelling this call ends the work."""
         if params.structured_outputs is None:
             return ()
         return (await self._compiler().compile_in_background(params.structured_outputs)).ignored

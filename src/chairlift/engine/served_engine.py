@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,7 +60,7 @@ class ServedEngine:
     """The facts of an engine, with the tokenizer and the input processor of this process.
 
     Args:
-        load_tokenizer: called at the first use of the tokenizer.
+        tokenizer: that of the model, or a replacement.
         seed, grammars, id_prefix: as for `InputProcessor`.
 
     Attributes:
@@ -71,21 +70,17 @@ class ServedEngine:
     def __init__(
         self,
         facts: EngineFacts,
-        load_tokenizer: Callable[[], Tokenizer | NoTokenizer],
+        tokenizer: Tokenizer | NoTokenizer,
         seed: int | None = None,
         grammars: GrammarCompiler | None = None,
         id_prefix: str = "",
     ) -> None:
         self._id_prefix = id_prefix
         self.facts = facts
-        self._load_tokenizer = load_tokenizer
+        self.tokenizer = tokenizer
         self._seed = seed
         self._grammars = grammars
         self.adapters = AdapterNames(facts.lora_modules, facts.max_loras)
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer | NoTokenizer:
-        return self._load_tokenizer()
 
     @cached_property
     def input_processor(self) -> InputProcessor:

@@ -138,7 +138,7 @@ class ProcessClient(EngineClient):
         except BaseException:
             self.close()
             raise
-        self.engine = ServedEngine(facts, lambda: tokenizer, self._config.seed)
+        self.engine = ServedEngine(facts, tokenizer, self._config.seed)
         if timeout := self._watchdog.timeout:
             limit = max(timeout, START_FACTOR * (self._ready_time - self._created))
             self._start_watchdog = Watchdog(limit, self._watchdog.interval)

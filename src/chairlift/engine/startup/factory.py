@@ -45,7 +45,7 @@ class Engine(ServedEngine):
         block_stores: Sequence[DiskBlockStore] = (),
     ) -> None:
         self._block_stores = block_stores
-        super().__init__(facts, lambda: loaded.tokenizer, seed, loaded.grammars)
+        super().__init__(facts, loaded.tokenizer, seed, loaded.grammars)
         self.core = core
         self.loaded = loaded
         self.adapter_loader = adapter_loader

@@ -246,8 +246,8 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         with sent_fields_in_errors(body, plan):
             unfollowed: tuple[str, ...] = ()
             if plan.params.structured_outputs is not None:
-                processor = context.lease.service.llm.engine.input_processor
-                unfollowed = await processor.prepare_in_background(plan.params)
+                constraints = context.lease.service.llm.engine.input_processor.constraints
+                unfollowed = await constraints.compile_in_background(plan.params)
             call = await cls.start(context, body, plan)
         context.call.ignored = ignored = ignored_fields(body, plan, unfollowed)
         response = await call.respond()
