@@ -30,13 +30,11 @@ def _model() -> FakeModel:
 def _runner(model: FakeModel, block_size: int, draft_model: FakeModel | None = None) -> ModelRunner:
     return ModelRunner(
         model,
-        model.plan,
         vocab_size=VOCAB,
         max_num_seqs=MAX_SEQS,
         max_model_len=MAX_MODEL_LEN,
         block_size=block_size,
         draft_model=draft_model,
-        draft_plan=None if draft_model is None else draft_model.plan,
     )
 
 

@@ -84,7 +84,7 @@ class FakeModel:
         self.table = torch.randn(MODULUS, vocab_size, generator=generator) * 2
 
     @staticmethod
-    def plan(metadata: AttentionMetadata) -> AttentionMetadata:
+    def plan(metadata: AttentionMetadata, states: object = None) -> AttentionMetadata:
         assert metadata.query_start_loc.tolist() == metadata.query_start_loc_host
         assert metadata.seq_lens.tolist() == metadata.seq_lens_host
         return metadata

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.sampling import TokenSampler
+from chairlift.worker.draft_model import propose_tokens
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.transfer import to_device
@@ -17,6 +19,8 @@ from chairlift.worker.transfer import to_device
 
 class PredictingModel(Protocol):
     """The methods of a model with a predictor; see `models.decoder.DecoderModel`."""
+
+    def plan(self, *metadata: AttentionMetadata) -> Any: ...
 
     def final_hidden(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
@@ -44,15 +48,11 @@ class DraftHead:
     A token is drawn with the parameters and the random number that the model will use at this position.
 
     Args:
-        plan: prepares the attention of one step, as for `ModelRunner`.
         choose: the sampler of the model.
     """
 
-    def __init__(
-        self, model: PredictingModel, plan: Callable[..., Any], choose: TokenSampler, rows: RequestRows
-    ) -> None:
+    def __init__(self, model: PredictingModel, choose: TokenSampler, rows: RequestRows) -> None:
         self._model = model
-        self._plan = plan
         self._choose = choose
         self._rows = rows
         self._last: torch.Tensor | None = None
@@ -77,29 +77,22 @@ class DraftHead:
 
     def propose(self, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
         """Propose tokens; request id -> number of tokens, at least 1. Each request has computed a step."""
-        rows = self._rows
-        view = copy.copy(rows)
-        view.num_computed_tokens = rows.num_computed_tokens.copy()
-        all_rows = rows.rows_of(list(num_drafts)).copy()
-        num_known = rows.num_tokens[all_rows]
-        drafts: dict[str, list[int]] = {request_id: [] for request_id in num_drafts}
-        for position in range(max(num_drafts.values())):
-            chosen = [request_id for request_id, count in num_drafts.items() if count > position]
-            batch_rows = rows.rows_of(chosen)
+        view = copy.copy(self._rows)
+        view.num_computed_tokens = self._rows.num_computed_tokens.copy()
+
+        def next_logits(position: int, chosen: list[str], rows: IntArray) -> torch.Tensor:
             if position:
-                self._extend(view, chosen, batch_rows)
-            token_ids = self._choose(self._model.predicted_logits(self._results(batch_rows)), batch_rows)
-            rows.append_sampled(batch_rows, token_ids)
-            for request_id, token in zip(chosen, token_ids.tolist(), strict=True):
-                drafts[request_id].append(token)
-        rows.num_tokens[all_rows] = num_known
-        return drafts
+                self._extend(view, chosen, rows)
+            return self._model.predicted_logits(self._results(rows))
+
+        return propose_tokens(self._rows, num_drafts, self._choose, next_logits)
 
     def _extend(self, view: RequestRows, request_ids: list[str], rows: IntArray) -> None:
         """Compute the next position of requests from the last proposed token."""
         batch = gather_input_batch(view, dict.fromkeys(request_ids, 1))
         token_ids = self._rows.tokens_at(rows, view.num_computed_tokens[rows] + 1)
-        result = self._model.predict(token_ids, batch.positions, self._results(rows), self._plan(*batch.attention))
+        plan = self._model.plan(*batch.attention)
+        result = self._model.predict(token_ids, batch.positions, self._results(rows), plan)
         self._keep(rows, result)
         view.num_computed_tokens[rows] += 1
 

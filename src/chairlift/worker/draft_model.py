@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,22 +28,15 @@ class DraftModel:
 
     Args:
         model: a model with allocated KV memory.
-        plan: prepares the attention of one step, as for `ModelRunner`.
         choose: the sampler of the other model.
         rows: the requests.
         has_states: whether layers have recurrent state.
     """
 
     def __init__(
-        self,
-        model: RunnerModel,
-        plan: Callable[..., Any],
-        choose: TokenSampler,
-        rows: RequestRows,
-        has_states: bool = False,
+        self, model: RunnerModel, choose: TokenSampler, rows: RequestRows, has_states: bool = False
     ) -> None:
         self._model = model
-        self._plan = plan
         self._choose = choose
         self._rows = rows
         self._has_states = has_states
@@ -64,27 +56,18 @@ class DraftModel:
 
     def propose(self, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
         """Propose tokens; request id -> number of tokens, at least 1."""
-        request_ids = list(num_drafts)
         view = self._view()
-        batch_rows = self._rows.rows_of(request_ids).copy()
-        num_known = self._rows.num_tokens[batch_rows]
-        drafts: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
         counts: IntArray = np.array(list(num_drafts.values()), dtype=np.int64)
         first_slots = np.cumsum(counts - 1) - (counts - 1)
-        for position in range(max(num_drafts.values())):
-            chosen = [request_id for request_id, count in num_drafts.items() if count > position]
-            rows = view.rows_of(chosen)
+
+        def next_logits(position: int, chosen: list[str], rows: IntArray) -> torch.Tensor:
             if self._has_states and position:
                 view.swap_states(rows, first_slots[counts > position] + position - 1)
             uncomputed = view.num_tokens[rows] - view.num_computed_tokens[rows]
             hidden = self._forward(view, dict(zip(chosen, uncomputed.tolist(), strict=True)))
-            last = np.cumsum(uncomputed) - 1
-            token_ids = self._choose(self._model.logits(hidden[to_device(last, view.device)]), rows)
-            view.append_sampled(rows, token_ids)
-            for request_id, token in zip(chosen, token_ids.tolist(), strict=True):
-                drafts[request_id].append(token)
-        self._rows.num_tokens[batch_rows] = num_known
-        return drafts
+            return self._model.logits(hidden[to_device(np.cumsum(uncomputed) - 1, view.device)])
+
+        return propose_tokens(view, num_drafts, self._choose, next_logits)
 
     def discard_rejected(self, drafts: Mapping[str, list[int]]) -> None:
         """Count K and V of rejected tokens as not computed, after the other model has verified the last proposal, and
@@ -106,7 +89,33 @@ class DraftModel:
 
     def _forward(self, view: RequestRows, num_tokens: Mapping[str, int]) -> torch.Tensor:
         batch = gather_input_batch(view, num_tokens, checkpoints={} if self._has_states else None)
-        states = {} if batch.states is None else {"states": batch.states}
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(*batch.attention, **states))
+        plan = self._model.plan(*batch.attention, states=batch.states)
+        hidden = self._model.forward(batch.token_ids, batch.positions, plan)
         view.advance(batch.rows, batch.num_scheduled)
         return hidden
+
+
+def propose_tokens(
+    rows: RequestRows,
+    num_drafts: Mapping[str, int],
+    choose: TokenSampler,
+    next_logits: Callable[[int, list[str], IntArray], torch.Tensor],
+) -> dict[str, list[int]]:
+    """Propose tokens one position after the other, which are in the rows meanwhile.
+
+    Args:
+        num_drafts: request id -> number of tokens, at least 1.
+        next_logits: (position, requests with a token there, their rows) -> the logits of these tokens [N, V].
+    """
+    all_rows = rows.rows_of(list(num_drafts)).copy()
+    num_known = rows.num_tokens[all_rows]
+    drafts: dict[str, list[int]] = {request_id: [] for request_id in num_drafts}
+    for position in range(max(num_drafts.values())):
+        chosen = [request_id for request_id, count in num_drafts.items() if count > position]
+        batch_rows = rows.rows_of(chosen)
+        token_ids = choose(next_logits(position, chosen, batch_rows), batch_rows)
+        rows.append_sampled(batch_rows, token_ids)
+        for request_id, token in zip(chosen, token_ids.tolist(), strict=True):
+            drafts[request_id].append(token)
+    rows.num_tokens[all_rows] = num_known
+    return drafts

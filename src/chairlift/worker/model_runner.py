@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,20 +68,17 @@ class SampledRound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of prompt tokens of one step; a span is (request id, first position, number of entries, top tokens)."""
+    """Logprobs of prompt tokens of one step; a span is (request id, first position, number of entries)."""
 
-    spans: list[tuple[str, int, int, int]]
+    spans: list[tuple[str, int, int]]
     logprobs: LogprobTensors
 
     def to_host(self) -> PromptLogprobs:
         return PromptLogprobs(self.spans, self.logprobs.to_host())
 
     def records(self) -> dict[str, tuple[int, list[TokenLogprobs]]]:
-        num_top = [top for _id, _first, count, top in self.spans for _ in range(count)]
-        entries = iter(self.logprobs.records(num_top))
-        return {
-            request_id: (first, [next(entries) for _ in range(count)]) for request_id, first, count, _ in self.spans
-        }
+        entries = iter(self.logprobs.records())
+        return {request_id: (first, list(islice(entries, count))) for request_id, first, count in self.spans}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,6 @@ class ModelRunner:
 
     Args:
         model: a model with allocated KV memory.
-        plan: prepares the attention of one step, for `model.forward`, from the metadata of each group of layers.
         vocab_size: the number of logits, V.
         max_num_seqs: maximum number of concurrent requests.
         max_model_len: maximum number of prompt and output tokens of a request.
@@ -122,8 +119,8 @@ class ModelRunner:
         num_groups: number of groups of layers (see `models.kv_layout.KVLayout`).
         pooler: computes the vectors [N, size] from the hidden states [N, hidden_size] of the last tokens of requests,
             which then sample nothing; None for a model that generates text.
-        draft_model, draft_plan: a model that proposes draft tokens, whose KV memory has as many blocks of the same
-            size, and its plan; None if there is none. It needs `num_groups` = 1. draft_has_states: as `has_states`.
+        draft_model: a model that proposes draft tokens, whose KV memory has as many blocks of the same size; None if
+            there is none. It needs `num_groups` = 1. draft_has_states: as `has_states`.
         predicting_model: the model, if its predictor proposes draft tokens.
         lora: the LoRA adapters of the model; None if it has none.
         has_states: whether layers have recurrent state, of which the model has a slot for each row, each of
@@ -134,7 +131,6 @@ class ModelRunner:
     def __init__(
         self,
         model: RunnerModel,
-        plan: Callable[..., Any],
         *,
         vocab_size: int,
         max_num_seqs: int,
@@ -145,7 +141,6 @@ class ModelRunner:
         grammars: GrammarCompiler | None = None,
         num_groups: int = 1,
         draft_model: RunnerModel | None = None,
-        draft_plan: Callable[..., Any] | None = None,
         pooler: Callable[[torch.Tensor], torch.Tensor] | None = None,
         lora: LoraAdapters | None = None,
         has_states: bool = False,
@@ -159,20 +154,17 @@ class ModelRunner:
         self._pooler = pooler
         self._model = model
         self._lora = lora
-        self._plan = plan
         self._device = device or torch.device("cpu")
         self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device, num_groups, num_draft_states)
         self._state = SamplingState(max_num_seqs, vocab_size)
         self._sampling = sampling or TorchSampling()
         self._masks = TokenMasks(self._rows, vocab_size, grammars)
         self._sampler = Sampler(self._state, self._rows, self._masks, self._sampling)
-        self._draft_model: DraftModel | None = None
         choose = self._sampling.make_sampler(self._state.parameters(self._rows.num_tokens))
-        self._draft_head: DraftHead | None = None
-        if predicting_model is not None:
-            self._draft_head = DraftHead(predicting_model, plan, choose, self._rows)
-        if draft_model is not None and draft_plan is not None:
-            self._draft_model = DraftModel(draft_model, draft_plan, choose, self._rows, draft_has_states)
+        self._draft_head = None if predicting_model is None else DraftHead(predicting_model, choose, self._rows)
+        self._draft_model: DraftModel | None = None
+        if draft_model is not None:
+            self._draft_model = DraftModel(draft_model, choose, self._rows, draft_has_states)
 
     @torch.inference_mode()
     def submit(self, output: SchedulerOutput) -> PendingStep:
@@ -190,11 +182,11 @@ class ModelRunner:
             drafts,
             output.checkpoints if self._has_states else None,
         )
-        states = {} if batch.states is None else {"states": batch.states}
         if self._lora is not None:
             num_tokens = np.diff(batch.token_end, prepend=0)
             self._lora.batch.set_slots(np.repeat(self._rows.lora_slots[batch.rows], num_tokens))
-        plan, first = self._plan(*batch.attention, **states), self._rows.num_computed_tokens[batch.rows]
+        plan = self._model.plan(*batch.attention, states=batch.states)
+        first = self._rows.num_computed_tokens[batch.rows]
         hidden = self._model.forward(batch.token_ids, batch.positions, plan)
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled - batch.num_drafts if drafts else batch.num_scheduled)
@@ -337,7 +329,8 @@ class ModelRunner:
     def _prompt_logprobs(self, batch: InputBatch, hidden: torch.Tensor) -> PromptLogprobs | None:
         """Compute the logprobs of prompt tokens from the logits at the token before, PROMPT_LOGPROB_ROWS at a time."""
         with_logprobs = np.flatnonzero(self._state.features[batch.rows] & SamplingFeature.PROMPT_LOGPROBS)
-        spans: list[tuple[str, int, int, int]] = []
+        spans: list[tuple[str, int, int]] = []
+        num_top: list[int] = []
         hidden_index: list[IntArray] = []
         target_index: list[IntArray] = []
         for i in with_logprobs.tolist():
@@ -345,20 +338,21 @@ class ModelRunner:
             first = int(self._rows.num_computed_tokens[row]) + 1
             count = min(int(batch.num_scheduled[i]), int(self._rows.num_prompt_tokens[row]) - first)
             if count > 0:
-                spans.append((batch.request_ids[i], first, count, int(self._state.num_prompt_logprobs[row])))
+                spans.append((batch.request_ids[i], first, count))
+                num_top += [int(self._state.num_prompt_logprobs[row])] * count
                 hidden_index.append(batch.token_start[i] + np.arange(count))
                 target_index.append(row * self._rows.max_model_len + first + np.arange(count))
         if not spans:
             return None
         hidden_rows = to_device(np.concatenate(hidden_index), self._device)
         targets = self._rows.token_ids.view(-1)[to_device(np.concatenate(target_index), self._device)].long()
-        num_top = max(top for *_, top in spans)
         parts = []
         for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
             piece = slice(start, start + PROMPT_LOGPROB_ROWS)
             logits = self._model.logits(hidden[hidden_rows[piece]])
-            parts.append(LogprobTensors(*self._sampling.logprobs(logits, targets[piece], num_top)))
-        return PromptLogprobs(spans, LogprobTensors.concatenate(parts))
+            parts.append(self._sampling.logprobs(logits, targets[piece], max(num_top)))
+        token_ids, logprobs, ranks = (torch.cat(column) for column in zip(*parts, strict=True))
+        return PromptLogprobs(spans, LogprobTensors(token_ids, logprobs, ranks, num_top))
 
     def _copy_to_host(self, done: PendingStep) -> PendingStep:
         """Start the copies to the host; on the CPU nothing is copied."""

@@ -28,14 +28,12 @@ class SampledTokens:
     Attributes:
         token_ids: int64 [N], on the device.
         logprob_index: the ascending positions in the batch that `logprobs` describes.
-        num_top: the number of most likely tokens to return at each of these positions.
         errors: position in the batch -> error of a request that cannot continue; its token is undefined.
     """
 
     token_ids: torch.Tensor
     logprobs: LogprobTensors | None = None
-    logprob_index: list[int] | None = None
-    num_top: list[int] | None = None
+    logprob_index: Sequence[int] = ()
     errors: dict[int, str] = field(default_factory=dict)
 
     def to_host(self) -> SampledTokens:
@@ -45,9 +43,7 @@ class SampledTokens:
 
     def logprob_records(self) -> dict[int, TokenLogprobs]:
         """Position in the batch -> logprobs; waits for the device."""
-        if self.logprobs is None or self.logprob_index is None or self.num_top is None:
-            return {}
-        return dict(zip(self.logprob_index, self.logprobs.records(self.num_top), strict=True))
+        return {} if self.logprobs is None else dict(zip(self.logprob_index, self.logprobs.records(), strict=True))
 
 
 class Sampler:
@@ -103,8 +99,8 @@ class Sampler:
             return SampledTokens(token_ids, errors=errors)
         num_top = self._state.num_logprobs[rows[with_logprobs]]
         chosen = token_ids[to_device(with_logprobs, self._device)]
-        logprobs = LogprobTensors(*self._sampling.logprobs(raw, chosen, int(num_top.max())))
-        return SampledTokens(token_ids, logprobs, with_logprobs.tolist(), num_top.tolist(), errors)
+        logprobs = LogprobTensors(*self._sampling.logprobs(raw, chosen, int(num_top.max())), num_top.tolist())
+        return SampledTokens(token_ids, logprobs, with_logprobs.tolist(), errors)
 
     def _apply_masks(self, logits: torch.Tensor, rows: IntArray, features: FeatureArray) -> dict[int, str]:
         masked = np.flatnonzero(features & SamplingFeature.MASK)

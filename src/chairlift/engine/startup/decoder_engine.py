@@ -170,7 +170,6 @@ def _make_runner(
 ) -> ModelRunner:
     return ModelRunner(
         loaded.model,
-        loaded.model.plan,
         vocab_size=loaded.config.vocab_size,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
@@ -181,7 +180,6 @@ def _make_runner(
         grammars=loaded.grammars,
         num_groups=len(plan.windows),
         draft_model=None if draft is None else draft.model,
-        draft_plan=None if draft is None else draft.model.plan,
         lora=loaded.lora,
         has_states=loaded.config.state_values_per_sequence > 0,
         draft_has_states=draft is not None and draft.config.state_values_per_sequence > 0,
@@ -195,7 +193,6 @@ def _make_predictor_runner(loaded: LoadedDecoder, max_model_len: int, plan: KVCa
     """A runner whose steps take the time of proposals of the predictor."""
     return ModelRunner(
         PredictorAlone(loaded.model),
-        loaded.model.plan,
         vocab_size=loaded.config.vocab_size,
         max_num_seqs=1,
         max_model_len=max_model_len,
@@ -210,7 +207,7 @@ class PredictorAlone:
 
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
-        self.logits = model.predicted_logits
+        self.plan, self.logits = model.plan, model.predicted_logits
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         hidden = torch.zeros((len(token_ids), self._model.config.hidden_size), device=token_ids.device)
