@@ -15,7 +15,6 @@ OF_FAILURES = "docs/guide/operations.md"
 VARIABLE = {
     r"^\S+ (?=(?:INFO|WARNING|ERROR) )": "",  # the time
     r"\[failure \w+\]": "[failure ID]",
-    r"/\S*/chairlift-state-\w+": "FILE",
     r"native \([\w-]+\)": "native (SET)",
     r", where its control group allows [\d.]+ \w+": "",
     r"\d+(?:\.\d+)*": "N",

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Add
 from chairlift.engine.process.in_flight import MAX_RUNS, InFlightRequests
+from chairlift.engine.sibling_groups import unfinished_ids
 from chairlift.sampling_params import SamplingParams
 
 
@@ -72,8 +73,8 @@ class Requests(RuleBasedStateMachine):
     def agrees_with_the_model(self) -> None:
         assert len(self.in_flight) == len(self.ids())
         waiting = [i for name, group in self.groups.items() if name not in self.started for i in group]
-        assert [request.request_id for request in self.in_flight.requests(have_started=False)] == waiting
-        assert len(self.in_flight.requests(have_started=True)) == len(self.ids()) - len(waiting)
+        assert unfinished_ids(group for group in self.in_flight if not group.has_started) == waiting
+        assert len(self.in_flight) == len(self.ids())
 
 
 TestInFlightRequests = Requests.TestCase

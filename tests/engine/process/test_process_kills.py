@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.engine.process import in_flight, process_client, restart_policy, watchdog
+from chairlift.engine.process import in_flight, process_client, restart_policy
 from chairlift.errors import EngineDeadError
 from fakes import expected_tokens
 from process_engines import FAKE_ENGINE, forced, started, tiny_config
@@ -106,7 +106,6 @@ def test_a_restart_that_is_stuck_is_killed(
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
     monkeypatch.setattr(process_client, "START_FACTOR", 0.0)
     monkeypatch.setattr(process_client, "STACK_DUMP_SECONDS", 0.05)
-    monkeypatch.setattr(watchdog.tempfile, "tempdir", str(tmp_path))
 
     async def run() -> None:
         client = started(
@@ -132,12 +131,10 @@ def test_a_restart_that_is_stuck_is_killed(
 
 
 def test_the_log_lines_of_failures_are_as_documented(
-    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
     monkeypatch.setattr(process_client, "STACK_DUMP_SECONDS", 0.05)
-    monkeypatch.setattr(watchdog.tempfile, "tempdir", str(tmp_path))
     caplog.set_level(logging.INFO, "chairlift")
 
     async def run() -> None:

@@ -19,8 +19,7 @@ import zmq
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process.engine_process import STACKS_FILE, EngineLaunch
-from chairlift.engine.process.in_flight import InFlightRequests
-from chairlift.engine.process.watchdog import Watchdog, main_frame, write_state_dump
+from chairlift.engine.process.watchdog import Watchdog, main_frame
 from chairlift.engine.process.wire import (
     EngineReady,
     Link,
@@ -144,6 +143,11 @@ def write_log_line(line: LogLine) -> None:
     logging.getLogger(line.logger).log(line.level, "%s", line.text)
 
 
+def log_stacks(stacks: str) -> None:
+    """Log the position of an engine, and the stacks of its threads."""
+    logging.getLogger("chairlift").error("the engine was %s; its threads:\n%s", main_frame(stacks), stacks)
+
+
 def wait_for_facts(child: EngineChild, watchdog: Watchdog) -> EngineFacts:
     """Wait until the first engine process is ready; blocks, because there is no event loop yet.
 
@@ -178,12 +182,12 @@ def _check_start(child: EngineChild, watchdog: Watchdog) -> None:
         return
     child.request_stack_dump()
     time.sleep(STACK_DUMP_SECONDS)
-    stacks, limit = child.stacks(), watchdog.timeout
-    reason = f"not ready {limit:g} s after its start"
-    where = write_state_dump(reason, None, InFlightRequests(), [], stacks)
+    stacks = child.stacks()
+    log_stacks(stacks)
     raise EngineDeadError(
-        f"the engine is stuck: {reason}, it was {main_frame(stacks)}; {where}. If it needs more time to start, raise "
-        f"--watchdog-timeout, or set it to 0 for no limit"
+        f"the engine is stuck: not ready {watchdog.timeout:g} s after its start, it was {main_frame(stacks)}; the log "
+        "has the stacks of its threads. If it needs more time to start, raise --watchdog-timeout, or set it to 0 for "
+        "no limit"
     )
 
 

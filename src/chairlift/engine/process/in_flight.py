@@ -36,11 +36,6 @@ class InFlightGroup(SiblingGroup[EngineRequest]):
 class InFlightRequests(SiblingGroups[InFlightGroup]):
     """Unfinished requests in order of arrival, siblings together."""
 
-    def requests(self, *, have_started: bool) -> list[EngineRequest]:
-        """The requests of which a token was computed, or those of which none was."""
-        groups = (group for group in self if group.has_started == have_started)
-        return [request for group in groups for request in group.unfinished.values()]
-
     def add_siblings(self, requests: list[EngineRequest], *, is_sent: bool = True) -> None:
         """Add siblings that were sent to the engine, or that wait for a restart."""
         self.add(InFlightGroup({request.request_id: request for request in requests}, num_runs=int(is_sent)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,12 +19,13 @@ from chairlift.engine.process.engine_child import (
     GRACE_SECONDS,
     STACK_DUMP_SECONDS,
     EngineChild,
+    log_stacks,
     wait_for_facts,
     write_log_line,
 )
 from chairlift.engine.process.in_flight import InFlightRequests
 from chairlift.engine.process.restart_policy import LONGEST_BACKOFF, RestartPolicy
-from chairlift.engine.process.watchdog import Watchdog, write_state_dump
+from chairlift.engine.process.watchdog import Watchdog
 from chairlift.engine.process.wire import (
     EngineFailed,
     EngineReady,
@@ -39,7 +39,6 @@ from chairlift.engine.process.wire import (
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.sibling_groups import unfinished_ids
 from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, Failure, ModelLoadError
-from chairlift.events import Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
 from chairlift.loading.text.tokenizer import Tokenizer
 
@@ -55,7 +54,6 @@ START_FACTOR: Final = 4.0
 STOP_SECONDS: Final = 10.0
 CONNECT_POLL_SECONDS: Final = 0.002
 MESSAGES_PER_CALL: Final = 16
-LAST_EVENTS: Final = 256
 
 
 class ProcessClient(EngineClient):
@@ -67,8 +65,8 @@ class ProcessClient(EngineClient):
 
     Args:
         config: the configuration of the engine.
-        watchdog_timeout: seconds without a step after which an engine with work is stuck. Its state is then written to
-            a file, and it is restarted. The first start is limited by FIRST_START_SECONDS, or by the timeout if that is
+        watchdog_timeout: seconds without a step after which an engine with work is stuck. Its stacks are then logged,
+            and it is restarted. The first start is limited by FIRST_START_SECONDS, or by the timeout if that is
             longer, and a restart as described at START_FACTOR. 0: there are no limits.
         command: runs `engine_process.main`.
         events: see EngineClient.
@@ -92,7 +90,6 @@ class ProcessClient(EngineClient):
         self._command = command
         self._files = resolve_model(config.model, accept_terms=config.accept_terms)
         self._in_flight = InFlightRequests()
-        self._last_events: deque[Event] = deque(maxlen=LAST_EVENTS)
         self._watchdog = Watchdog(watchdog_timeout)
         limit = max(watchdog_timeout, FIRST_START_SECONDS) if watchdog_timeout else 0.0
         self._start_watchdog = Watchdog(limit, GRACE_SECONDS)
@@ -244,9 +241,7 @@ class ProcessClient(EngineClient):
         self._watchdog.record_progress()
         self._last_step = self.now()
         if result.events:
-            events = unpack_events(result.events)
-            self._last_events.extend(events)
-            self.events.publish(events)
+            self.events.publish(unpack_events(result.events))
         if result.outputs:
             self._in_flight.remove(output.request_id for output in result.outputs if output.finish_reason is not None)
             self._on_outputs(result.outputs)
@@ -334,18 +329,17 @@ class ProcessClient(EngineClient):
         self._loop.call_later(self._watchdog.interval, self._check_watchdogs)
 
     def _kill_stuck(self, reason: str) -> None:
-        """Write the state of a stuck engine to a file, and kill it, which leads to its restart."""
+        """Log the stacks of a stuck engine, and kill it, which leads to its restart."""
         self._failure = f"it was stuck: {reason}"
+        logger.error("the engine is stuck: %s", reason)
         child = self._child
         child.request_stack_dump()
 
-        def dump_and_kill() -> None:
-            started, events = self.engine.facts.started, list(self._last_events)
-            where = write_state_dump(reason, started, self._in_flight, events, child.stacks())
-            logger.error("the engine is stuck: %s; %s", reason, where)
+        def log_and_kill() -> None:
+            log_stacks(child.stacks())
             child.kill()
 
-        self._loop.call_later(STACK_DUMP_SECONDS, dump_and_kill)
+        self._loop.call_later(STACK_DUMP_SECONDS, log_and_kill)
 
 
 def restart_config(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
