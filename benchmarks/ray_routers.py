@@ -23,10 +23,6 @@ NUM_CHARACTERS = 0x100000
 class RayRouter(PrefixAwareRouter):
     """Chooses replicas with the router that follows in the order of the base classes, and reports them to the view."""
 
-    def initialize_state(self, **_options: Any) -> None:
-        """Use the defaults of Ray's router."""
-        super(PrefixAwareRouter, self).initialize_state()
-
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:

@@ -18,7 +18,7 @@ from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, 
 from benchmarks.simulated_cluster.simulated_replica import RoutedRequest, SimulatedReplica
 
 from chairlift.cluster.autoscaling import QueueScaling
-from chairlift.cluster.replica_choice import choose_less_loaded, choose_replica
+from chairlift.cluster.replica_choice import choose_replica
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 from chairlift.cluster.shared_service import ServiceMeter
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator
@@ -164,7 +164,8 @@ class ClusterSimulation:
         if self._config.router == "prefix":
             return choose_replica(candidates, prompt, self._random)
         if self._config.router == "pow2":
-            return choose_less_loaded(candidates, self._random)
+            drawn = self._random.sample(list(candidates), min(2, len(candidates)))
+            return min(drawn, key=lambda name: candidates[name].num_unfinished)
         return self._random.choice(list(candidates))
 
     # -- steps -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from chairlift.cluster.replica_choice import choose_less_loaded, choose_replica, cost
+from chairlift.cluster.replica_choice import choose_replica, cost
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 
 BLOCK_SIZE = 4
@@ -108,14 +108,6 @@ def test_a_block_behind_a_hole_is_no_prefix() -> None:
     replicas["r1"].replace_cache(prompt.block_keys[2:])
     replicas["r2"].replace_cache(prompt.block_keys[3:])
     assert {choose_replica(replicas, prompt, random.Random(seed)) for seed in range(20)} == {"r0"}
-
-
-def test_the_choice_without_knowledge_of_prefixes() -> None:
-    replicas = make_replicas(3)
-    for index, state in enumerate(replicas.values()):
-        state.others = ReplicaLoad(num_unfinished=index, free_blocks=64)
-    assert {choose_less_loaded(replicas, random.Random(seed)) for seed in range(40)} == {"r0", "r1"}
-    assert choose_less_loaded(make_replicas(1), random.Random(0)) == "r0"
 
 
 def test_load_is_spread_without_cached_prefixes() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from chairlift.cluster.cluster_view import ROUTING_POLICIES, RoutingPolicy
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option
@@ -32,9 +31,6 @@ class ClusterOptions:
         None, "Largest number of replicas of autoscaling. Default: replicas, which disables it.", minimum=1
     )
     ingresses: int = option(1, "Number of processes that serve HTTP.", minimum=1)
-    router: RoutingPolicy = option(
-        "prefix", "Routing: by the prefix caches of the replicas, or pow2 to compare with.", choices=ROUTING_POLICIES
-    )
     target_queued_tokens: int = option(
         4096, "Prompt tokens that may wait in a replica before another one is started.", minimum=1
     )

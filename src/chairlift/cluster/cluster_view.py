@@ -6,14 +6,11 @@ import random
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from chairlift.cluster.replica_choice import choose_less_loaded, choose_replica
+from chairlift.cluster.replica_choice import choose_replica
 from chairlift.cluster.replica_messages import ReplicaHello, ReplicaMessage
 from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
-
-RoutingPolicy = Literal["prefix", "pow2"]
-ROUTING_POLICIES: Final = ("prefix", "pow2")
 
 OnReplicas = Callable[[set[str]], None]
 
@@ -97,23 +94,16 @@ class ClusterView:
                 state.others = message.others
                 state.is_engine_running = message.engine.state == "running"
 
-    def route(self, request_id: str, prompt: RoutedPrompt, policy: RoutingPolicy = "prefix") -> str | None:
+    def route(self, request_id: str, prompt: RoutedPrompt) -> str | None:
         """Choose the replica of a request, and count the request as sent to it; None if there is none now. Another
         call for the same request replaces the choice. A request that is not added is not counted: it was aborted while
-        it waited for its route.
-
-        Args:
-            policy: "pow2" takes the one with fewer requests of two random replicas, as Ray Serve does by default.
-        """
+        it waited for its route."""
         with self._lock:
             self._remove(request_id)
             candidates = self._candidates()
             if not candidates:
                 return None
-            if policy == "prefix":
-                chosen = choose_replica(candidates, prompt, self._random)
-            else:
-                chosen = choose_less_loaded(candidates, self._random)
+            chosen = choose_replica(candidates, prompt, self._random)
             self.assign(request_id, prompt, chosen)
             return chosen
 

@@ -172,9 +172,7 @@ def engine_deployment(
         name=name,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options=options.actor_options(config),
-        request_router_config=RequestRouterConfig.model_validate(
-            {"request_router_class": ROUTER_CLASS, "request_router_kwargs": {"policy": options.router}}
-        ),
+        request_router_config=RequestRouterConfig.model_validate({"request_router_class": ROUTER_CLASS}),
         graceful_shutdown_timeout_s=options.drain_timeout,
         health_check_period_s=options.health_check_period,
         health_check_timeout_s=options.health_check_timeout,

@@ -80,9 +80,3 @@ def _split_by_prefix(
 
 def _sample_two(replica_ids: list[ReplicaId], random_source: random.Random) -> list[ReplicaId]:
     return random_source.sample(replica_ids, min(2, len(replica_ids)))
-
-
-def choose_less_loaded(replicas: Mapping[ReplicaId, ReplicaState], random_source: random.Random) -> ReplicaId:
-    """Choose the one with fewer unfinished requests of two random replicas, as Ray Serve does by default."""
-    drawn = _sample_two(list(replicas), random_source)
-    return min(drawn, key=lambda replica_id: replicas[replica_id].num_unfinished)

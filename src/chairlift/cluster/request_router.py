@@ -11,17 +11,11 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from chairlift.cluster.cluster_view import CallRoute, ClusterView, RoutingPolicy, cluster_view
+from chairlift.cluster.cluster_view import CallRoute, ClusterView, cluster_view
 
 
 class PrefixAwareRouter(RequestRouter):
     """Routes each call by its `CallRoute`; calls without one go to any replica."""
-
-    _policy: RoutingPolicy = "prefix"
-
-    def initialize_state(self, **options: Any) -> None:
-        """Receive the options of the deployment: the `policy` of `ClusterView.route`."""
-        self._policy = options["policy"]
 
     @property
     def view(self) -> ClusterView:
@@ -54,6 +48,6 @@ class PrefixAwareRouter(RequestRouter):
         replica_id = route.replica_id
         if replica_id is None:
             assert route.prompt is not None
-            replica_id = self.view.route(route.request_id, route.prompt, self._policy)
+            replica_id = self.view.route(route.request_id, route.prompt)
         found = [replica for replica in candidate_replicas if replica.replica_id.unique_id == replica_id]
         return [found or candidate_replicas]
