@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from chairlift.engine.llm import LLM
     from chairlift.lora import LoRARequest
     from chairlift.outputs import CompletionOutput, RequestOutput
-    from chairlift.sampling_params import BeamSearchParams, SamplingParams
+    from chairlift.sampling_params import SamplingParams
     from chairlift.slo import SLO
     from chairlift.structured_outputs import StructuredOutputs
 
 _MODULES = {
     "AsyncLLM": "chairlift.engine.async_llm",
-    "BeamSearchParams": "chairlift.sampling_params",
     "CompletionOutput": "chairlift.outputs",
     "EngineConfig": "chairlift.config",
     "LLM": "chairlift.engine.llm",
@@ -40,7 +39,6 @@ __all__ = [
     "LLM",
     "SLO",
     "AsyncLLM",
-    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "LoRARequest",

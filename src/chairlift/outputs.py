@@ -248,38 +248,3 @@ class RequestOutput:
     times: RequestTimes | None = None
     stats: RequestStats | None = None
     pooled: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearchSequence:
-    """One answer of a beam search. `tokens` are those of the prompt and of the answer, and `text` is that of both."""
-
-    tokens: list[int]
-    logprobs: list[TokenLogprobs]
-    cum_logprob: float
-    text: str
-    finish_reason: str | None
-    stop_reason: int | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearchOutput:
-    """The answers of a beam search, the best one first."""
-
-    sequences: list[BeamSearchSequence]
-
-    @classmethod
-    def from_request(cls, output: RequestOutput) -> BeamSearchOutput:
-        return cls(
-            [
-                BeamSearchSequence(
-                    output.prompt_token_ids + answer.token_ids,
-                    answer.logprobs or [],
-                    answer.cumulative_logprob or 0.0,
-                    (output.prompt or "") + answer.text,
-                    answer.finish_reason,
-                    answer.stop_reason,
-                )
-                for answer in output.outputs
-            ]
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -82,13 +82,10 @@ def _flag(name: str, value: Any) -> None:
         raise RequestError(f"{name} must be true or false, got {value!r}", name)
 
 
-def _check_characters(name: str, texts: Sequence[str], limit: int) -> None:
+def _check_texts(name: str, texts: Sequence[str], limit: int) -> None:
     if (total := sum(map(len, texts))) > limit:
         raise RequestError(f"{name} must have at most {limit} characters in total, got {total}", name)
-
-
-def _check_unicode(name: str, strings: Iterable[str]) -> None:
-    for text in strings:
+    for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -107,8 +104,7 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
         raise RequestError(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(strings)}", "stop")
     if any(not s for s in strings):
         raise RequestError("stop must not contain an empty string, which would end every answer immediately", "stop")
-    _check_characters("stop", strings, MAX_STOP_CHARACTERS)
-    _check_unicode("stop", strings)
+    _check_texts("stop", strings, MAX_STOP_CHARACTERS)
     return tuple(strings)
 
 
@@ -120,22 +116,10 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if len(value) > MAX_BAD_WORDS:
         raise RequestError(f"bad_words must have at most {MAX_BAD_WORDS} words, got {len(value)}", "bad_words")
     words = tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in value)
-    _check_characters("bad_words", [word for word in words if isinstance(word, str)], MAX_BAD_WORD_CHARACTERS)
+    _check_texts("bad_words", [word for word in words if isinstance(word, str)], MAX_BAD_WORD_CHARACTERS)
     if not all(word.strip() if isinstance(word, str) else word for word in words):
         raise RequestError("bad_words must not contain an empty word or a word of spaces", "bad_words")
-    _check_unicode("bad_words", (word for word in words if isinstance(word, str)))
     return words
-
-
-def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    token_ids = _token_ids("allowed_token_ids", value)
-    if not token_ids:
-        raise RequestError(
-            "allowed_token_ids must have at least one token id; remove it to allow all tokens", "allowed_token_ids"
-        )
-    return token_ids
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -269,7 +253,11 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
-        object.__setattr__(self, "allowed_token_ids", _allowed_token_ids(self.allowed_token_ids))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                problem = "must have at least one token id; remove it to allow all tokens"
+                raise RequestError(f"allowed_token_ids {problem}", "allowed_token_ids")
         self._check_constraints()
         _flag("use_beam_search", self.use_beam_search)
         _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
@@ -331,10 +319,6 @@ class SamplingParams:
             if getattr(self, name):
                 raise RequestError(f"{name} cannot be combined with structured_outputs: {why}", name)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
@@ -368,21 +352,3 @@ class SamplingDefaults:
         defaults = {} if given.get("use_beam_search") else self.values()
         defaults.pop("max_new_tokens", None)
         return SamplingParams(**{**defaults, **given})
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearchParams:
-    """The parameters of `LLM.beam_search`, with vLLM's names; see `SamplingParams`, whose `n` is `beam_width`."""
-
-    beam_width: int
-    max_tokens: int
-    ignore_eos: bool = False
-    temperature: float = 0.0
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
-    include_stop_str_in_output: bool = False
-
-    def sampling_params(self) -> SamplingParams:
-        """The same parameters as those of a request. Raises RequestError as `SamplingParams`."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "beam_width"}
-        return SamplingParams(n=self.beam_width, use_beam_search=True, logprobs=0, **given)

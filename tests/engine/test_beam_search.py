@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from chairlift import LLM, BeamSearchParams, EngineConfig, SamplingParams
+from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup.factory import build_engine
 from chairlift.errors import RequestError
 from chairlift.events import EventList, Step
@@ -125,18 +125,6 @@ def test_beams_in_a_crowd_are_those_of_transformers(
     assert max(step.saved for step in steps) > 0
     if "max_num_seqs" in options:
         assert sum(len(step.preempted) for step in steps) > 0
-
-
-def test_the_function_of_vllm(tiny_model_dir: Callable[..., Path]) -> None:
-    folder = tiny_model_dir("llama")
-    llm, _ = make_llm(folder)
-    prompt = make_prompts()[1]
-    (output,) = llm.beam_search([prompt], BeamSearchParams(4, NEW_TOKENS, ignore_eos=True), use_tqdm=False)
-    expected = reference(folder, 4, "default", False)[1]
-    assert [sequence.tokens for sequence in output.sequences] == [prompt + tokens for tokens in expected]
-    scores = [sequence.cum_logprob for sequence in output.sequences]
-    assert scores == sorted(scores, reverse=True)
-    assert output.sequences[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.lora import LoRARequest
-from chairlift.outputs import BeamSearchOutput, RequestOutput
+from chairlift.outputs import RequestOutput
 from chairlift.request import FinishReason
-from chairlift.sampling_params import BeamSearchParams, SamplingParams
+from chairlift.sampling_params import SamplingParams
 
 AdapterChoice = LoRARequest | str | None
 """A LoRA adapter, the name of a loaded one, or None for the model alone."""
@@ -105,21 +105,6 @@ class LLM:
         if sampling_params is None:
             sampling_params = self._sampling_defaults.params(max_tokens=None)
         return self._run(_conversations(messages), encode, sampling_params, use_tqdm, lora_request)
-
-    def beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
-        *,
-        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
-        use_tqdm: bool = True,
-    ) -> list[BeamSearchOutput]:
-        """Search for the most likely answers to all prompts with `params.beam_width` beams each, as vLLM's function.
-
-        The same as `generate` with `use_beam_search`; see there for the arguments and errors.
-        """
-        outputs = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request)
-        return [BeamSearchOutput.from_request(output) for output in outputs]
 
     def load_lora_adapter(self, lora_name: str, lora_path: str) -> None:
         """Load a LoRA adapter, whose name is a `lora_request` afterwards.
