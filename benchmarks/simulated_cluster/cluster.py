@@ -271,9 +271,8 @@ class ClusterSimulation:
         if not replica.is_alive or self._is_over:
             return
         self._at(self._now + period, self._exchange_service, replica, period)
-        replica.num_reports += 1
         report = SharedUsage(replica.service.take())
-        remote = self._aggregator.exchange(str(replica.name), replica.num_reports, report, self._now)
+        remote = self._aggregator.exchange(str(replica.name), report, self._now)
         replica.core.scheduler.queue.record_remote_service(remote.amounts)
 
     def _sample_service(self) -> None:

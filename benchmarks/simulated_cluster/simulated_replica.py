@@ -45,7 +45,6 @@ class SimulatedReplica:
     Attributes:
         inbox: requests that the engine has not received yet.
         sent: unfinished requests by id, those of the inbox included. requests: those of the engine.
-        num_reports: the reports of its service to the usage aggregator.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class SimulatedReplica:
         self.sent: dict[str, RoutedRequest] = {}
         self.requests: dict[str, Request] = {}
         self.service = ServiceMeter()
-        self.num_reports = 0
         self.is_computing = False
         self.is_alive = True
         self.is_draining = False

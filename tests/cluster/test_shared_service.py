@@ -30,7 +30,7 @@ def test_sharing_continues_after_a_failed_exchange(
     meter = ServiceMeter()
     meter.add("b", 4, 1)
 
-    async def exchange(_sender_id: str, _number: int, usage: SharedUsage[str]) -> SharedUsage[str]:
+    async def exchange(_sender_id: str, usage: SharedUsage[str]) -> SharedUsage[str]:
         if not answers:
             raise asyncio.CancelledError
         reports.append(usage.amounts)

@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.cluster import cluster_app
 from chairlift.cluster.cluster_app import share_usage
-from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator, UsageSender
+from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator
 from chairlift.errors import OverloadedError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
@@ -26,21 +26,17 @@ class Ingresses:
         self.aggregator: UsageAggregator[tuple[str, str]] = UsageAggregator()
         self.ring = KeyRing([Key(INFO, digest("secret-of-team-0123456789"), limits)])
         self.all: list[AdmissionController] = []
-        self.senders: list[UsageSender[tuple[str, str]]] = []
         for _ in range(count):
             self.add()
 
     def add(self) -> None:
         """Start one more ingress."""
-        self.senders.append(UsageSender(str(len(self.all)), self.now))
         self.all.append(AdmissionController(None, self.ring, clock=lambda: self.now))
 
     def sync(self) -> None:
-        for sender, admission in zip(self.senders, self.all, strict=True):
-            amounts = sender.report(admission.take_usage(), self.now)
-            usage = SharedUsage(amounts, admission.num_concurrent())
-            remote = self.aggregator.exchange(sender.sender_id, sender.number, usage, self.now)
-            sender.acknowledge(self.now)
+        for index, admission in enumerate(self.all):
+            usage = SharedUsage(admission.take_usage(), admission.num_concurrent())
+            remote = self.aggregator.exchange(str(index), usage, self.now)
             admission.charge_remote_usage(remote.amounts, remote.num_concurrent)
 
     def admits(self, index: int) -> bool:
@@ -125,7 +121,7 @@ def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
     usages: list[Usage] = []
     permit = ingresses.all[0].admit(INFO, [[1, 2, 3]])
 
-    async def exchange(_sender_id: str, _number: int, usage: Usage) -> Usage:
+    async def exchange(_sender_id: str, usage: Usage) -> Usage:
         usages.append(usage)
         admitted.append(ingresses.admits(0))
         if len(admitted) == 2:

@@ -47,7 +47,7 @@ ROUTER_CLASS: Final = "chairlift.cluster.request_router:PrefixAwareRouter"
 MAX_ONGOING_REQUESTS: Final = 1_000_000
 """Serve never rejects a call, because engines have queues of their own, and the ingress limits their length."""
 
-NAMESPACE: Final = "chairlift-usage-1"
+NAMESPACE: Final = "chairlift-usage-2"
 """The namespace of usage aggregators in Ray. Its number changes with their interface, because an aggregator outlives an
 update of Chairlift."""
 
@@ -222,8 +222,8 @@ def aggregator_exchange(app_name: str, purpose: str) -> UsageExchange[Any]:
     name = f"{app_name}/{purpose}"
     actor = actor_class.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote()
 
-    async def exchange(sender_id: str, number: int, usage: SharedUsage[Any]) -> SharedUsage[Any]:
-        answer = actor.exchange.remote(sender_id, number, usage)
+    async def exchange(sender_id: str, usage: SharedUsage[Any]) -> SharedUsage[Any]:
+        answer = actor.exchange.remote(sender_id, usage)
         answered: SharedUsage[Any] = await asyncio.wait_for(answer, EXCHANGE_SECONDS)
         return answered
 
