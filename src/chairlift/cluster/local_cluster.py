@@ -13,7 +13,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.cluster.gcs_watch import GCS_TIMEOUT_VARIABLE
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError, ConfigError, EngineDeadError
@@ -181,7 +180,8 @@ def set_ray_variables() -> None:
         {
             # This thread has no event loop that could route its first calls.
             "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",
-            GCS_TIMEOUT_VARIABLE: "86400",
+            # Otherwise Ray ends this process a minute after its GCS, without a message.
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
             "RAY_AUTH_MODE": "token",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback.
             # HTTP does not pass through Ray Serve, also if this machine has the settings of a cluster with HAProxy.

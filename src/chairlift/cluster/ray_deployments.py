@@ -8,7 +8,6 @@ import logging
 import re
 import secrets
 import sys
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
@@ -29,7 +28,6 @@ from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.cluster_view import CallRoute
 from chairlift.cluster.engine_replica import EngineReplica
-from chairlift.cluster.gcs_watch import drain_without_gcs
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
 from chairlift.cluster.shared_service import share_service
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator, UsageExchange
@@ -205,10 +203,7 @@ class IngressDeployment:
         exchange: UsageExchange[tuple[str, str]] | None = None
         if self._setup.access.keys.by_tenant:  # also with one ingress, because an update starts another one
             exchange = aggregator_exchange(serve.get_replica_context().app_name, "keys")
-        app = build_cluster_app(self._setup, self._clients, exchange)
-        watched = (app.state.admission, ray.get_runtime_context().gcs_address)
-        threading.Thread(target=drain_without_gcs, args=watched, name="watch-gcs", daemon=True).start()
-        return app
+        return build_cluster_app(self._setup, self._clients, exchange)
 
     async def check_health(self) -> None:
         """Let Ray Serve replace this ingress if it cannot serve any model."""
