@@ -105,7 +105,7 @@ class SchedulerConfig:
             "static_run_to": self.static_run_to if is_static else None,
             "step_time": None if self.step_time is None else asdict(self.step_time),
             "speculative_config": None if self.speculative_config is None else asdict(self.speculative_config),
-            "row_time": None if row_time is None else row_time.to_list(),
+            "row_time": None if row_time is None else [list(point) for point in row_time.points.items()],
         }
 
     def __post_init__(self) -> None:

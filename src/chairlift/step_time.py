@@ -69,10 +69,6 @@ class RowTime:
             self._seconds.extend(below + slope * (rows - low) for rows in range(low, high))
         self._seconds.append(above)
 
-    def to_list(self) -> list[list[float]]:
-        """The points as pairs of rows and seconds, for JSON."""
-        return [list(point) for point in self.points.items()]
-
     def seconds(self, num_rows: int) -> float:
         """The estimated seconds of a step with `num_rows` >= 0 rows."""
         known = self._seconds

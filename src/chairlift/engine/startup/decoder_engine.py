@@ -10,10 +10,11 @@ import torch
 
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
+from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.disk_prefix_cache import kv_caches, open_block_stores
-from chairlift.engine.startup.draft_model import provide_draft_model
-from chairlift.engine.startup.loaded_model import LoadedDecoder
+from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
+from chairlift.engine.startup.memory_plan import draft_config
 from chairlift.engine.startup.pool_plan import (
     beam_search_problem,
     checkpoint_plan,
@@ -35,6 +36,7 @@ from chairlift.engine.startup.token_budget import (
 )
 from chairlift.errors import ConfigError
 from chairlift.kernels.registry import find_kernel_set
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel, StepPlan
 from chairlift.models.kv_layout import KVLayout
 from chairlift.step_time import RowTime, StepTime
@@ -56,7 +58,7 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
         ConfigError: this model or this machine cannot satisfy an option.
     """
     layout, context = plan_layout(config, loaded.config), loaded.config.max_position_embeddings
-    draft = provide_draft_model(config, loaded, layout)
+    draft = _provide_draft_model(config, loaded, layout)
     slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
     draft_bytes = 0 if draft is None else kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
     memory_bytes = default_memory_bytes(loaded.device) - swap_bytes_in(config, loaded.device.type)
@@ -84,6 +86,47 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
         slot_bytes=slot_bytes,
         block_stores=block_stores,
     )
+
+
+def _provide_draft_model(config: EngineConfig, loaded: LoadedDecoder, layout: KVLayout) -> LoadedDecoder | None:
+    """The draft model that `config.speculative_config` names, which is loaded once for each loaded model; None if there
+    is none.
+
+    Raises:
+        ModelLoadError: the draft model cannot be found, read or run.
+        ConfigError: it does not fit the model.
+    """
+    speculative = config.speculative
+    if speculative is None or speculative.model is None:
+        return None
+    if layout.windows != FULL:
+        raise ConfigError(
+            "speculative_config: a draft model needs K and V of all tokens, and this model releases those that left a "
+            "sliding window: set disable_hybrid_kv_cache_manager, or use method=ngram"
+        )
+    draft = loaded.draft
+    if draft is None or not draft.matches(draft_config(config, speculative)):
+        draft = load_decoder(draft_config(config, speculative))
+    _check_draft(draft, loaded, config.max_model_len or loaded.config.max_position_embeddings)
+    loaded.draft = draft
+    return draft
+
+
+def _check_draft(draft: LoadedDecoder, loaded: LoadedDecoder, max_model_len: int) -> None:
+    """Check that token ids of the draft model mean the same in the model, and that its context is long enough."""
+    ours, theirs = draft.tokenizer, loaded.tokenizer
+    problem = None
+    if draft.config.vocab_size != loaded.config.vocab_size:
+        problem = f"it has {draft.config.vocab_size} tokens, and {loaded.name} has {loaded.config.vocab_size}"
+    elif isinstance(ours, Tokenizer) and isinstance(theirs, Tokenizer) and not ours.has_vocabulary_of(theirs):
+        problem = f"its tokenizer differs from that of {loaded.name}"
+    elif (context := draft.config.max_position_embeddings) < max_model_len:
+        problem = f"its context has {context} tokens, fewer than the {max_model_len} of a request: lower max_model_len"
+    if problem is not None:
+        raise ConfigError(
+            f"speculative_config: {draft.name} cannot be the draft model, because {problem}: use a smaller model of "
+            "the same family, or method=ngram"
+        )
 
 
 def _measured_limits(
