@@ -28,8 +28,8 @@ from rich.table import Table
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.core.baselines.selection import make_kv_cache_manager
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.engine.startup.pool_plan import planned_pool
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity, forced_request
+from chairlift.engine.startup.pool_plan import planned_pool
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate

@@ -101,7 +101,7 @@ class RemoteReplica:
     replica_id: str
     events: EventHub = field(default_factory=EventHub)
     clock_offset: float = 0.0
-    engine: ReplicaEngine = ReplicaEngine("running", 0, None)
+    engine: ReplicaEngine = field(default_factory=lambda: ReplicaEngine("running", 0, None))
     last_message: float = 0.0
     num_handled: int = 0
     reader: asyncio.Task[None] | None = None

@@ -33,9 +33,7 @@ class DraftModel:
         has_states: whether layers have recurrent state.
     """
 
-    def __init__(
-        self, model: RunnerModel, choose: TokenSampler, rows: RequestRows, has_states: bool = False
-    ) -> None:
+    def __init__(self, model: RunnerModel, choose: TokenSampler, rows: RequestRows, has_states: bool = False) -> None:
         self._model = model
         self._choose = choose
         self._rows = rows

@@ -19,9 +19,9 @@ from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.config import QUANTIZATIONS, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
 from chairlift.core.engine_core import EngineCore
+from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.memory_plan import plan_memory
 from chairlift.engine.startup.pool_capacity import PoolCapacity, RequestLengths, compute_pool_capacity
 from chairlift.errors import RequestError

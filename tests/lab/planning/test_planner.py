@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from chairlift.config import QUANTIZATIONS, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.activation_plan import plan_activations
-from chairlift.engine.startup.weight_plan import plan_weights
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
+from chairlift.engine.startup.weight_plan import plan_weights
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, total
 from chairlift.kernels.registry import find_kernel_set
