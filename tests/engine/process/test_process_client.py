@@ -22,7 +22,7 @@ import pytest
 import zmq
 
 from chairlift import LLM, AsyncLLM, SamplingParams
-from chairlift.engine.process import process_client, restart_policy, wire
+from chairlift.engine.process import process_client, restart_policy, watchdog, wire
 from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, ModelLoadError, RequestError
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
 from chairlift.kernels import choice
