@@ -465,7 +465,7 @@ def test_requests_that_an_engine_loses_run_elsewhere_if_they_have_no_output(make
         assert sum(begun) == 1
         assert "the engine of the request was lost (out of memory): send" in str(results[begun.index(True)])
         assert transport.num_runs["replica-1"] == 5
-        assert client.replicas["replica-0"].state == "restarting"
+        assert client.replicas["replica-0"].engine.state == "restarting"
         await llm.aclose()
 
     run(main)
@@ -479,11 +479,11 @@ def test_a_change_of_the_engine_is_published_without_a_step(make_engine: Make) -
         client: Any = llm._client
         engine._client.state, engine._client.last_failure = "restarting", Failure("out of memory")
         transport.replicas["replica-0"]._fail([], EngineDeadError("out of memory"))
-        await until(lambda: client.replicas["replica-0"].state == "restarting")
-        assert client.replicas["replica-0"].last_failure == "out of memory"
+        await until(lambda: client.replicas["replica-0"].engine.state == "restarting")
+        assert client.replicas["replica-0"].engine.last_failure == "out of memory"
         late = ClusterClient(transport.another(), engine.engine)
         late.open(lambda outputs: None, lambda ids, error: None)
-        await until(lambda: "replica-0" in late.replicas and late.replicas["replica-0"].state == "restarting")
+        await until(lambda: "replica-0" in late.replicas and late.replicas["replica-0"].engine.state == "restarting")
         late.stop()
         await llm.aclose()
 

@@ -119,7 +119,7 @@ def test_replicas_report_the_service_of_tenants(server: RayServer) -> None:
     reports: list[float] = []
 
     def read() -> bool:
-        answer = ray.get(aggregator.exchange.remote("reader", len(reports), SharedUsage()))
+        answer = ray.get(aggregator.exchange.remote("reader", SharedUsage()))
         reports.append(sum(answer.amounts.values()))
         return sum(reports) >= 4 + 2 * 24
 
