@@ -120,7 +120,8 @@ def test_a_signal_to_the_process_group_lets_a_stream_finish(server: ReplicatedSe
 
 def test_a_second_signal_ends_the_server_and_ray_at_once(server: ReplicatedServer) -> None:
     with httpx.stream("POST", f"{server.url}/completions", json={**completion_body(500), "stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # whose end would close the connection
+        next(lines)
         server.send_signal_to_group(signal.SIGINT)
         wait_for(lambda: "shutting down" in server.text())
         server.send_signal_to_group(signal.SIGINT)
