@@ -1,4 +1,4 @@
-"""Native products against `reference.quantized_linear` and plain ones, on every instruction set of the CPU.
+"""Native products against `quantized_linear` and plain ones, on every instruction set of the CPU.
 
 A native layer with the identity matrix in float32 returns exactly the result of its prologue. Prologues are therefore
 compared with the reference separately, and products with the exact rows that they multiply, so that two results differ
@@ -28,6 +28,7 @@ from chairlift.kernels.weight_formats import BLOCKS, BYTES_PER_INPUT, FLOATS, GR
 from chairlift.loading.block_rows import decode_rows
 from ggml_blocks import HALVES, random_blocks, random_rows
 from native import ROUNDING_TO_BF16
+from quantized_products import quantized_linear
 
 try:
     NATIVE = load()
@@ -108,7 +109,7 @@ def reference_product(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) ->
     if matrix.format in (*FLOATS, "f8_e4m3"):
         product = (y.double() @ weight.double().t()).float()
     else:
-        product = reference.quantized_linear(y, weight, None, kind, has_row_scale=matrix.format == "int8")
+        product = quantized_linear(y, weight, None, kind, has_row_scale=matrix.format == "int8")
     # A 4-bit weight is a multiple of its scale and a minimum, both of them up to twice as large as the largest weight.
     magnitude = y.abs().sum(1)[:, None] * weight.abs().amax(1)[None, :]
     return product, 2**-23 * (8 + matrix.in_features / 8) * magnitude
