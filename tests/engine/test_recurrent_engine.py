@@ -24,12 +24,14 @@ from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished, Step
 from chairlift.models.decoder import DecoderModel
 from chairlift.outputs import NewRequest, SchedulerOutput
+from chairlift.worker.disk_block_store import DiskBlockStore
 from fakes import collect, make_request, run_to_end
 from kv_invariants import check_manager
 from native import needs_native
 
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
 ARCHITECTURES = ["granite4_h", "falcon_h1", "nemotron_h", "lfm2", "qwen3_5"]
+OTHERS = ["granite4_h_moe", "nemotron_h_moe", "lfm2_moe", "qwen3_5_moe", "qwen3_next", "olmo_hybrid"]
 NEW_TOKENS = 14
 
 
@@ -61,6 +63,7 @@ def generate(folder: Path, n: int = 1, temperature: float = 0, **options: Any) -
     llm = LLM(engine=build_engine(make_config(folder, **options), events=events))
     params = SamplingParams(temperature=temperature, max_tokens=NEW_TOKENS, ignore_eos=True, n=n, seed=7)
     outputs = llm.generate([*prompts(), *prompts()], params, use_tqdm=False)
+    llm.close()
     return [each.token_ids for output in outputs for each in output.outputs], events.events
 
 
@@ -89,6 +92,32 @@ def test_tokens_do_not_depend_on_how_requests_are_computed(
         assert generate(folder, kernels=kernels, **policy)[0] == alone
     siblings, _ = generate(folder, n=3, kernels=kernels)
     assert siblings == [tokens for tokens in alone for _ in range(3)]
+
+
+@pytest.mark.usefixtures("all_drafts")
+@pytest.mark.parametrize("arch", OTHERS)
+def test_every_other_architecture_gives_the_same_tokens_too(
+    arch: str, tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several ways at a time: in chunks with the prefix cache, preempted with draft tokens, and after a restart."""
+    folder = tiny_model_dir(arch)
+    monkeypatch.setattr(DiskBlockStore, "_is_worth_reading", lambda *_: True)
+    alone, _ = generate(folder, max_num_seqs=1, enable_prefix_caching=False)
+    chunked, events = generate(folder, max_num_batched_tokens=9, prefix_cache_dir=tmp_path)
+    assert chunked == alone
+    assert sum(e.num_cached_tokens > 0 for e in events if isinstance(e, RequestFinished)) >= len(prompts())
+    restarted, events = generate(folder, max_num_seqs=2, prefix_cache_dir=tmp_path)
+    assert restarted == alone
+    first = min((e for e in events if isinstance(e, RequestFinished)), key=lambda e: e.request_id)
+    assert first.num_cached_tokens > 0
+    known = KnownAnswers(alone)
+    monkeypatch.setattr(PromptLookup, "propose", lambda _, tokens, count: known.propose(tokens, count))
+    crowd = {"max_num_seqs": 24, "num_kv_blocks": 60, "max_num_batched_tokens": 32}
+    drafting, events = generate(folder, speculative_config={"method": "ngram"}, **crowd)
+    assert drafting == alone
+    steps = [event for event in events if isinstance(event, Step)]
+    assert 0 < sum(step.num_accepted for step in steps) < sum(sum(step.num_draft) for step in steps)
+    assert any(step.preempted for step in steps)
 
 
 def compute_state(engine: Engine, prompt: list[int], bounds: list[int]) -> list[torch.Tensor]:

@@ -1,4 +1,5 @@
-"""The predictor of Qwen3.5 gives the logits of a plain reference, in whole prompts and in chunks, from both formats."""
+"""The predictors of Qwen3.5 and Qwen3-Next give the logits of a plain reference, in whole prompts and in chunks, from
+both formats."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from safetensors.torch import load_file
 from test_gguf_parity import write_gguf
 from test_models_parity import KERNEL_SETS, prompts
 from transformers import AutoModelForCausalLM
-from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import load_config, open_weights, resolve_model
@@ -22,6 +25,12 @@ from packed_steps import Tables, pack
 from recurrences import state_step
 
 TOLERANCE = 2e-3
+LAYERS = {
+    "qwen3_5_text": Qwen3_5DecoderLayer,
+    "qwen3_5_moe_text": Qwen3_5MoeDecoderLayer,
+    "qwen3_next": Qwen3NextDecoderLayer,
+}
+"""`model_type` -> the layer of transformers."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +56,10 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         self.weights = load_file(folder / "model.safetensors")
-        self.layer = modeling_qwen3_5.Qwen3_5DecoderLayer(self.model.config, 1)
-        prefix = "mtp.layers.0."
+        config, prefix = self.model.config, "mtp.layers.0."
+        self.layer = LAYERS[config.model_type](config, config.layer_types.index("full_attention"))
         own = {name.removeprefix(prefix): each for name, each in self.weights.items() if name.startswith(prefix)}
-        self.layer.load_state_dict(own)
+        self.layer.load_state_dict(stack_experts(own))
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(rows, (64,), 1 + self.weights[f"mtp.{name}.weight"], self.model.config.rms_norm_eps)
@@ -76,6 +85,20 @@ class Reference:
         return logits
 
 
+def stack_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights with those of all experts in two tensors, as in the layer of transformers."""
+    dense = {name: each for name, each in weights.items() if ".experts." not in name}
+    count = sum(name.endswith("gate_proj.weight") for name in weights.keys() - dense.keys())
+    if not count:
+        return dense
+
+    def stacked(part: str) -> torch.Tensor:
+        return torch.stack([weights[f"mlp.experts.{number}.{part}_proj.weight"] for number in range(count)])
+
+    both = torch.cat((stacked("gate"), stacked("up")), dim=1)
+    return dense | {"mlp.experts.gate_up_proj": both, "mlp.experts.down_proj": stacked("down")}
+
+
 def predict(
     model: DecoderModel, tables: Tables, work: list[tuple[int, int, int]], sequences: dict[int, list[int]]
 ) -> list[torch.Tensor]:
@@ -91,12 +114,15 @@ def predict(
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("arch", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 def test_logits_are_those_of_the_reference(
-    kernels: str, kind: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+    kernels: str, arch: str, kind: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = tiny_model_dir("qwen3_5", mtp_num_hidden_layers=1)
-    model = load(folder if kind == "folder" else write_gguf(folder, "qwen3_5", tmp_path / "model.gguf"), kernels)
+    folder = tiny_model_dir(arch, mtp_num_hidden_layers=1, **({"mlp_only_layers": []} if arch == "qwen3_next" else {}))
+    further = {"block_count": 5, "nextn_predict_layers": 1}
+    file = folder if kind == "folder" else write_gguf(folder, arch, tmp_path / "model.gguf", **further)
+    model = load(file, kernels)
     reference, sequences = Reference(folder), {number: tokens for number, tokens in prompts().items() if number != 1}
     lengths = {number: len(tokens) - 1 for number, tokens in sequences.items()}
     whole = predict(model, Tables(64, 8), [(number, 0, length) for number, length in lengths.items()], sequences)
