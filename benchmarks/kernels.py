@@ -32,11 +32,10 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
 from chairlift.kernels.choice import choose_kernels
-from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu import load, native
 from chairlift.kernels.cpu.attention import NativeAttention, NativeAttentionPlan
 from chairlift.kernels.cpu.formats import EIGHT_BIT, ROUNDED, packed_parts
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
-from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.weight_formats import FLOATS, ORDERED
@@ -117,11 +116,11 @@ class KernelWork:
 class CeilingMeter:
     """Measures one sample of each maximum speed of the CPU in about ten milliseconds."""
 
-    def __init__(self, native: NativeExtension) -> None:
-        self._native, self._buffer = native, native.ReadBuffer(READ_BYTES)
+    def __init__(self) -> None:
+        self._buffer = native.ReadBuffer(READ_BYTES)
 
     def sample(self) -> Speeds:
-        speeds = {unit: self._native.measure_products(unit, 0.0) for unit in UNITS}
+        speeds = {unit: native.measure_products(unit, 0.0) for unit in UNITS}
         return {name: speed for name, speed in (speeds | {READ: self._buffer.measure(0.0)}).items() if speed}
 
 
@@ -152,12 +151,11 @@ class LinearPass:
 
     def __init__(
         self,
-        native: NativeExtension,
         config: ModelConfig,
         parts_of: Callable[[MatrixSpec], list[tuple[str, int]]],
         max_rows: int,
     ) -> None:
-        self._native, self._kernels = native, native_kernels()
+        self._kernels = native_kernels()
         self._generator = torch.Generator().manual_seed(0)
         self._drawn: dict[int, torch.Tensor] = {}
         self._inputs: dict[int, torch.Tensor] = {}
@@ -179,7 +177,7 @@ class LinearPass:
         linear = self._kernels.make_linear(NativeMatrix(matrices, spec.kernel), None, _prologue(product))
         self._calls.append((product, linear))
         for matrix in matrices:
-            operations = {unit_of(matrix.format, self._native.isa()): 2.0 * matrix.out_features * spec.in_features}
+            operations = {unit_of(matrix.format, native.isa()): 2.0 * matrix.out_features * spec.in_features}
             for name in {spec.kernel, LM_HEAD if spec.kernel == LM_HEAD else LAYERS}:
                 self._row_work[name] += KernelWork(operations, matrix.num_bytes)
                 self._formats[name].add(matrix.format)
@@ -187,7 +185,7 @@ class LinearPass:
             self._inputs[width] = torch.randn((self._max_rows, width), generator=self._generator)
 
     def _make_matrix(self, weight_format: str, out_features: int, in_features: int) -> _native.PackedMatrix:
-        matrix = self._native.PackedMatrix(weight_format.removesuffix(ORDERED), out_features, in_features)
+        matrix = native.PackedMatrix(weight_format.removesuffix(ORDERED), out_features, in_features)
         if weight_format.endswith(ORDERED):
             matrix.set_input_order(torch.randperm(in_features, generator=self._generator).tolist())
         if weight_format in ROUNDED:
@@ -218,7 +216,7 @@ class LinearPass:
 
     def _time_tape(self, rows: int) -> float:
         if rows not in self._tapes:
-            tape = self._native.Tape()
+            tape = native.Tape()
             with record_calls(tape):
                 for product, kernel in self._calls:
                     if product.matrix.kernel != LM_HEAD:
@@ -418,11 +416,11 @@ def measure(measurements: Sequence[Measurement], rounds: int, meter: CeilingMete
 
 
 def linear_measurements(
-    native: NativeExtension, model: ModelConfig, found: MatrixFormats, formats: Sequence[str | None], rows: list[int]
+    model: ModelConfig, found: MatrixFormats, formats: Sequence[str | None], rows: list[int]
 ) -> Iterator[Measurement]:
     """The passes of all formats, so that changes of the machine's speed affect all of them alike."""
     for name in formats:
-        layers = LinearPass(native, model, partial(native_parts, formats=found, quantization=name), max(rows))
+        layers = LinearPass(model, partial(native_parts, formats=found, quantization=name), max(rows))
         for count in rows:
             yield Measurement({"rows": count}, partial(layers, count), layers.work(count), layers.formats)
 
@@ -440,7 +438,7 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: the model has experts, or its context is shorter than one of `contexts`.
     """
-    native = load()
+    load()
     native.set_num_threads(args.num_threads or default_num_threads())
     torch.set_num_threads(1)
     files = resolve_model(args.model)
@@ -453,8 +451,8 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
     close_gguf()
     config = EngineConfig(model=args.model, kernels="native", kv_cache_dtype=args.kv_cache_dtype)
     kv_cache_dtype = choose_kernels(config, model.dtype).kv_cache_dtype
-    meter = CeilingMeter(native)
-    linear = list(linear_measurements(native, model, found, args.formats or [None], args.rows))
+    meter = CeilingMeter()
+    linear = list(linear_measurements(model, found, args.formats or [None], args.rows))
     measure(linear, args.rounds, meter)
     samples = [speeds for each in linear for speeds, _ in each.samples]
     attention: list[dict[str, Any]] = []

@@ -34,7 +34,7 @@ from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS,
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.kernels.attention import AttentionBackend, AttentionShape
 from chairlift.kernels.interface import Kernels, run_in_order
-from chairlift.kernels.registry import get_kernels
+from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.weights import MatrixParts, Weights
 from chairlift.lab.bench.driver import forced_requests
 from chairlift.lab.bench.machine import machine_facts

@@ -299,7 +299,7 @@ def measure(folder: Path, source: Path, text: Path, num_windows: int) -> list[st
     """Return the cells of a table: bytes in the file and in memory, their ratio, perplexity, and KL divergence."""
     from chairlift.config import EngineConfig
     from chairlift.engine.startup.weight_plan import file_parts
-    from chairlift.kernels.registry import find_kernel_set
+    from chairlift.kernels.kernel_set import find_kernel_set
     from chairlift.lab.bench.perplexity import PerplexityOptions, run_perplexity
     from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 

@@ -204,7 +204,7 @@ def main() -> None:
 
     load().set_num_threads(max(args.measured))
     parts_of = partial(native_parts, formats=found, quantization=args.format)
-    layers = LinearPass(load(), model, parts_of, max(RATE_ROWS, *args.rows))
+    layers = LinearPass(model, parts_of, max(RATE_ROWS, *args.rows))
     close_gguf()
     work = model_work(model, layers)
     result = measure(layers, args, work)

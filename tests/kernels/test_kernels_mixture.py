@@ -12,8 +12,8 @@ from chairlift.kernels import reference
 from chairlift.kernels.activations import activation_kernel
 from chairlift.kernels.cpu import load
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LoadedMatrix, Mixture, Prologue, RowKernel
+from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.portable import REFERENCE
-from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from native import needs_native

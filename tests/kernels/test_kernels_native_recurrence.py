@@ -15,6 +15,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.recurrence import NativeStates
 from chairlift.kernels.cpu.tape import record_calls
+from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.recurrence import (
     Convolution,
     GatedDelta,
@@ -26,7 +27,6 @@ from chairlift.kernels.recurrence import (
     StateStep,
 )
 from chairlift.kernels.reference_recurrence import ReferenceRecurrence
-from chairlift.kernels.registry import get_kernels
 from native import needs_native
 
 pytestmark = [needs_native, pytest.mark.usefixtures("same_threads")]
@@ -46,7 +46,7 @@ def convolution(channels: int, width: int, has_bias: bool = True) -> Convolution
 def gated_delta(heads: int, key_heads: int, key_dim: int, value_dim: int, width: int = 4) -> GatedDelta:
     channels = 2 * key_heads * key_dim + heads * value_dim
     return GatedDelta(
-        convolution(channels, width, has_bias=False),
+        convolution=convolution(channels, width, has_bias=False),
         num_key_heads=key_heads,
         num_heads=heads,
         key_dim=key_dim,
@@ -64,7 +64,7 @@ def mamba2(
 ) -> Mamba2:
     channels, outputs = heads * head_dim + 2 * groups * state_size, heads * head_dim
     return Mamba2(
-        convolution(channels, width),
+        convolution=convolution(channels, width),
         num_heads=heads,
         head_dim=head_dim,
         num_groups=groups,
@@ -74,7 +74,6 @@ def mamba2(
         skip=randn(heads, seed=4),
         norm_weight=None if norm == "none" else randn(outputs, seed=5),
         norm_eps=1e-5,
-        norm_group_size=outputs // groups,
         norm_before_gate=norm == "before gate",
         dt_limits=(0.1, 1.5) if scaled else (0.0, float("inf")),
         projection_scales=randn(outputs + channels + heads, seed=6) if scaled else None,
@@ -225,7 +224,7 @@ def test_a_recording_reads_the_slots_of_the_later_step(name: str) -> None:
     with record_calls(tape):
         out = kernel(rows.copy_(inputs[0]), state, steps[0])
     rows.copy_(inputs[1])
-    tape.replay([], 0, NativeStates(native).convert(steps[1]))
+    tape.replay([], 0, NativeStates().convert(steps[1]))
     replayed = out.clone()
     run(kernel, inputs[0], expected, steps[0])
     assert torch.equal(replayed, run(kernel, inputs[1], expected, steps[1]))
@@ -253,7 +252,7 @@ def test_a_step_with_a_slot_beyond_the_states() -> None:
 )
 def test_steps_that_contradict_themselves(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        NativeStates(load()).convert(state_step(*arguments))
+        NativeStates().convert(state_step(*arguments))
 
 
 def test_a_convolution_that_is_too_wide() -> None:

@@ -23,9 +23,8 @@ from chairlift.kernels.cpu.formats import ROUNDED, matrix_bytes, native_format, 
 from chairlift.kernels.cpu.native_set import NativeKernelSet
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
-from chairlift.kernels.kernel_set import MAX_THREADS, KernelsUnavailableError
+from chairlift.kernels.kernel_set import MAX_THREADS, KernelsUnavailableError, get_kernels
 from chairlift.kernels.portable import REFERENCE
-from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, Weights, packed_tensor
 from ggml_blocks import random_blocks

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recurrences import KINDS, compute_alone, random_recurrence, slot_values, state_step
 
+from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.recurrence import GatedDelta, Mamba2, Recurrence, RecurrentKernel, ShortConvolution
-from chairlift.kernels.registry import get_kernels
 from native import needs_native
 
 SETS = ("reference", "torch", pytest.param("native", marks=needs_native))

@@ -15,10 +15,10 @@ from chairlift.kernels import reference, torch_ops, torch_plan
 from chairlift.kernels.activations import ACTIVATIONS, GATED_SUFFIX, activation_kernel
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.interface import NO_PROLOGUE, Prologue
+from chairlift.kernels.kernel_memory import TILE_BYTES
+from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.portable import REFERENCE, TORCH
-from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.torch_attention import TorchAttention
-from chairlift.kernels.torch_memory import TILE_BYTES
 from chairlift.kernels.torch_plan import cut_tiles
 from chairlift.models.declaration import RopeConfig
 from chairlift.models.rotary import rotary_table

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 if TYPE_CHECKING:
@@ -28,13 +28,11 @@ class Activation:
     """An activation function.
 
     Attributes:
-        definition: elementwise; returns a new tensor of the type of its argument.
-        fast: the same function as one call of torch; None if torch has none.
+        function: elementwise; returns a new tensor of the type of its argument.
         of_up: the function of the values that a gated network multiplies; None for the values themselves.
     """
 
-    definition: Callable[[torch.Tensor], torch.Tensor]
-    fast: Callable[[torch.Tensor], torch.Tensor] | None = None
+    function: Callable[[torch.Tensor], torch.Tensor]
     of_up: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
@@ -44,49 +42,27 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     return 1 / (1 + (-x).exp())
 
 
-def _silu(x: torch.Tensor) -> torch.Tensor:
+def _functional(x: torch.Tensor, name: str, **options: str) -> torch.Tensor:
+    """Compute a function of torch.nn.functional, which is imported at the first call."""
     from torch.nn import functional
 
-    return functional.silu(x)
+    result: torch.Tensor = getattr(functional, name)(x, **options)
+    return result
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    from torch.nn import functional
-
-    return functional.gelu(x, approximate="tanh")
-
-
-def _gelu(x: torch.Tensor) -> torch.Tensor:
-    from torch.nn import functional
-
-    return functional.gelu(x)
-
-
-def _define_gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU (Hendrycks and Gimpel, 2016) with the error function, in float32."""
-    x32 = x.float()
-    return (0.5 * x32 * (1 + (x32 / math.sqrt(2)).erf())).to(x.dtype)
-
-
-def _define_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """The tanh approximation of GELU (Hendrycks and Gimpel, 2016), in float32."""
-    x32 = x.float()
-    return (0.5 * x32 * (1 + (math.sqrt(2 / math.pi) * (x32 + 0.044715 * x32**3)).tanh())).to(x.dtype)
-
-
-def _define_swigluoai(x: torch.Tensor) -> torch.Tensor:
+def _swigluoai(x: torch.Tensor) -> torch.Tensor:
     """The gate of gpt-oss: SiLU with a steeper sigmoid, of values up to SWIGLUOAI_LIMIT."""
     gate = x.clamp(max=SWIGLUOAI_LIMIT)
     return gate * (SWIGLUOAI_ALPHA * gate).sigmoid()
 
 
 ACTIVATIONS: Final[dict[str, Activation]] = {
-    "silu": Activation(lambda x: x * x.sigmoid(), _silu),
-    "gelu_tanh": Activation(_define_gelu_tanh, _gelu_tanh),
-    "gelu": Activation(_define_gelu, _gelu),
-    "relu": Activation(lambda x: x.clamp(min=0), lambda x: x.relu()),
-    "relu2": Activation(lambda x: x.clamp(min=0) ** 2, lambda x: x.relu().square_()),
-    "swigluoai": Activation(_define_swigluoai, of_up=lambda x: x.clamp(-SWIGLUOAI_LIMIT, SWIGLUOAI_LIMIT) + 1),
+    "silu": Activation(partial(_functional, name="silu")),
+    "gelu_tanh": Activation(partial(_functional, name="gelu", approximate="tanh")),
+    "gelu": Activation(partial(_functional, name="gelu")),
+    "relu": Activation(lambda x: x.relu()),
+    "relu2": Activation(lambda x: x.relu().square_()),
+    "swigluoai": Activation(_swigluoai, of_up=lambda x: x.clamp(-SWIGLUOAI_LIMIT, SWIGLUOAI_LIMIT) + 1),
 }
 """Name in a declaration -> the function. An architecture with a function of its own adds it here."""
 

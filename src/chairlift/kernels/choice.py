@@ -8,8 +8,7 @@ from functools import cache
 
 from chairlift.config import EngineConfig
 from chairlift.kernels.kernel_memory import KernelMemory
-from chairlift.kernels.kernel_set import KernelsUnavailableError
-from chairlift.kernels.registry import find_kernel_set
+from chairlift.kernels.kernel_set import KernelsUnavailableError, find_kernel_set
 
 logger = logging.getLogger("chairlift")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -87,16 +88,13 @@ FeedForwardKernel = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(x [T, in], a residual [T, in] or None) -> the network of x, plus the residual, which the caller gives up."""
 
 
-class ComposedFeedForward:
-    """A `FeedForwardKernel` that calls both layers one after the other."""
+def compose_feed_forward(up: LinearKernel, down: LinearKernel) -> FeedForwardKernel:
+    """Return a `FeedForwardKernel` that calls both layers one after the other."""
+    return partial(_feed_forward, up, down)
 
-    def __init__(self, up: LinearKernel, down: LinearKernel) -> None:
-        self._up = up
-        self._down = down
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """down(up(x)), plus `residual` unless it is None."""
-        return self._down(self._up(x), residual)
+def _feed_forward(up: LinearKernel, down: LinearKernel, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    return down(up(x), residual)
 
 
 class ResidualSumKernel(Protocol):
@@ -111,33 +109,28 @@ class ComposedResidualSum:
     """A `ResidualSumKernel` that calls a norm, a sum and a norm one after the other.
 
     Args:
-        after, of_sum: None leaves rows as they are.
+        after, of_sum: norms or none.
+        make_prologue: returns the kernel of a norm.
     """
 
-    def __init__(self, after: RowKernel | None, of_sum: RowKernel | None, multiplier: float, scale: float) -> None:
-        self._after = after
-        self._of_sum = of_sum
-        self._multiplier = multiplier
-        self._scale = scale
+    def __init__(
+        self,
+        after: Prologue,
+        of_sum: Prologue,
+        multiplier: float,
+        scale: float = 1.0,
+        *,
+        make_prologue: Callable[[Prologue], RowKernel],
+    ) -> None:
+        norms = [None if norm.kind == "none" else make_prologue(norm) for norm in (after, of_sum)]
+        self._after, self._of_sum = norms
+        self._multiplier, self._scale = multiplier, scale
 
     def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
         if branch is not None:
             stream.add_(branch if self._after is None else self._after(branch), alpha=self._multiplier)
         total = stream if self._of_sum is None else self._of_sum(stream)
         return total if self._scale == 1 else total.mul_(self._scale)
-
-
-def compose_residual_sum(
-    after: Prologue,
-    of_sum: Prologue,
-    multiplier: float,
-    scale: float = 1.0,
-    *,
-    make_prologue: Callable[[Prologue], RowKernel],
-) -> ResidualSumKernel:
-    """A `ResidualSumKernel` of the norms that `make_prologue` returns."""
-    norms = [None if norm.kind == "none" else make_prologue(norm) for norm in (after, of_sum)]
-    return ComposedResidualSum(norms[0], norms[1], multiplier, scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,6 +212,6 @@ class Kernels:
     make_recurrence: Callable[[Recurrence], RecurrentKernel]
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
-    make_feed_forward: Callable[[LinearKernel, LinearKernel], FeedForwardKernel] = ComposedFeedForward
+    make_feed_forward: Callable[[LinearKernel, LinearKernel], FeedForwardKernel] = compose_feed_forward
     notes: Callable[[], list[str]] = list
     run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order

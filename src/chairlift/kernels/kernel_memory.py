@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+TILE_BYTES: Final = {"cpu": 1 << 22, "cuda": 1 << 29}
+"""The maximum size of the gathered K and V of a tile; on the CPU so small that the product finds them in the cache."""
+
 SPARE_BLOCKS: Final = 1
 """Blocks of KV memory in addition to the pool, for masked writes (see `kernels.attention.KVCache`)."""
 

@@ -1,12 +1,16 @@
-"""KernelSet: a kernel set before a model is loaded: whether this machine can load it, and what it makes.
+"""KernelSet: a kernel set before a model is loaded: whether this machine can load it, and what it makes; and all sets
+by name.
 
-This module and the sets that it describes load without torch, so that planning does not need it.
+This module and the sets that it describes load without torch, so that planning does not need it. A set is imported when
+it is first needed, so that no other module depends on it.
 """
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from typing import TYPE_CHECKING, Final, cast
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import KernelMemory
@@ -82,3 +86,29 @@ class KernelSet(ABC):
             The number of threads that may call torch at the same time, because torch itself computes with one thread;
             otherwise 1.
         """
+
+
+KERNEL_SETS: Final = {
+    "native": "chairlift.kernels.cpu.native_set:NativeKernelSet",
+    "reference": "chairlift.kernels.portable_set:ReferenceKernelSet",
+    "torch": "chairlift.kernels.portable_set:TorchKernelSet",
+}
+"""Name of a kernel set -> the module and name of its `KernelSet`."""
+
+
+@cache
+def find_kernel_set(name: str) -> KernelSet:
+    """The kernel set with this name.
+
+    Raises:
+        ConfigError: there is no such set.
+    """
+    if name not in KERNEL_SETS:
+        raise ConfigError(f"kernels must be one of {', '.join(KERNEL_SETS)}, got {name!r}")
+    module, _, kernel_set = KERNEL_SETS[name].partition(":")
+    return cast(KernelSet, getattr(importlib.import_module(module), kernel_set)())
+
+
+def get_kernels(name: str, quantization: str | None = None) -> Kernels:
+    """The kernels of a set for one model; arguments and errors as for `find_kernel_set` and `make_kernels`."""
+    return find_kernel_set(name).make_kernels(quantization)

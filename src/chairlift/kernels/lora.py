@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -102,15 +103,12 @@ class LoraAdapters:
 
     def layer(self, parts: MatrixParts, in_features: int) -> LoraLayer:
         """Allocate the matrices for a linear layer."""
-        return LoraLayer(self.batch, [self._add(name, in_features, out) for name, out in parts])
-
-    def _add(self, name: str, inputs: int, outputs: int) -> LoraPart:
-        a, b = (
-            torch.zeros((self.max_loras, self.max_rank, size), dtype=self._dtype, device=self._device)
-            for size in (inputs, outputs)
-        )
-        part = self._parts[name] = LoraPart(a, b, np.zeros(self.max_loras, dtype=np.int32))
-        return part
+        rows = self.max_loras, self.max_rank
+        zeros = partial(torch.zeros, dtype=self._dtype, device=self._device)
+        for name, out in parts:
+            ranks = np.zeros(self.max_loras, dtype=np.int32)
+            self._parts[name] = LoraPart(zeros((*rows, in_features)), zeros((*rows, out)), ranks)
+        return LoraLayer(self.batch, [self._parts[name] for name, _ in parts])
 
     def slot_of(self, lora_id: int) -> int:
         """The slot of a loaded adapter; NO_ADAPTER for id 0."""

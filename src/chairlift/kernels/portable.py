@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.kernels import reference, torch_ops
-from chairlift.kernels.grouped_mixture import group_mixture
+from chairlift.kernels.grouped_mixture import GroupedMixture
 from chairlift.kernels.interface import (
     ComposedLinear,
+    ComposedResidualSum,
     Kernels,
     LinearKernel,
     Prologue,
     RowKernel,
-    compose_residual_sum,
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraLayer
 from chairlift.kernels.reference_recurrence import ReferenceRecurrence
@@ -52,7 +52,7 @@ REFERENCE = Kernels(
     make_embedding=lambda table: partial(reference.embedding, table=table),
     make_linear=_reference_linear,
     add_lora=partial(_add_lora, make_prologue=_reference_prologue),
-    make_residual_sum=partial(compose_residual_sum, make_prologue=_reference_prologue),
+    make_residual_sum=partial(ComposedResidualSum, make_prologue=_reference_prologue),
     make_mixture=reference.ReferenceMixture,
     make_recurrence=ReferenceRecurrence,
     gate=reference.gate,
@@ -66,8 +66,8 @@ TORCH = Kernels(
     make_embedding=lambda table: partial(F.embedding, weight=table),
     make_linear=_torch_linear,
     add_lora=partial(_add_lora, make_prologue=torch_ops.make_prologue),
-    make_residual_sum=partial(compose_residual_sum, make_prologue=torch_ops.make_prologue),
-    make_mixture=partial(group_mixture, make_linear=_torch_linear, make_prologue=torch_ops.make_prologue),
+    make_residual_sum=partial(ComposedResidualSum, make_prologue=torch_ops.make_prologue),
+    make_mixture=partial(GroupedMixture, make_linear=_torch_linear, make_prologue=torch_ops.make_prologue),
     make_recurrence=TorchRecurrence,
     gate=torch_ops.gate,
     attention=TorchAttention,

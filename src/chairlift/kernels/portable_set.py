@@ -1,14 +1,145 @@
-"""The kernel sets that need no extension module: "torch" and its definition, "reference"."""
+"""The kernel sets that need no extension module: "torch" and its definition, "reference", without torch itself.
+
+Their memory is that of parameters in the compute type, and an upper bound of a step.
+
+With T tokens, N sequences, L slots of the longest one, hidden size H, inner size I, and b bytes for each value:
+
+    residual stream   4 T H b; 6 T H b if a layer has an operation between a product and the residual sum
+    widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2));
+                      with E experts, of which each token has k, MLP T (5 H b + 32 E + 12 k) more;
+                      recurrence of F inputs, C channels and O outputs in float32, T (F + 6 C + 6 O), and 4 N states
+    gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
+    masks             for every chunk and decode over all L keys, one set for each window, backend and group
+    scores            only with a soft cap or sinks, for which torch has no fused kernel: T heads L (4 twice, and b)
+
+The sum is an upper bound, because these are never all in memory at the same time.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
+from chairlift.kernels.kernel_memory import (
+    DTYPE_BYTES,
+    TILE_BYTES,
+    KernelMemory,
+    LayerSizes,
+    MemoryItem,
+    NetworkSizes,
+    RecurrenceSizes,
+    StepSizes,
+    StoredMatrix,
+    join_terms,
+)
 from chairlift.kernels.kernel_set import KernelSet
-from chairlift.kernels.torch_memory import TorchMemory
 
 if TYPE_CHECKING:
     from chairlift.kernels.interface import Kernels
+
+PACKED_DTYPES: Final = ("float32", "bfloat16")
+"""The types of matrices that are stored in packed form on the CPU, and in no other form."""
+
+
+class TorchMemory(KernelMemory):
+    """The memory of the sets "torch" and "reference".
+
+    The float32 logits of a sampled row (4 bytes a token) have copies for logprobs (4), drawn rows (4) and filtered rows
+    (4), a full sort (values 4, ids 8), its cumulative sum and the sum before each token (8 + 8), and penalty counts
+    (4); those of prompt logprobs (4) have log_softmax and ranks (8). The logits in the compute type are added.
+    """
+
+    def __init__(self, dtype: str, device: str, *, packs: bool) -> None:
+        size = self.value_bytes = DTYPE_BYTES[dtype]
+        self.logit_bytes, self.prompt_logit_bytes = 48 + size, 12 + size
+        self.copies_tied_table = packs and device == "cpu" and dtype in PACKED_DTYPES
+        self._tile_bytes = TILE_BYTES[device]
+
+    def weights(
+        self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False
+    ) -> list[StoredMatrix]:
+        outputs, size = sum(out for _, out in parts), self.value_bytes
+        return [StoredMatrix(f"{outputs:,} x {in_features:,} values x {size} bytes", outputs * in_features * size)]
+
+    def step(self, sizes: StepSizes) -> list[MemoryItem]:
+        tokens, hidden, size = sizes.num_tokens, sizes.hidden_size, self.value_bytes
+        copies = 4 if sizes.is_fused else 6
+        branches = [self._attention(layer, tokens) for layer in sizes.layers]
+        branches += [
+            _recurrence(layer.recurrence, tokens, sizes.num_seqs) for layer in sizes.layers if layer.recurrence
+        ]
+        branches += [self._network(each, tokens, hidden) for layer in sizes.layers for each in layer.networks]
+        formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
+        return [
+            MemoryItem("residual stream", formula, copies * tokens * hidden * size),
+            max(branches, key=lambda item: item.num_bytes),
+            self._gathered(sizes),
+            self._masks(sizes),
+            *self._scores(sizes),
+        ]
+
+    def _attention(self, layer: LayerSizes, tokens: int) -> MemoryItem:
+        heads, kv_heads, dim, size = layer.num_heads, layer.num_kv_heads, layer.head_dim, self.value_bytes
+        rotation = 4 * dim * (4 * heads + 4) if layer.is_rotated else 0
+        row = dim * (7 * heads + 3 * kv_heads) * size + rotation + 32 * kv_heads
+        formula = (
+            f"{tokens:,} x ({dim} x (7 x {heads} + 3 x {kv_heads}) x {size} + {rotation:,} rotation + {32 * kv_heads} "
+            "slots) bytes"
+        )
+        return MemoryItem("widest layer: attention", formula, tokens * row)
+
+    def _network(self, network: NetworkSizes, tokens: int, hidden: int) -> MemoryItem:
+        """The inner rows; with experts also the rows that one expert may have, which are all, the logits and choice."""
+        inner, gated, num_experts, chosen = network
+        factor, size = 3 if gated else 2, self.value_bytes
+        if not num_experts:
+            formula = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
+            return MemoryItem("widest layer: MLP", formula, tokens * factor * inner * size)
+        row = (factor * inner + 5 * hidden) * size + 32 * num_experts + 12 * chosen
+        values = f"({factor} x {inner:,} + 5 x {hidden:,}) x {size}"
+        formula = f"{tokens:,} x ({values} + 32 x {num_experts} + 12 x {chosen}) bytes"
+        return MemoryItem("widest layer: experts", formula, tokens * row)
+
+    def _gathered(self, sizes: StepSizes) -> MemoryItem:
+        """The gathered K and V of all attention backends, each of which has its own tile."""
+        formulas, count = [], 0
+        for *_, key_size in dict.fromkeys(_backend(layer) for layer in sizes.layers if layer.num_heads):
+            sequence = sizes.length * 2 * key_size * self.value_bytes
+            batch = sizes.num_seqs * sequence
+            formulas.append(f"min(max({self._tile_bytes:,} tile, {sequence:,} sequence), {batch:,} batch)")
+            count += min(max(self._tile_bytes, sequence), batch)
+        return MemoryItem("gathered K and V of a layer", f"2 x {join_terms(formulas)} bytes", 2 * count)
+
+    def _masks(self, sizes: StepSizes) -> MemoryItem:
+        size, tokens, length = self.value_bytes, sizes.num_tokens, sizes.length
+        seqs = min(sizes.num_seqs, tokens)
+        with_attention = [layer for layer in sizes.layers if layer.num_heads]
+        count = len({(layer.group, layer.sliding_window, *_backend(layer)) for layer in with_attention})
+        ids = (8 * max(layer.num_kv_heads for layer in sizes.layers) + 32) * (length // sizes.block_size)
+        row = length * (size + 9) + ids
+        formula = f"{count} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
+        return MemoryItem("masks and block ids", formula, count * (tokens * length * (size + 1) + seqs * row))
+
+    def _scores(self, sizes: StepSizes) -> Iterator[MemoryItem]:
+        heads = max((layer.num_heads for layer in sizes.layers if not layer.has_plain_softmax), default=0)
+        if heads:
+            value = 8 + self.value_bytes
+            formula = f"{sizes.num_tokens:,} x {heads} x {sizes.length:,} x {value} bytes"
+            yield MemoryItem("scores of attention", formula, sizes.num_tokens * heads * sizes.length * value)
+
+
+def _recurrence(recurrence: RecurrenceSizes, tokens: int, num_seqs: int) -> MemoryItem:
+    """The rows and their copies in float32, and the states with the terms of their sums."""
+    inputs, outputs, channels, _, state = recurrence
+    row = f"{inputs:,} + 6 x {channels:,} + 6 x {outputs:,}"
+    formula = f"({tokens:,} x ({row}) + 4 x {num_seqs} x {state:,}) x 4 bytes"
+    count = tokens * (inputs + 6 * channels + 6 * outputs) + 4 * num_seqs * state
+    return MemoryItem("widest layer: recurrence", formula, 4 * count)
+
+
+def _backend(layer: LayerSizes) -> tuple[float, int, int, int]:
+    """What distinguishes the attention backends of a model; the last value is the number of values of a key."""
+    return layer.scale, layer.num_heads * layer.head_dim, layer.head_dim, layer.num_kv_heads * layer.head_dim
 
 
 class TorchKernelSet(KernelSet):

@@ -18,6 +18,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, Mamba2Sizes
+
 
 class SequenceSpan(NamedTuple):
     """The rows of a sequence in a step, `start` to `stop`, and its slots; see StateStep.
@@ -111,8 +113,8 @@ class ShortConvolution:
         return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GatedDelta:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GatedDelta(GatedDeltaSizes):
     """The gated delta rule of rows [q | k | v | z | b | a]: [T, in] -> [T, num_heads * value_dim].
 
     q, k and v pass through the convolution and SiLU. Then q and k are divided by the square root of their sum of
@@ -125,87 +127,38 @@ class GatedDelta:
         decay: [num_heads], -exp(A_log).
         dt_bias: [num_heads].
         norm_weight: [value_dim].
-        beta_scale: 2 where the state may have negative eigenvalues.
-        has_tiled_keys: the order of heads in GGUF files.
     """
 
     convolution: Convolution
-    num_key_heads: int
-    num_heads: int
-    key_dim: int
-    value_dim: int
     decay: torch.Tensor
     dt_bias: torch.Tensor
     norm_weight: torch.Tensor
     norm_eps: float
-    beta_scale: float = 1.0
-    has_tiled_keys: bool = False
-
-    @property
-    def out_features(self) -> int:
-        return self.num_heads * self.value_dim
-
-    @property
-    def row_parts(self) -> tuple[int, int, int, int]:
-        """The widths of the inputs of the convolution, of z, of b and of a in a row."""
-        return self.convolution.num_channels, self.out_features, self.num_heads, self.num_heads
-
-    @property
-    def matrix_shape(self) -> tuple[int, int, int]:
-        return self.num_heads, self.key_dim, self.value_dim
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Mamba2:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Mamba2(Mamba2Sizes):
     """Mamba-2 of rows [z | x | B | C | dt]: [T, in] -> [T, num_heads * head_dim].
 
     x, B and C pass through the convolution and SiLU. `num_heads / num_groups` consecutive heads share B and C. With t =
     clamp(softplus(dt + dt_bias)), g = decay * t, k = B, q = C and v = t * x, a head computes y = o + skip * x. The
-    result is norm(y * silu(z)), norm(y) * silu(z) if `norm_before_gate`, or y * silu(z) without a norm.
+    result is norm(y * silu(z)), norm(y) * silu(z) if `norm_before_gate`, or y * silu(z) without a norm. The values of
+    the heads of a group are normed together.
 
     Attributes:
-        state_size: the width of B and C in a group.
         decay: [num_heads], -exp(A_log).
         dt_bias, skip: [num_heads].
         norm_weight: [num_heads * head_dim], or None without a norm.
-        norm_group_size: the number of values that are normed together.
-        dt_limits: the limits of t.
         projection_scales: [in], the factors of a row, or None.
     """
 
     convolution: Convolution
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_size: int
     decay: torch.Tensor
     dt_bias: torch.Tensor
     skip: torch.Tensor
     norm_weight: torch.Tensor | None = None
     norm_eps: float = 0.0
-    norm_group_size: int = 0
-    norm_before_gate: bool = False
-    dt_limits: tuple[float, float] = (0.0, float("inf"))
     projection_scales: torch.Tensor | None = None
-
-    @property
-    def out_features(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def row_parts(self) -> tuple[int, int, int]:
-        """The widths of z, of the inputs of the convolution, and of dt in a row."""
-        return self.out_features, self.convolution.num_channels, self.num_heads
-
-    @property
-    def mixed_parts(self) -> tuple[int, int, int]:
-        """The widths of x, B and C."""
-        shared = self.num_groups * self.state_size
-        return self.out_features, shared, shared
-
-    @property
-    def matrix_shape(self) -> tuple[int, int, int]:
-        return self.num_heads, self.state_size, self.head_dim
 
 
 Recurrence = ShortConvolution | GatedDelta | Mamba2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from chairlift.kernels.activations import find_activation, sigmoid
@@ -15,6 +17,9 @@ from chairlift.kernels.attention import (
 )
 from chairlift.kernels.interface import NORM_KINDS, LoadedMatrix, Mixture, Prologue
 from chairlift.kernels.routing import ExpertRouting
+
+RMSNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""`rms_norm`."""
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -48,9 +53,9 @@ def activate(x: torch.Tensor, kernel: str) -> torch.Tensor:
     the gate first: function(gate) * up, or function(gate) * of_up(up)."""
     activation, is_gated = find_activation(kernel)
     if not is_gated:
-        return activation.definition(x)
+        return activation.function(x)
     gate, up = x.chunk(2, dim=-1)
-    return activation.definition(gate) * (up if activation.of_up is None else activation.of_up(up))
+    return activation.function(gate) * (up if activation.of_up is None else activation.of_up(up))
 
 
 def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
@@ -135,16 +140,16 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
     return torch.cat((rotated, x[..., num_dims:]), dim=-1)
 
 
-def normalize_heads(heads: ProjectedHeads, qk_norm: QKNorm | None) -> ProjectedHeads:
-    """Apply the norms of heads, with a weight of ones for V."""
+def normalize_heads(heads: ProjectedHeads, qk_norm: QKNorm | None, norm: RMSNorm = rms_norm) -> ProjectedHeads:
+    """Apply the norms of heads by `norm`, with a weight of ones for V."""
     if qk_norm is None:
         return heads
     query, key, value = heads
     if key is not None and qk_norm.key is not None:
-        key = rms_norm(key, qk_norm.key, qk_norm.eps)
+        key = norm(key, qk_norm.key, qk_norm.eps)
     if value is not None and qk_norm.norms_values:
-        value = rms_norm(value, torch.ones(value.shape[-1], device=value.device), qk_norm.eps)
-    return ProjectedHeads(rms_norm(query, qk_norm.query, qk_norm.eps), key, value)
+        value = norm(value, value.new_ones(value.shape[-1]), qk_norm.eps)
+    return ProjectedHeads(norm(query, qk_norm.query, qk_norm.eps), key, value)
 
 
 def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

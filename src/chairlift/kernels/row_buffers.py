@@ -38,3 +38,10 @@ class RowBuffers(StepMemory):
                 self.num_allocations += 1
             rows = self._rows[key] = whole[:num_rows]
         return rows
+
+
+def rows_of(x: torch.Tensor) -> tuple[int, int]:
+    """Return the address of rows [n, m] as native kernels read them, and the distance between two rows in values."""
+    assert x.dtype == torch.float32, "native kernels compute in float32"
+    assert x.stride(1) == 1, "each row must be contiguous"
+    return x.data_ptr(), x.stride(0)

@@ -65,8 +65,9 @@ def make_prologue(prologue: Prologue) -> RowKernel:
     """The function of rows that computes `reference.apply_prologue` for the given prologue."""
     if prologue.kind not in NORM_KINDS:
         activation, is_gated = find_activation(prologue.kind)
-        function = activation.fast or activation.definition
-        return partial(activate_and_multiply, of_gate=function, of_up=activation.of_up) if is_gated else function
+        if not is_gated:
+            return activation.function
+        return partial(activate_and_multiply, of_gate=activation.function, of_up=activation.of_up)
     assert prologue.weight is not None, "norms have a weight"
     if prologue.kind == "rms_norm":
         return partial(rms_norm, weight=prologue.weight, eps=prologue.eps)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache
-from chairlift.kernels.torch_memory import TILE_BYTES
+from chairlift.kernels.kernel_memory import TILE_BYTES
 
 TILE_OVERHEAD_BYTES = 1 << 18
 """The amount of padding that takes as much time as the calls for one more tile."""

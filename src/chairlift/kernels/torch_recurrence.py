@@ -43,17 +43,11 @@ class TorchRecurrence:
 
 def _compute(rule: Recurrence, rows: torch.Tensor, state: RecurrentState, step: StateStep) -> torch.Tensor:
     if isinstance(rule, ShortConvolution):
-        return _short_convolution(rule, rows, state, step)
+        b, c, x = rows.chunk(3, dim=1)
+        return c * _convolve(rule.convolution, b * x, state.convolution, step)
     if isinstance(rule, GatedDelta):
         return _gated_delta(rule, rows, state, step)
     return _mamba2(rule, rows, state, step)
-
-
-def _short_convolution(
-    rule: ShortConvolution, rows: torch.Tensor, state: RecurrentState, step: StateStep
-) -> torch.Tensor:
-    b, c, x = rows.chunk(3, dim=1)
-    return c * _convolve(rule.convolution, b * x, state.convolution, step)
 
 
 def _gated_delta(rule: GatedDelta, rows: torch.Tensor, state: RecurrentState, step: StateStep) -> torch.Tensor:

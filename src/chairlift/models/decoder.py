@@ -12,9 +12,9 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, RotaryStep, StepContext
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_in_order
+from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.kernels.recurrence import RecurrentState, StateStep
-from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.kv_layout import KVLayout

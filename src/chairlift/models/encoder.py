@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -10,8 +10,8 @@ import torch
 
 from chairlift.kernels.attention import AttentionShape, KVCache, RotaryStep, StepContext
 from chairlift.kernels.interface import run_in_order
+from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.packed_attention import PackedAttention, PackedTexts
-from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import ClassifierSpec, EncoderSpec, ModelConfig, PositionTableSpec
 from chairlift.models.layers import DecoderLayer, LayerBuilder, attention_shape
@@ -45,7 +45,7 @@ class EncoderModel:
         self._spec: EncoderSpec = config.encoder
         kernel_set = get_kernels(kernels, quantization)
         device = torch.device("cpu")
-        run_all = _run_in_turn if num_threads == 1 else partial(_run_on, ThreadPoolExecutor(num_threads))
+        run_all = partial(_run_all, map if num_threads == 1 else ThreadPoolExecutor(num_threads).map)
         shapes = (attention_shape(spec, dtype, device, dtype) for spec in config.attention_specs.values())
         backends: dict[AttentionShape, PackedAttention] = {
             shape: PackedAttention(shape, run_all) for shape in dict.fromkeys(shapes)
@@ -140,14 +140,10 @@ def _load_table(weights: Weights, spec: PositionTableSpec | None) -> torch.Tenso
     return None if spec is None else weights.tensor(f"{spec.name}.weight", (spec.rows, spec.size))
 
 
-def _run_in_turn(work: Sequence[Callable[[], None]]) -> None:
-    for each in work:
-        each()
-
-
-def _run_on(threads: ThreadPoolExecutor, work: Sequence[Callable[[], None]]) -> None:
-    for future in [threads.submit(_run_in_inference_mode, each) for each in work]:
-        future.result()
+def _run_all(apply: Callable[..., Iterable[None]], work: Sequence[Callable[[], None]]) -> None:
+    """Run functions by `map`, or by that of a thread pool."""
+    for _ in apply(_run_in_inference_mode, work):
+        pass
 
 
 def _run_in_inference_mode(work: Callable[[], None]) -> None:

@@ -35,7 +35,7 @@ from chairlift.engine.startup.token_budget import (
     measure_steps,
 )
 from chairlift.errors import ConfigError
-from chairlift.kernels.registry import find_kernel_set
+from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel, StepPlan
 from chairlift.models.kv_layout import KVLayout

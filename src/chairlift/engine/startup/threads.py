@@ -6,8 +6,7 @@ import logging
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
-from chairlift.kernels.kernel_set import MAX_THREADS
-from chairlift.kernels.registry import find_kernel_set
+from chairlift.kernels.kernel_set import MAX_THREADS, find_kernel_set
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
 

@@ -5,34 +5,34 @@ from __future__ import annotations
 import importlib
 import sys
 from functools import cache
-from typing import Final, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 from chairlift.errors import ConfigError
-from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.kernel_set import KernelsUnavailableError
 
 EXTENSION: Final = f"{__name__}._native"
 
 
 @cache
-def load() -> NativeExtension:
+def load() -> ModuleType:
     """Import the extension module, once per process.
 
     Raises:
         KernelsUnavailableError: the extension was not compiled, or this machine cannot load it.
         ConfigError: CHAIRLIFT_CPU_ISA names no instruction set of this CPU.
     """
-    native = _import()
+    module = _import()
     try:
-        native.isa()
+        module.isa()
     except RuntimeError as error:
         raise ConfigError(f"{error}; unset it to use the best one") from None
-    return native
+    return module
 
 
-def _import() -> NativeExtension:
+def _import() -> ModuleType:
     try:
-        return cast(NativeExtension, importlib.import_module(EXTENSION))
+        return importlib.import_module(EXTENSION)
     except ModuleNotFoundError:
         raise KernelsUnavailableError(
             "the native kernels are not compiled: install a C++ compiler and install chairlift again, or run "
@@ -42,6 +42,21 @@ def _import() -> NativeExtension:
         raise KernelsUnavailableError(f"the native kernels cannot be loaded: {error}") from error
 
 
-def loaded() -> NativeExtension | None:
-    """The extension module if this process has imported it, else None."""
-    return cast(NativeExtension | None, sys.modules.get(EXTENSION))
+def is_loaded() -> bool:
+    """Whether this process has imported the extension module."""
+    return EXTENSION in sys.modules
+
+
+class _Extension:
+    """The extension module, which is imported when one of its names is first used. Errors are those of `load`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(load(), name)
+
+
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
+
+    native = _native
+else:
+    native = _Extension()

@@ -13,7 +13,7 @@ import torch
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
-from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu import native
 from chairlift.kernels.row_buffers import RowBuffers
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class NativeAttention(AttentionBackend[NativeAttentionPlan]):
     def __init__(self, shape: AttentionShape) -> None:
         _check(shape)
         super().__init__(shape)
-        self._native = load()
-        self._attention = self._native.PagedAttention(
+        self._attention = native.PagedAttention(
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_dim,
@@ -68,7 +67,7 @@ class NativeAttention(AttentionBackend[NativeAttentionPlan]):
         return super().allocate(num_blocks, block_size)
 
     def plan(self, metadata: AttentionMetadata) -> NativeAttentionPlan:
-        step = self._native.AttentionStep(
+        step = native.AttentionStep(
             metadata.query_start_loc.numpy(),
             metadata.seq_lens.numpy(),
             metadata.block_tables.numpy(),

@@ -18,18 +18,17 @@ import torch
 from chairlift.errors import ModelLoadError
 from chairlift.kernels import torch_ops
 from chairlift.kernels.activations import NATIVE_PROLOGUES
-from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu import load, native
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import packed_parts
 from chairlift.kernels.cpu.lora import NativeAdaptedLinear, observe_batch
-from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.recurrence import NativeRecurrence, NativeStates
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.tape import RecordedLayers
-from chairlift.kernels.grouped_mixture import group_mixture
+from chairlift.kernels.grouped_mixture import GroupedMixture
 from chairlift.kernels.interface import (
     NO_PROLOGUE,
-    ComposedFeedForward,
+    ComposedLinear,
     FeedForwardKernel,
     Kernels,
     LinearKernel,
@@ -37,9 +36,10 @@ from chairlift.kernels.interface import (
     Mixture,
     Prologue,
     RowKernel,
+    compose_feed_forward,
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraBatch, LoraLayer
-from chairlift.kernels.row_buffers import RowBuffers
+from chairlift.kernels.row_buffers import RowBuffers, rows_of
 from chairlift.kernels.weight_formats import ORDERED
 from chairlift.kernels.weights import FloatArray, IntArray, MatrixParts, PackedRows, Weights
 
@@ -57,17 +57,16 @@ def native_kernels(quantization: str | None = None) -> Kernels:
     Raises:
         KernelsUnavailableError: the extension cannot be loaded.
     """
-    native = load()
-    loader, buffers, expert_buffers = MatrixLoader(native), RowBuffers(), RowBuffers()
-    states = NativeStates(native)
+    load()
+    loader, buffers, expert_buffers, states = MatrixLoader(), RowBuffers(), RowBuffers(), NativeStates()
 
     def make_linear(
         matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue, own: RowBuffers = buffers
     ) -> LinearKernel:
         if prologue.kind in NATIVE_PROLOGUES:
-            return NativeLinear(native, matrix, bias, prologue, own)
-        product = NativeLinear(native, matrix, bias, NO_PROLOGUE, own)
-        return TorchThenNative(torch_ops.make_prologue(prologue), product)
+            return NativeLinear(matrix, bias, prologue, own)
+        product = NativeLinear(matrix, bias, NO_PROLOGUE, own)
+        return ComposedLinear(torch_ops.make_prologue(prologue), product)
 
     batches: dict[LoraBatch, _native.LoraBatch] = {}
 
@@ -75,19 +74,19 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         if prologue.kind not in NATIVE_PROLOGUES:
             return AdaptedLinear(base, torch_ops.make_prologue(prologue), layer)
         if layer.batch not in batches:
-            batches[layer.batch] = observe_batch(native, layer.batch)
-        return NativeAdaptedLinear(native, base, base.kernel, layer, batches[layer.batch])
+            batches[layer.batch] = observe_batch(layer.batch)
+        return NativeAdaptedLinear(base, base.kernel, layer, batches[layer.batch])
 
     def make_feed_forward(up: LinearKernel, down: LinearKernel) -> FeedForwardKernel:
         if isinstance(up, NativeLinear) and isinstance(down, NativeLinear) and up.kernel.can_feed(down.kernel):
             return partial(NativeLinear.feed, up, down)
-        return ComposedFeedForward(up, down)
+        return compose_feed_forward(up, down)
 
     def make_mixture(mixture: Mixture) -> RowKernel:
         if mixture.activation in NATIVE_PROLOGUES:
-            return NativeMixture(native, mixture, buffers)
+            return NativeMixture(mixture, buffers)
         # The result of a dense network beside the experts is in the other buffers.
-        return group_mixture(mixture, partial(make_linear, own=expert_buffers), torch_ops.make_prologue)
+        return GroupedMixture(mixture, partial(make_linear, own=expert_buffers), torch_ops.make_prologue)
 
     return Kernels(
         name="native",
@@ -97,13 +96,13 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         make_linear=make_linear,
         add_lora=add_lora,
         make_feed_forward=make_feed_forward,
-        make_residual_sum=partial(NativeResidualSum, native),
+        make_residual_sum=NativeResidualSum,
         make_mixture=make_mixture,
-        make_recurrence=lambda recurrence: NativeRecurrence(native, recurrence, buffers, states),
-        gate=partial(native_gate, native),
+        make_recurrence=lambda recurrence: NativeRecurrence(recurrence, buffers, states),
+        gate=native_gate,
         attention=NativeAttention,
         notes=loader.notes,
-        run_layers=RecordedLayers(native, buffers, states),
+        run_layers=RecordedLayers(buffers, states),
     )
 
 
@@ -128,8 +127,7 @@ class NativeMatrix:
 class MatrixLoader:
     """Packs matrices part by part, so that no complete matrix is in memory twice."""
 
-    def __init__(self, native: NativeExtension) -> None:
-        self._native = native
+    def __init__(self) -> None:
         self._losses: defaultdict[tuple[str, str], RepackingLoss] = defaultdict(RepackingLoss)
 
     def load(
@@ -145,9 +143,7 @@ class MatrixLoader:
         targets = packed_parts(found, quantization)
         if any(target.endswith(ORDERED) for target, _ in targets):
             _check_orders(parts, rows)
-        matrices = [
-            self._native.PackedMatrix(target.removesuffix(ORDERED), out, in_features) for target, out in targets
-        ]
+        matrices = [native.PackedMatrix(target.removesuffix(ORDERED), out, in_features) for target, out in targets]
         remaining = iter(matrices)
         matrix, first_row = next(remaining), 0
         for part in rows:
@@ -204,7 +200,6 @@ class NativeLinear:
 
     def __init__(
         self,
-        native: NativeExtension,
         matrix: NativeMatrix,
         bias: torch.Tensor | None,
         prologue: Prologue,
@@ -223,25 +218,19 @@ class NativeLinear:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        assert x.dtype == torch.float32, "native kernels compute in float32"
-        assert x.stride(1) == 1, "each row must be contiguous"
         num_rows = x.shape[0]
         if out is None:
             out = self._buffers.rows(self._key, num_rows) if residual is None else residual
-        assert out.stride(1) == 1, "each row must be contiguous"
         assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
-        self.kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
+        self.kernel(*rows_of(x), num_rows, *rows_of(out), residual is not None)
         return out
 
     def feed(self, down: NativeLinear, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """down(self(x)), plus `residual`. The values between the layers are those after the prologue of `down`."""
-        assert x.dtype == torch.float32, "native kernels compute in float32"
-        assert x.stride(1) == 1, "each row must be contiguous"
         num_rows, (purpose, width) = x.shape[0], self._key
         inner = self._buffers.rows((purpose, width // 2), num_rows)
         out = self._buffers.rows(down._key, num_rows) if residual is None else residual
-        rows = (x.data_ptr(), x.stride(0), num_rows, inner.data_ptr(), inner.stride(0))
-        self.kernel.feed(down.kernel, *rows, out.data_ptr(), out.stride(0), residual is not None)
+        self.kernel.feed(down.kernel, *rows_of(x), num_rows, *rows_of(inner), *rows_of(out), residual is not None)
         return out
 
 
@@ -252,9 +241,9 @@ class NativeMixture:
         num_bytes: the size of the norms, of which the experts share one, and of the vectors.
     """
 
-    def __init__(self, native: NativeExtension, mixture: Mixture, buffers: RowBuffers) -> None:
-        shared, self.num_bytes = _native_norm(native, mixture.norm)
-        own, own_bytes = (shared, 0) if mixture.router_norm is None else _native_norm(native, mixture.router_norm)
+    def __init__(self, mixture: Mixture, buffers: RowBuffers) -> None:
+        shared, self.num_bytes = _native_norm(mixture.norm)
+        own, own_bytes = (shared, 0) if mixture.router_norm is None else _native_norm(mixture.router_norm)
         scales, bias = _vector(mixture.expert_scales), _vector(mixture.selection_bias)
         self.num_bytes += own_bytes + _num_bytes(scales, bias)
         self._matrices: list[NativeMatrix] = []
@@ -264,8 +253,7 @@ class NativeMixture:
             ups.append(native.FusedLinear(*self._add(up), shared))
             downs.append(native.FusedLinear(*self._add(down), mixture.activation))
         routing = mixture.routing
-        is_softmax = not routing.has_sigmoid and routing.scale == 1 and bias is None
-        options = () if is_softmax else (routing.has_sigmoid, routing.sum_eps, routing.scale, bias)
+        options = (routing.has_sigmoid, routing.sum_eps, routing.scale, bias)
         self._kernel = native.ExpertMixture(
             router, ups, downs, routing.experts_per_token, routing.softmax == "chosen", scales, *options
         )
@@ -280,12 +268,10 @@ class NativeMixture:
         return list(matrix.parts), bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.dtype == torch.float32, "native kernels compute in float32"
-        assert x.stride(1) == 1, "each row must be contiguous"
         num_rows, size = x.shape
         out = self._buffers.rows(("sum of experts", size), num_rows)
         assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
-        self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0))
+        self._kernel(*rows_of(x), num_rows, *rows_of(out))
         return out
 
 
@@ -296,34 +282,22 @@ class NativeResidualSum:
         num_bytes: the size of the norms, which the extension copies.
     """
 
-    def __init__(
-        self, native: NativeExtension, after: Prologue, of_sum: Prologue, multiplier: float, scale: float = 1.0
-    ) -> None:
-        (first, first_bytes), (second, second_bytes) = (_native_norm(native, norm) for norm in (after, of_sum))
+    def __init__(self, after: Prologue, of_sum: Prologue, multiplier: float, scale: float = 1.0) -> None:
+        (first, first_bytes), (second, second_bytes) = (_native_norm(norm) for norm in (after, of_sum))
         self.num_bytes = first_bytes + second_bytes
         self._kernel = native.ResidualSum(first, second, multiplier, scale)
 
     def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
-        assert stream.dtype == torch.float32, "native kernels compute in float32"
-        assert stream.stride(1) == 1, "each row must be contiguous"
-        num_rows, size = stream.shape
-        address, stride = 0, 0
-        if branch is not None:
-            assert branch.shape == stream.shape, "both must have the same shape"
-            assert branch.stride(1) == 1, "each row must be contiguous"
-            address, stride = branch.data_ptr(), branch.stride(0)
-        self._kernel(stream.data_ptr(), stream.stride(0), address, stride, num_rows, size)
+        assert branch is None or branch.shape == stream.shape, "both must have the same shape"
+        self._kernel(*rows_of(stream), *((0, 0) if branch is None else rows_of(branch)), *stream.shape)
         return stream
 
 
-def native_gate(native: NativeExtension, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def native_gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Compute `reference.gate` in the memory of x."""
-    assert x.dtype == logits.dtype == torch.float32, "native kernels compute in float32"
-    assert x.stride(1) == logits.stride(1) == 1, "each row must be contiguous"
-    (num_rows, size), width = x.shape, logits.shape[1]
-    is_shared = width == 1
+    (num_rows, size), is_shared = x.shape, logits.shape[1] == 1
     assert logits.shape == (num_rows, 1 if is_shared else size), "x and logits must have the same shape"
-    native.gate(x.data_ptr(), x.stride(0), logits.data_ptr(), logits.stride(0), num_rows, size, is_shared)
+    native.gate(*rows_of(x), *rows_of(logits), num_rows, size, is_shared)
     return x
 
 
@@ -335,20 +309,7 @@ def _num_bytes(*vectors: FloatArray | None) -> int:
     return sum(vector.nbytes for vector in vectors if vector is not None)
 
 
-def _native_norm(native: NativeExtension, norm: Prologue) -> tuple[_native.Norm, int]:
+def _native_norm(norm: Prologue) -> tuple[_native.Norm, int]:
     """A norm, and the bytes that the extension copies."""
     weight, bias = _vector(norm.weight), _vector(norm.bias)
     return native.Norm(norm.kind, weight, bias, norm.eps), _num_bytes(weight, bias)
-
-
-class TorchThenNative:
-    """A `LinearKernel` whose prologue native kernels do not have."""
-
-    def __init__(self, prologue: RowKernel, product: NativeLinear) -> None:
-        self._prologue = prologue
-        self._product = product
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return self._product(self._prologue(x), residual, out)

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from chairlift.kernels.cpu.native_extension import NativeExtension
+from chairlift.kernels.cpu import native
 from chairlift.kernels.interface import LinearKernel
 from chairlift.kernels.lora import IntArray, LoraBatch, LoraLayer
+from chairlift.kernels.row_buffers import rows_of
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
 
 
-def observe_batch(native: NativeExtension, batch: LoraBatch) -> _native.LoraBatch:
+def observe_batch(batch: LoraBatch) -> _native.LoraBatch:
     """A native batch that always has the slots of `batch`."""
     mirror = native.LoraBatch()
 
@@ -37,7 +38,6 @@ class NativeAdaptedLinear:
 
     def __init__(
         self,
-        native: NativeExtension,
         base: LinearKernel,
         kernel: _native.FusedLinear,
         layer: LoraLayer,
@@ -52,5 +52,5 @@ class NativeAdaptedLinear:
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         y = self._base(x, residual, out)
-        self._kernel(x.data_ptr(), x.stride(0), len(x), y.data_ptr(), y.stride(0))
+        self._kernel(*rows_of(x), len(x), *rows_of(y))
         return y

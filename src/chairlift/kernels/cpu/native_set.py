@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chairlift.kernels.activations import NATIVE_PROLOGUES
-from chairlift.kernels.cpu import load, loaded
+from chairlift.kernels.cpu import is_loaded, load, native
 from chairlift.kernels.cpu.formats import matrix_bytes, packed_parts, stripes
 from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, StepSizes, StoredMatrix, value_item
 from chairlift.kernels.kernel_set import KernelSet
@@ -99,7 +99,7 @@ class NativeKernelSet(KernelSet):
 
     @property
     def description(self) -> str:
-        return f"{self.name} ({load().isa()})"
+        return f"{self.name} ({native.isa()})"
 
     def check_available(self) -> None:
         load()
@@ -118,13 +118,12 @@ class NativeKernelSet(KernelSet):
         return NativeSampling()
 
     def running(self) -> tuple[str, int] | None:
-        native = loaded()
-        return None if native is None else (native.isa(), native.num_threads())
+        return (native.isa(), native.num_threads()) if is_loaded() else None
 
     def set_num_threads(self, num_threads: int) -> int:
         """Set the threads of the native kernels, and give torch one thread, so that they do not compete for CPUs."""
         import torch
 
-        load().set_num_threads(num_threads)
+        native.set_num_threads(num_threads)
         torch.set_num_threads(1)
         return num_threads

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu import load, native
 from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler
 
 
@@ -22,12 +22,12 @@ class NativeSampling:
     """
 
     def __init__(self) -> None:
-        self._native = load()
+        load()
 
     def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
         """A sampler that does not change the logits."""
         p = parameters
-        sampler = self._native.TokenSampler(p.is_random, p.temperature, p.top_k, p.top_p, p.min_p, p.keys, p.positions)
+        sampler = native.TokenSampler(p.is_random, p.temperature, p.top_k, p.top_p, p.min_p, p.keys, p.positions)
 
         def sample(logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
             _check(logits)
@@ -39,7 +39,7 @@ class NativeSampling:
 
     def mask(self, logits: torch.Tensor, index: IntArray, masks: Bits) -> None:
         _check(logits)
-        self._native.mask_rows(logits.data_ptr(), logits.shape[1], index, masks)
+        native.mask_rows(logits.data_ptr(), logits.shape[1], index, masks)
 
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
@@ -49,7 +49,7 @@ class NativeSampling:
         shape = (num_rows, 1 + min(num_top, vocab_size))
         ids, ranks = np.empty(shape, np.int64), np.empty(shape, np.int64)
         values = np.empty(shape, np.float32)
-        self._native.logprobs(logits.data_ptr(), vocab_size, token_ids.numpy(), ids, values, ranks)
+        native.logprobs(logits.data_ptr(), vocab_size, token_ids.numpy(), ids, values, ranks)
         return torch.from_numpy(ids), torch.from_numpy(values), torch.from_numpy(ranks)
 
 

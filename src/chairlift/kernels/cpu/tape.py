@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from chairlift.kernels.attention import StepContext
+from chairlift.kernels.cpu import native
 from chairlift.kernels.cpu.attention import NativeAttentionPlan
-from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.recurrence import NativeStates
 from chairlift.kernels.interface import Layer, run_in_order
 from chairlift.kernels.row_buffers import RowBuffers, StepMemory
@@ -50,8 +50,7 @@ class RecordedLayers(StepMemory):
     of the plans, so all tapes are dropped when one of them changes.
     """
 
-    def __init__(self, native: NativeExtension, buffers: RowBuffers, states: NativeStates) -> None:
-        self._new_tape = native.Tape
+    def __init__(self, buffers: RowBuffers, states: NativeStates) -> None:
         self._buffers = buffers
         self._states = states
         self._layers: Sequence[Layer] = ()
@@ -73,7 +72,7 @@ class RecordedLayers(StepMemory):
             states = () if step.states is None else (self._states.convert(step.states),)
             tape.replay(steps, step.positions.data_ptr(), *states)
             return out
-        tape = self._new_tape()
+        tape = native.Tape()
         with record_calls(tape, steps):
             out = run_in_order(layers, x, step)
         self._tapes[num_rows] = tape, out
