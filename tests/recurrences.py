@@ -39,37 +39,36 @@ def random_recurrence(kind: str, seed: int = 0) -> tuple[Recurrence, int]:
     if kind in ("gated_delta", "tiled_keys"):
         keys, heads, key_dim, value_dim = 2, 4, 12, 7
         rule = GatedDelta(
-            Convolution(normal(2 * keys * key_dim + heads * value_dim, 4)),
-            keys,
-            heads,
-            key_dim,
-            value_dim,
-            -normal(heads).exp(),
-            normal(heads),
-            normal(value_dim),
-            1e-6,
-            2.0 if kind == "tiled_keys" else 1.0,
-            kind == "tiled_keys",
+            convolution=Convolution(normal(2 * keys * key_dim + heads * value_dim, 4)),
+            num_key_heads=keys,
+            num_heads=heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            decay=-normal(heads).exp(),
+            dt_bias=normal(heads),
+            norm_weight=normal(value_dim),
+            norm_eps=1e-6,
+            beta_scale=2.0 if kind == "tiled_keys" else 1.0,
+            has_tiled_keys=kind == "tiled_keys",
         )
         return rule, sum(rule.row_parts)
     heads, head_dim, groups, size = 6, 5, 2, 9
     inner = heads * head_dim
     has_norm, width = kind != "mamba2_without_norm", 2 * inner + 2 * groups * size + heads
     mamba = Mamba2(
-        Convolution(normal(inner + 2 * groups * size, 4), normal(inner + 2 * groups * size)),
-        heads,
-        head_dim,
-        groups,
-        size,
-        -normal(heads).exp(),
-        normal(heads),
-        normal(heads),
-        normal(inner) if has_norm else None,
-        1e-5,
-        inner // groups,
-        kind == "norm_before_gate",
-        (0.05, 3.0),
-        None if has_norm else normal(width),
+        convolution=Convolution(normal(inner + 2 * groups * size, 4), normal(inner + 2 * groups * size)),
+        num_heads=heads,
+        head_dim=head_dim,
+        num_groups=groups,
+        state_size=size,
+        decay=-normal(heads).exp(),
+        dt_bias=normal(heads),
+        skip=normal(heads),
+        norm_weight=normal(inner) if has_norm else None,
+        norm_eps=1e-5,
+        norm_before_gate=kind == "norm_before_gate",
+        dt_limits=(0.05, 3.0),
+        projection_scales=None if has_norm else normal(width),
     )
     return mamba, width
 

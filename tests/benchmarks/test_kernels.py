@@ -21,7 +21,6 @@ from benchmarks.kernels import (
 
 from benchmarks import kernels
 from chairlift.errors import ConfigError
-from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.cpu.tape import MAX_ROWS
 from chairlift.loading.resolve import load_config, resolve_model
@@ -68,7 +67,7 @@ def test_a_pass_counts_every_weight_once(tiny_model_dir: TinyModel) -> None:
     def parts_of(matrix: MatrixSpec) -> list[tuple[str, int]]:
         return [("q8_0" if matrix.kernel == LM_HEAD else "q4_0", matrix.out_features)]
 
-    layers = LinearPass(load(), model_config(tiny_model_dir("llama")), parts_of, MAX_ROWS + 1)
+    layers = LinearPass(model_config(tiny_model_dir("llama")), parts_of, MAX_ROWS + 1)
     seconds, work = layers(3), layers.work(3)
     assert set(seconds) == set(work) == {LAYERS, "qkv", "output", "gate_up", "down", LM_HEAD}
     assert all(value > 0 for value in seconds.values())
@@ -112,7 +111,7 @@ def test_the_slots_are_those_of_the_last_tokens() -> None:
 
 @needs_native
 def test_ceilings_are_measured() -> None:
-    sample = CeilingMeter(load()).sample()
+    sample = CeilingMeter().sample()
     assert {"dot_u8s8", "dot_u7s8", "fma", "read"} <= sample.keys()
     assert min(sample.values()) > 0
 

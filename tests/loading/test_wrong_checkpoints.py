@@ -156,6 +156,11 @@ CASES: dict[str, Wrong] = {
     "architecture of another family": Wrong(
         change(architectures=["MambaForCausalLM"]), r"architectures is \['MambaForCausalLM'\]", "supported: .*Gemma2"
     ),
+    "architecture without attention": Wrong(
+        change(architectures=["Mamba2ForCausalLM"]),
+        r"\['Mamba2ForCausalLM'\], .* because it has no layer with attention, and at least 1 is required",
+        "use a hybrid model such as Granite 4 H",
+    ),
     "misspelt architecture": Wrong(
         change(architectures=["LlamaForCasualLM"]),
         r"\['LlamaForCasualLM'\], which is not supported, because its name is unknown",

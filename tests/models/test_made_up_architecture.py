@@ -30,7 +30,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS, Activation
 from chairlift.kernels.cpu import load
 from chairlift.kernels.kernel_memory import total
-from chairlift.kernels.registry import find_kernel_set
+from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape

@@ -18,7 +18,7 @@ from chairlift.engine.startup.weight_plan import plan_weights, step_weight_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.kernel_memory import total
-from chairlift.kernels.registry import find_kernel_set
+from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device

@@ -52,7 +52,7 @@ def test_dimensions_of_configs_written_by_transformers(tiny_model_dir: TinyModel
         attention, mlp = layer.attention, layer.feed_forward
         assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 16)
         assert (mlp.inner_size, mlp.activation, mlp.gated) == (96, "silu", True)
-        assert [norm.eps for norm in layer.norms] == [1e-6, 1e-6]
+        assert [norm.eps for norm in layer.norms] == [1e-6] * (4 if arch == "qwen3" else 2)
         assert attention.qkv.has_bias is (arch == "qwen2")
         assert not attention.output.has_bias
         assert not mlp.up.has_bias

@@ -50,7 +50,7 @@ def attention(name: str) -> AttentionSpec:
 
 
 def gated_delta(name: str) -> RecurrenceSpec:
-    rule = GatedDeltaSpec(2, 4, 6, 5, f"{name}.A_log", f"{name}.dt_bias", norm(f"{name}.norm", 5))
+    rule = GatedDeltaSpec(num_key_heads=2, num_heads=4, key_dim=6, value_dim=5, name=name, norm=norm(f"{name}.norm", 5))
     channels = 2 * 12 + 20
     return RecurrenceSpec(
         matrix(f"{name}.in", channels + 20 + 8),
@@ -62,15 +62,12 @@ def gated_delta(name: str) -> RecurrenceSpec:
 
 def mamba2(name: str) -> RecurrenceSpec:
     rule = Mamba2Spec(
-        4,
-        6,
-        2,
-        5,
-        f"{name}.A_log",
-        f"{name}.dt_bias",
-        f"{name}.D",
-        norm(f"{name}.norm", 24),
-        12,
+        num_heads=4,
+        head_dim=6,
+        num_groups=2,
+        state_size=5,
+        name=name,
+        norm=norm(f"{name}.norm", 24),
         projection_scales=(0.5, 1.5, 2.0, 0.25, 3.0),
     )
     return RecurrenceSpec(

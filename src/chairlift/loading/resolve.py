@@ -17,7 +17,7 @@ from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.loading.gguf_file import ROPE_FACTORS, SPLIT_NAME, GGUFFile, existing_parts, part_paths
 from chairlift.models.declaration import ModelConfig
 from chairlift.models.quantization import quantized_module
-from chairlift.models.registry import find_gguf_reader, get_architecture, read_gguf_config, read_hf_config
+from chairlift.models.registry import find_gguf_architecture, get_architecture, read_gguf_config, read_hf_config
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.system.input_files import open_regular_file
 
@@ -220,7 +220,7 @@ def choose_predictor(config: ModelConfig, name: str, is_needed: bool) -> ModelCo
 def _read_config(files: ModelFiles) -> ModelConfig:
     if files.kind == "gguf":
         file = open_gguf(files.path)
-        find_gguf_reader(file.metadata, source=str(file.path))
+        find_gguf_architecture(file.metadata, source=str(file.path))
         return read_gguf_config(
             file.metadata, source=str(file.path), tensor_names=file.tensors.keys(), rope_factors=_rope_factors(file)
         )

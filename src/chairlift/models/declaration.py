@@ -13,11 +13,13 @@ Names are those of the parameters in Hugging Face checkpoints, without `.weight`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from chairlift.kernels.activations import activation_kernel
+from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, Mamba2Sizes
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.quantization import Quantization
 
@@ -220,16 +222,13 @@ class AttentionSpec:
         return self.num_kv_heads if self.kv_source is None else 0
 
     @property
-    def head_norm_sizes(self) -> tuple[int, ...]:
-        """The number of weights of the norms of query and key; empty without norms."""
-        if self.head_norm is None:
+    def head_norms(self) -> tuple[NormSpec, ...]:
+        """The norms of query and key before the rotation; empty without norms."""
+        if (norm := self.head_norm) is None:
             return ()
-        sizes = (self.query_size, self.key_size) if self.head_norm.across_heads else (self.head_dim, self.head_dim)
-        return sizes[: len(self.head_norm.names)]
-
-    @property
-    def num_sinks(self) -> int:
-        return 0 if self.sinks is None else self.num_heads
+        sizes = (self.query_size, self.key_size) if norm.across_heads else (self.head_dim, self.head_dim)
+        named = zip(norm.names, sizes, strict=False)
+        return tuple(NormSpec("rms_norm", name, size, norm.eps, norm.weight_offset) for name, size in named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,75 +256,43 @@ class ConvolutionSpec:
         return self.channels * (self.width - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class GatedDeltaSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaSpec(GatedDeltaSizes):
     """The gated delta rule, see `kernels.recurrence.GatedDelta`.
 
     Attributes:
-        a_log, dt_bias: the names of parameters [num_heads].
+        name: its parameters are `<name>.A_log` and `<name>.dt_bias`, [num_heads].
         norm: the norm of each head, of value_dim values.
         grouped_rows: the matrices of the input whose rows are grouped by key head in files: the name of each, and the
             numbers of consecutive rows of each kind in a group.
     """
 
-    num_key_heads: int
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    a_log: str
-    dt_bias: str
+    name: str
     norm: NormSpec
-    beta_scale: float = 1.0
-    has_tiled_keys: bool = False
     grouped_rows: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def num_values(self) -> int:
         return 2 * self.num_heads
 
-    @property
-    def num_kept_values(self) -> int:
-        return self.num_heads * self.key_dim * self.value_dim
 
-
-@dataclass(frozen=True, slots=True)
-class Mamba2Spec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Spec(Mamba2Sizes):
     """Mamba-2, see `kernels.recurrence.Mamba2`.
 
     Attributes:
-        a_log, dt_bias, skip: the names of parameters [num_heads].
+        name: its parameters are `<name>.A_log`, `<name>.dt_bias` and `<name>.D`, [num_heads].
         norm: the norm of num_heads * head_dim values, or None.
-        norm_group_size: the number of values that are normed together.
         projection_scales: the factors of z, x, B, C and dt, or empty.
     """
 
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_size: int
-    a_log: str
-    dt_bias: str
-    skip: str
+    name: str
     norm: NormSpec | None = None
-    norm_group_size: int = 0
-    norm_before_gate: bool = False
-    dt_limits: tuple[float, float] = (0.0, float("inf"))
     projection_scales: tuple[float, ...] = ()
 
     @property
-    def row_parts(self) -> tuple[int, int, int, int, int]:
-        """The widths of z, x, B, C and dt."""
-        inner, shared = self.num_heads * self.head_dim, self.num_groups * self.state_size
-        return inner, inner, shared, shared, self.num_heads
-
-    @property
     def num_values(self) -> int:
-        scales = sum(self.row_parts) if self.projection_scales else 0
-        return 3 * self.num_heads + scales
-
-    @property
-    def num_kept_values(self) -> int:
-        return self.num_heads * self.state_size * self.head_dim
+        return 3 * self.num_heads + (sum(self.row_parts) if self.projection_scales else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +321,14 @@ class RecurrenceSpec:
         return self.convolution.num_values + (0 if self.rule is None else self.rule.num_values)
 
     @property
+    def matrix_values(self) -> int:
+        """The number of values in the matrices of the state of a sequence."""
+        return 0 if self.rule is None else math.prod(self.rule.matrix_shape)
+
+    @property
     def state_values(self) -> int:
         """The number of float32 values that the layer keeps for a sequence."""
-        return self.convolution.num_kept_values + (0 if self.rule is None else self.rule.num_kept_values)
+        return self.convolution.num_kept_values + self.matrix_values
 
     @property
     def norm(self) -> NormSpec | None:
@@ -431,6 +403,33 @@ class FeedForwardSpec:
             yield self.router.matrix
         for projections in self.experts:
             yield from projections
+
+
+def declare_network(
+    up: tuple[tuple[str, int], ...],
+    down: str,
+    hidden_size: int,
+    activation: str,
+    *,
+    gated: bool,
+    has_bias: bool = False,
+    group: str = MLP,
+    prefix: str = "",
+) -> FeedForwardSpec:
+    """Return the declaration of a feed-forward network.
+
+    Args:
+        up: the parts of its first product; with `gated` gate and up, one part each or both in one.
+        down: the name of its second matrix.
+        prefix: the beginning of the names of both products in the kernel benchmark.
+    """
+    inner = sum(size for _, size in up) // (2 if gated else 1)
+    return FeedForwardSpec(
+        MatrixSpec(group, f"{prefix}{'gate_up' if gated else 'up'}", up, hidden_size, has_bias),
+        MatrixSpec(group, f"{prefix}down", ((down, hidden_size),), inner, has_bias),
+        activation,
+        gated,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,15 +535,16 @@ class LayerSpec:
     per_layer_branch: PerLayerBranchSpec | None = None
     output_scale: str | None = None
 
+    def beside_experts(self, mixture: FeedForwardSpec, gate: MatrixSpec | None = None) -> LayerSpec:
+        """Return the layer with a mixture of experts beside its dense feed-forward network, after the same norm."""
+        before = self.feed_forward_norms.before
+        assert before is not None, "every branch has a norm"
+        return replace(self, parallel_experts=ParallelExpertsSpec(mixture, before, gate=gate))
+
     @property
     def products(self) -> tuple[ProductSpec, ...]:
         """The products that every token needs, in the order of a step; those of experts are not included."""
-        return (
-            *self._mixer_products,
-            *self._feed_forward_products,
-            *self._router_products,
-            *self._per_layer_products,
-        )
+        return *self._mixer_products, *self._network_products
 
     @property
     def _mixer_products(self) -> Iterator[ProductSpec]:
@@ -558,15 +558,22 @@ class LayerSpec:
             yield ProductSpec(attention.output, "none", self.attention_adds_residual)
 
     @property
-    def _feed_forward_products(self) -> Iterator[ProductSpec]:
-        if (mlp := self.feed_forward) is None:
-            return
+    def _network_products(self) -> Iterator[ProductSpec]:
+        """The products of a dense network, of the router, of the gate beside a dense network, and of the third
+        branch."""
         before = norm_prologue(self.feed_forward_norms.before)
-        if mlp.router is not None:
-            yield ProductSpec(mlp.router.matrix, before)
-            return
-        yield ProductSpec(mlp.up, before)
-        yield ProductSpec(mlp.down, mlp.activation_kernel, self.feed_forward_adds_residual)
+        if (mlp := self.feed_forward) is not None and mlp.router is None:
+            yield ProductSpec(mlp.up, before)
+            yield ProductSpec(mlp.down, mlp.activation_kernel, self.feed_forward_adds_residual)
+        if self.parallel_experts is not None:
+            before = norm_prologue(self.parallel_experts.before)
+        if self.mixture is not None and (router := self.mixture.router) is not None:
+            yield ProductSpec(router.matrix, before if router.norm is None else router.norm.kind)
+        if self.parallel_experts is not None and self.parallel_experts.gate is not None:
+            yield ProductSpec(self.parallel_experts.gate, before)
+        if (branch := self.per_layer_branch) is not None:
+            yield ProductSpec(branch.gate, "none")
+            yield ProductSpec(branch.projection, branch.activation_kernel)
 
     @property
     def mixture(self) -> FeedForwardSpec | None:
@@ -581,21 +588,6 @@ class LayerSpec:
         experts = self.parallel_experts
         found = (self.feed_forward, None if experts is None else experts.feed_forward)
         return tuple(network for network in found if network is not None)
-
-    @property
-    def _router_products(self) -> tuple[ProductSpec, ...]:
-        """The products of the router and of the gate beside a dense network."""
-        if (experts := self.parallel_experts) is None or (router := experts.feed_forward.router) is None:
-            return ()
-        before = norm_prologue(experts.before)
-        gate = () if experts.gate is None else (ProductSpec(experts.gate, before),)
-        return ProductSpec(router.matrix, before if router.norm is None else router.norm.kind), *gate
-
-    @property
-    def _per_layer_products(self) -> tuple[ProductSpec, ...]:
-        if (branch := self.per_layer_branch) is None:
-            return ()
-        return ProductSpec(branch.gate, "none"), ProductSpec(branch.projection, branch.activation_kernel)
 
     @property
     def matrices(self) -> tuple[MatrixSpec, ...]:
@@ -620,14 +612,15 @@ class LayerSpec:
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
-        """The norms of the residual stream and of the branches; norms of heads of attention are not included."""
+        """The norms of the residual stream, of the branches and of heads."""
         others = () if self.per_layer_branch is None else self.per_layer_branch.norms
         experts = self.parallel_experts
         parallel = () if experts is None else experts.norms
         router = None if self.mixture is None else self.mixture.router
         routing = () if router is None or router.norm is None else (router.norm,)
         recurrent = () if self.recurrence is None or self.recurrence.norm is None else (self.recurrence.norm,)
-        first = (*self.attention_norms, *self.recurrence_norms, *recurrent)
+        heads = () if self.attention is None else self.attention.head_norms
+        first = (*self.attention_norms, *heads, *self.recurrence_norms, *recurrent)
         return (*first, *self.feed_forward_norms, *parallel, *routing, *others)
 
     @property
@@ -639,8 +632,8 @@ class LayerSpec:
         scales = sum(router.num_experts for name in vectors if name is not None) if router is not None else 0
         norms = sum(norm.num_values for norm in self.norms)
         norms += sum(norm.num_values for norm in self._norms_of_gates)
-        if (attention := self.attention) is not None:
-            norms += sum(attention.head_norm_sizes) + attention.num_sinks
+        if self.attention is not None and self.attention.sinks is not None:
+            norms += self.attention.num_heads
         if (recurrence := self.recurrence) is not None:
             norms += recurrence.num_values
         return norms + biases + scales
@@ -782,7 +775,7 @@ class ModelConfig:
     """The declaration of a text model, and the special tokens of its checkpoint.
 
     Attributes:
-        architecture: a key of `models.registry.ARCHITECTURES` ("llama", "opt").
+        architecture: a key of `models.registry.ARCHITECTURES` ("llama", "opt"), which the registry adds.
         name: the model type in the file ("llama", "mistral", "qwen2", "qwen3", "opt").
         embedding: the embedding table [vocab_size, width of a word vector].
         head: the matrix that computes the logits; with tie_word_embeddings it is the embedding's.
@@ -800,8 +793,8 @@ class ModelConfig:
         quantization: the quantization of a Hugging Face checkpoint, or None.
     """
 
-    architecture: str
     name: str
+    architecture: str = ""
     hidden_size: int
     max_position_embeddings: int
     embedding: MatrixSpec
@@ -823,6 +816,25 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     quantization: Quantization | None = None
+
+    def with_recurrences(self, recurrent: Sequence[bool], declare: Callable[[int], RecurrenceSpec]) -> ModelConfig:
+        """Return the declaration with a recurrence in place of attention in some layers, under the same norms.
+
+        Args:
+            recurrent: whether each layer has a recurrence.
+            declare: index of a layer -> its recurrence.
+        """
+        layers = list(self.layers)
+        for index in range(len(layers)):
+            if recurrent[index]:
+                layers[index] = replace(
+                    layers[index],
+                    attention=None,
+                    attention_norms=BranchNorms(),
+                    recurrence=declare(index),
+                    recurrence_norms=layers[index].attention_norms,
+                )
+        return replace(self, layers=tuple(layers))
 
     @property
     def vocab_size(self) -> int:
@@ -891,11 +903,9 @@ class ModelConfig:
 
     @property
     def norm_names(self) -> Iterator[str]:
-        """The names of all norms, including the norms of query and key heads."""
+        """The names of all norms."""
         for layer in self.all_layers:
             yield from (norm.name for norm in layer.norms)
-            if layer.attention is not None and layer.attention.head_norm is not None:
-                yield from layer.attention.head_norm.names
         if self.per_layer_inputs is not None:
             yield self.per_layer_inputs.norm.name
         if self.final_norm is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from chairlift.kernels.recurrence import (
     RecurrentState,
     ShortConvolution,
 )
+from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, Mamba2Sizes, sizes_of
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration import (
     AttentionSpec,
@@ -83,14 +85,14 @@ class LayerBuilder:
     def feed_forward(self, spec: FeedForwardSpec, norm: NormSpec | None) -> FeedForwardKernel:
         """Load the feed-forward network after `norm`."""
         if spec.router is not None:
-            return self.mixture(spec, norm)
+            return partial(_without_residual, self.mixture(spec, norm))
         up = self.adapted_linear(spec.up, self.norm(norm))
         down = self.adapted_linear(spec.down, Prologue(spec.activation_kernel))
         if spec.gate_multiplier != 1:
             return ScaledFeedForward(up, down, spec.inner_size, spec.gate_multiplier)
         return self._kernels.make_feed_forward(up, down)
 
-    def mixture(self, spec: FeedForwardSpec, norm: NormSpec | None) -> MixtureOfExperts:
+    def mixture(self, spec: FeedForwardSpec, norm: NormSpec | None) -> RowKernel:
         """Load the mixture of experts after `norm`."""
         assert spec.router is not None, "a mixture has a router"
         router, scales, bias = spec.router, spec.router.expert_scales, spec.router.selection_bias
@@ -105,7 +107,7 @@ class LayerBuilder:
             None if scales is None else self._vector(scales, router.num_experts),
             None if bias is None else self._vector(bias, router.num_experts),
         )
-        return MixtureOfExperts(self._kernels.make_mixture(loaded))
+        return self._kernels.make_mixture(loaded)
 
     def gate(self, spec: MatrixSpec, norm: NormSpec | None) -> Gate:
         """Load the projection of the rows after `norm` whose sigmoid multiplies other rows."""
@@ -143,7 +145,7 @@ class LayerBuilder:
         """Load the norm of each query and key head, or return None if there is none."""
         if (norm := spec.head_norm) is None or norm.across_heads:
             return None
-        weights = [self.norm_weight(name, spec.head_dim, norm.weight_offset) for name in norm.names]
+        weights = [self.norm_weight(each.name, each.size, each.weight_offset) for each in spec.head_norms]
         return QKNorm(weights[0], weights[1] if len(weights) > 1 else None, norm.eps, norm.norms_values)
 
     def sinks(self, spec: AttentionSpec) -> torch.Tensor | None:
@@ -153,11 +155,9 @@ class LayerBuilder:
     def query_and_key_norms(self, spec: AttentionSpec) -> list[tuple[int, ResidualSumKernel]]:
         """Load the norms across heads: (size, norm) of the queries and of the keys of a token; empty if there are
         none."""
-        if (norm := spec.head_norm) is None or not norm.across_heads:
+        if spec.head_norm is None or not spec.head_norm.across_heads:
             return []
-        sized = zip(norm.names, spec.head_norm_sizes, strict=True)
-        specs = [NormSpec("rms_norm", name, size, norm.eps, norm.weight_offset) for name, size in sized]
-        return [(each.size, self.norm_of_rows(each)) for each in specs]
+        return [(norm.size, self.norm_of_rows(norm)) for norm in spec.head_norms]
 
     def norm_of_rows(self, norm: NormSpec) -> ResidualSumKernel:
         """Load a norm as a kernel of its own, whose second argument is None."""
@@ -180,38 +180,34 @@ class LayerBuilder:
         convolution = Convolution(weight, bias)
         if rule is None:
             return ShortConvolution(convolution)
-        decay = -torch.exp(self._vector(rule.a_log, rule.num_heads).float())
-        dt_bias = self._vector(rule.dt_bias, rule.num_heads)
-        norm, eps = self._norm_or_none(rule.norm), 0.0 if rule.norm is None else rule.norm.eps
+        decay = -torch.exp(self._vector(f"{rule.name}.A_log", rule.num_heads).float())
+        dt_bias = self._vector(f"{rule.name}.dt_bias", rule.num_heads)
+        norm = None if rule.norm is None else self.norm_weight(rule.norm.name, rule.norm.size, rule.norm.weight_offset)
         if isinstance(rule, GatedDeltaSpec):
             assert norm is not None, "the gated delta rule has a norm"
-            sizes = (rule.num_key_heads, rule.num_heads, rule.key_dim, rule.value_dim)
-            return GatedDelta(convolution, *sizes, decay, dt_bias, norm, eps, rule.beta_scale, rule.has_tiled_keys)
-        scales = [
-            torch.full((width,), scale) for width, scale in zip(rule.row_parts, rule.projection_scales, strict=False)
-        ]
+            return GatedDelta(
+                convolution=convolution,
+                decay=decay,
+                dt_bias=dt_bias,
+                norm_weight=norm,
+                norm_eps=rule.norm.eps,
+                **sizes_of(GatedDeltaSizes, rule),
+            )
+        widths = (rule.out_features, *rule.mixed_parts, rule.num_heads)
+        scales = [torch.full((width,), scale) for width, scale in zip(widths, rule.projection_scales, strict=False)]
         return Mamba2(
-            convolution,
-            rule.num_heads,
-            rule.head_dim,
-            rule.num_groups,
-            rule.state_size,
-            decay,
-            dt_bias,
-            self._vector(rule.skip, rule.num_heads),
-            norm,
-            eps,
-            rule.norm_group_size,
-            rule.norm_before_gate,
-            rule.dt_limits,
-            torch.cat(scales).to(decay.device) if scales else None,
+            convolution=convolution,
+            decay=decay,
+            dt_bias=dt_bias,
+            skip=self._vector(f"{rule.name}.D", rule.num_heads),
+            norm_weight=norm,
+            norm_eps=0.0 if rule.norm is None else rule.norm.eps,
+            projection_scales=torch.cat(scales).to(decay.device) if scales else None,
+            **sizes_of(Mamba2Sizes, rule),
         )
 
     def _vector(self, name: str, size: int) -> torch.Tensor:
         return self.weights.tensor(name, (size,))
-
-    def _norm_or_none(self, norm: NormSpec | None) -> torch.Tensor | None:
-        return None if norm is None else self.norm_weight(norm.name, norm.size, norm.weight_offset)
 
     def residual_sum(self, norms: BranchNorms, scale: float = 1.0, *, is_fused: bool = False) -> BranchSum:
         """Load the norms after a branch and after its sum with the residual stream.
@@ -371,16 +367,10 @@ class ScaledFeedForward:
         return self._down(projected, residual)
 
 
-class MixtureOfExperts:
-    """The weighted sum of the experts of each token: [T, hidden_size] -> [T, hidden_size]."""
-
-    def __init__(self, kernel: RowKernel) -> None:
-        self._kernel = kernel
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Compute the sum without a residual, because `x` has to remain until all experts have read it."""
-        assert residual is None, "the residual is added after the experts"
-        return self._kernel(x)
+def _without_residual(mixture: RowKernel, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """Compute a mixture without a residual, because `x` has to remain until all experts have read it."""
+    assert residual is None, "the residual is added after the experts"
+    return mixture(x)
 
 
 class ParallelExperts:
@@ -396,7 +386,7 @@ class ParallelExperts:
     def __call__(self, dense: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         gated = dense if self._gate is None else self._gate(dense, x)
         normed = gated if self._norm_dense is None else self._norm_dense(gated, None)
-        return self._add(normed, self._mixture(x, None))
+        return self._add(normed, self._mixture(x))
 
 
 class PerLayerBranch:

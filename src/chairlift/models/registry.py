@@ -6,65 +6,30 @@ Keys of `config.json` are those of transformers 4 and 5; keys of GGUF metadata a
 
 from __future__ import annotations
 
+import importlib
 import logging
+import pkgutil
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.architectures.bert import BERT
-from chairlift.models.architectures.falcon_h1 import FALCON_H1
-from chairlift.models.architectures.gemma import GEMMA2, GEMMA3
-from chairlift.models.architectures.gemma4 import GEMMA4
-from chairlift.models.architectures.gpt_oss import GPT_OSS
-from chairlift.models.architectures.granite import GRANITE
-from chairlift.models.architectures.lfm2 import LFM2
-from chairlift.models.architectures.llama import LLAMA
-from chairlift.models.architectures.ministral3 import MINISTRAL3
-from chairlift.models.architectures.mixtral import MIXTRAL
-from chairlift.models.architectures.modernbert import MODERNBERT
-from chairlift.models.architectures.nemotron_h import NEMOTRON_H
-from chairlift.models.architectures.olmo import OLMO
-from chairlift.models.architectures.olmoe import OLMOE
-from chairlift.models.architectures.opt import OPT
-from chairlift.models.architectures.phi3 import PHI3
-from chairlift.models.architectures.qwen3_moe import QWEN3_MOE
-from chairlift.models.architectures.qwen35 import QWEN35
-from chairlift.models.architectures.smollm3 import SMOLLM3
+from chairlift.models import architectures
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader, GGUFReader, HFReader
+from chairlift.models.reading.architecture import Architecture, GGUFHeader, HFReader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened, unique
 from chairlift.models.reading.nearest_names import describe_unsupported
 from chairlift.models.reading.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF, is_harmless
 from chairlift.models.reading.quantization_fields import read_quantization
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {
-    each.name: each
-    for each in (
-        BERT,
-        FALCON_H1,
-        LFM2,
-        LLAMA,
-        GEMMA2,
-        GEMMA3,
-        GEMMA4,
-        GPT_OSS,
-        GRANITE,
-        MINISTRAL3,
-        MIXTRAL,
-        MODERNBERT,
-        NEMOTRON_H,
-        OLMO,
-        OLMOE,
-        OPT,
-        PHI3,
-        QWEN3_MOE,
-        QWEN35,
-        SMOLLM3,
-    )
+    found.name: found
+    for module in pkgutil.iter_modules(architectures.__path__, f"{architectures.__name__}.")
+    for found in vars(importlib.import_module(module.name)).values()
+    if isinstance(found, Architecture)
 }
-"""The supported architectures, by `ModelConfig.architecture`."""
+"""The supported architectures, which the modules of `models.architectures` define, by `ModelConfig.architecture`."""
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +75,7 @@ def read_hf_config(
     read = reader(fields)
     read = replace(
         read,
+        architecture=architecture.name,
         bos_token_id=bos[0] if bos else read.bos_token_id,
         eos_token_ids=unique(
             fields.token_ids("eos_token_id") or read.eos_token_ids, generation.token_ids("eos_token_id")
@@ -147,19 +113,19 @@ def _first_text(names: Any) -> str:
     return next((name for name in listed if isinstance(name, str)), "")
 
 
-def find_gguf_reader(metadata: Mapping[str, Any], *, source: str) -> tuple[str, GGUFReader]:
-    """Return `general.architecture` of a GGUF file, and the reader of its metadata.
+def find_gguf_architecture(metadata: Mapping[str, Any], *, source: str) -> tuple[str, Architecture]:
+    """Return `general.architecture` of a GGUF file, and the architecture that reads its metadata.
 
     Raises:
         ModelLoadError: the architecture is not supported.
     """
     general = ConfigFields(metadata, source, "general.")
-    readers = {name: reader for each in ARCHITECTURES.values() for name, reader in each.gguf_readers.items()}
+    known = {name: each for each in ARCHITECTURES.values() for name in each.gguf_readers}
     value = general.get("architecture", REQUIRED)
-    if (name := _first_text(value)) not in readers:
-        reason = describe_unsupported(name, readers)
+    if (name := _first_text(value)) not in known:
+        reason = describe_unsupported(name, known)
         raise general.error("architecture", f"is {shortened(value)}, which {reason}")
-    return name, readers[name]
+    return name, known[name]
 
 
 def read_gguf_config(
@@ -183,11 +149,12 @@ def read_gguf_config(
     """
     general = ConfigFields(metadata, source, "general.")
     tokens = ConfigFields(metadata, source, "tokenizer.ggml.")
-    name, reader = find_gguf_reader(metadata, source=source)
+    name, architecture = find_gguf_architecture(metadata, source=source)
     header = GGUFHeader(name, ConfigFields(metadata, source, f"{name}."), tokens, tensor_names, rope_factors or {})
     bos = tokens.token_ids("bos_token_id")
     read = replace(
-        reader(header),
+        architecture.gguf_readers[name](header),
+        architecture=architecture.name,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=unique(*(tokens.token_ids(key) for key in GGUF_END_KEYS)),
         dtype=GGUF_FILE_TYPES.get(general.integer("file_type", 0, low=0), "float16"),

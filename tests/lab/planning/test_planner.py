@@ -24,8 +24,8 @@ from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_
 from chairlift.engine.startup.weight_plan import plan_weights
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, total
-from chairlift.kernels.registry import find_kernel_set
-from chairlift.kernels.torch_memory import TorchMemory
+from chairlift.kernels.kernel_set import find_kernel_set
+from chairlift.kernels.portable_set import TorchMemory
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import psutil
 
-from chairlift.kernels.registry import find_kernel_set
+from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.system.cpu_topology import allowed_cpus
 from chairlift.version import __version__
 

@@ -7,24 +7,23 @@ bge, e5, MiniLM and most cross-encoders have these architectures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
     LM_HEAD,
-    MLP,
     AttentionSpec,
     BranchNorms,
     ClassifierSpec,
     EncoderSpec,
-    FeedForwardSpec,
     LayerSpec,
     MatrixSpec,
     ModelConfig,
     NormSpec,
     PositionTableSpec,
+    declare_network,
 )
 from chairlift.models.reading.architecture import Architecture, HFReader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
@@ -36,112 +35,61 @@ ROBERTA_OFFSET: Final = 2
 """The row of the position table for position 0, which is the id of the padding token plus 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What distinguishes the families: the first row of positions, and the head of cross-encoders.
+def _read(fields: ConfigFields, name: str, offset: int, classifier: ClassifierSpec | None = None) -> ModelConfig:
+    """Read the `config.json` of a model of a family.
 
-    Attributes:
-        classifier: the head; None if `architectures` names none.
+    Args:
+        offset: the first row of positions.
+        classifier: the head of a cross-encoder; None if `architectures` names none.
     """
-
-    name: str
-    offset: int
-    classifier: ClassifierSpec | None = None
-
-
-def _reader(family: _Family) -> HFReader:
-    return lambda fields: _read_sizes(fields, family).declare()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """The sizes of a model, with the names of its parameters."""
-
-    family: _Family
-    vocab_size: int
-    hidden_size: int
-    inner_size: int
-    num_layers: int
-    num_heads: int
-    num_positions: int
-    num_types: int
-    activation: str
-    eps: float
-
-    def declare(self) -> ModelConfig:
-        """Return the declaration of the model with these sizes."""
-        size, family, tables = self.hidden_size, self.family, "embeddings"
-        words = ((f"{tables}.word_embeddings", self.vocab_size),)
-        types = PositionTableSpec(f"{tables}.token_type_embeddings", self.num_types, size, 0)
-        return ModelConfig(
-            architecture="bert",
-            name=family.name,
-            hidden_size=size,
-            max_position_embeddings=self.num_positions - family.offset,
-            embedding=MatrixSpec(EMBEDDING, EMBEDDING, words, size),
-            positions=PositionTableSpec(f"{tables}.position_embeddings", self.num_positions, size, family.offset),
-            layers=tuple(self._layer(f"encoder.layer.{index}") for index in range(self.num_layers)),
-            final_norm=None,
-            head=MatrixSpec(LM_HEAD, LM_HEAD, words, size),
-            tie_word_embeddings=True,
-            unneeded_modules=("pooler.dense", f"{tables}.position_ids") if family.classifier is None else (),
-            encoder=EncoderSpec(self._norm(f"{tables}.LayerNorm"), types, family.classifier),
-        )
-
-    def _layer(self, root: str) -> LayerSpec:
-        return LayerSpec(
-            self._attention(f"{root}.attention"),
-            BranchNorms(of_sum=self._norm(f"{root}.attention.output.LayerNorm")),
-            self._feed_forward(root),
-            BranchNorms(of_sum=self._norm(f"{root}.output.LayerNorm")),
-        )
-
-    def _attention(self, root: str) -> AttentionSpec:
-        size, head_dim = self.hidden_size, self.hidden_size // self.num_heads
-        qkv = tuple((f"{root}.self.{part}", size) for part in ("query", "key", "value"))
-        return AttentionSpec(
-            qkv=MatrixSpec(ATTENTION, "qkv", qkv, size, has_bias=True),
-            output=MatrixSpec(ATTENTION, "output", ((f"{root}.output.dense", size),), size, has_bias=True),
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-        )
-
-    def _feed_forward(self, root: str) -> FeedForwardSpec:
-        size, inner = self.hidden_size, self.inner_size
-        return FeedForwardSpec(
-            up=MatrixSpec(MLP, "up", ((f"{root}.intermediate.dense", inner),), size, has_bias=True),
-            down=MatrixSpec(MLP, "down", ((f"{root}.output.dense", size),), inner, has_bias=True),
-            activation=self.activation,
-            gated=False,
-        )
-
-    def _norm(self, name: str) -> NormSpec:
-        return NormSpec("layer_norm", name, self.hidden_size, self.eps)
-
-
-def _read_sizes(fields: ConfigFields, family: _Family) -> _Sizes:
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
     fields.allow_only("position_embedding_type", "absolute", "positions are learned")
     fields.allow_only("is_decoder", False, "attention is not causal")
-    if family.offset:
+    if offset:
         fields.integer("pad_token_id", ROBERTA_OFFSET - 1, low=ROBERTA_OFFSET - 1, high=ROBERTA_OFFSET - 1)
-    if family.classifier is not None:
+    if classifier is not None:
         _check_single_score(fields)
     fields.get("tie_word_embeddings")  # concerns the head of masked language models
-    return _Sizes(
-        family=family,
-        vocab_size=fields.integer("vocab_size"),
+    inner, eps, head_dim = fields.integer("intermediate_size"), fields.number("layer_norm_eps", 1e-12), hidden // heads
+    count, num_positions = fields.integer("num_hidden_layers", high=4096), fields.integer("max_position_embeddings")
+    tables = "embeddings"
+    words = ((f"{tables}.word_embeddings", fields.integer("vocab_size")),)
+    activation = ACTIVATIONS[fields.choice("hidden_act", ACTIVATIONS, "gelu")]
+
+    def norm(module: str) -> NormSpec:
+        return NormSpec("layer_norm", f"{module}.LayerNorm", hidden, eps)
+
+    def layer(root: str) -> LayerSpec:
+        qkv = tuple((f"{root}.attention.self.{part}", hidden) for part in ("query", "key", "value"))
+        output, up = ((f"{root}.attention.output.dense", hidden),), ((f"{root}.intermediate.dense", inner),)
+        return LayerSpec(
+            AttentionSpec(
+                qkv=MatrixSpec(ATTENTION, "qkv", qkv, hidden, has_bias=True),
+                output=MatrixSpec(ATTENTION, "output", output, hidden, has_bias=True),
+                num_heads=heads,
+                num_kv_heads=heads,
+                head_dim=head_dim,
+                scale=head_dim**-0.5,
+            ),
+            BranchNorms(of_sum=norm(f"{root}.attention.output")),
+            declare_network(up, f"{root}.output.dense", hidden, activation, gated=False, has_bias=True),
+            BranchNorms(of_sum=norm(f"{root}.output")),
+        )
+
+    types = PositionTableSpec(f"{tables}.token_type_embeddings", fields.integer("type_vocab_size", 2), hidden, 0)
+    return ModelConfig(
+        name=name,
         hidden_size=hidden,
-        inner_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers", high=4096),
-        num_heads=heads,
-        num_positions=fields.integer("max_position_embeddings"),
-        num_types=fields.integer("type_vocab_size", 2),
-        activation=ACTIVATIONS[fields.choice("hidden_act", ACTIVATIONS, "gelu")],
-        eps=fields.number("layer_norm_eps", 1e-12),
+        max_position_embeddings=num_positions - offset,
+        embedding=MatrixSpec(EMBEDDING, EMBEDDING, words, hidden),
+        positions=PositionTableSpec(f"{tables}.position_embeddings", num_positions, hidden, offset),
+        layers=tuple(layer(f"encoder.layer.{index}") for index in range(count)),
+        final_norm=None,
+        head=MatrixSpec(LM_HEAD, LM_HEAD, words, hidden),
+        tie_word_embeddings=True,
+        unneeded_modules=("pooler.dense", f"{tables}.position_ids") if classifier is None else (),
+        encoder=EncoderSpec(norm(tables), types, classifier),
     )
 
 
@@ -153,28 +101,20 @@ def _check_single_score(fields: ConfigFields) -> None:
         raise fields.error("id2label", f"must have one label, as cross-encoders do, got {count}")
 
 
+def _readers(prefix: str, name: str, offset: int, dense: str, output: str) -> dict[str, HFReader]:
+    """Return the readers of a family, whose entries of `architectures` begin with `prefix`."""
+    encoder = partial(_read, name=name, offset=offset)
+    ranking = partial(encoder, classifier=ClassifierSpec(dense, output, "tanh"))
+    readers = {"Model": encoder, "ForMaskedLM": encoder, "ForSequenceClassification": ranking}
+    return {f"{prefix}{end}": reader for end, reader in readers.items()}
+
+
 BERT: Final = Architecture(
     name="bert",
     hf_readers={
-        "BertModel": _reader(_Family("bert", 0)),
-        "BertForMaskedLM": _reader(_Family("bert", 0)),
-        "BertForSequenceClassification": _reader(
-            _Family("bert", 0, ClassifierSpec("pooler.dense", "classifier", "tanh"))
-        ),
-        **{
-            name: _reader(_Family("xlm-roberta" if name.startswith("XLM") else "roberta", ROBERTA_OFFSET))
-            for name in ("RobertaModel", "XLMRobertaModel", "RobertaForMaskedLM", "XLMRobertaForMaskedLM")
-        },
-        **{
-            name: _reader(
-                _Family(
-                    "xlm-roberta" if name.startswith("XLM") else "roberta",
-                    ROBERTA_OFFSET,
-                    ClassifierSpec("classifier.dense", "classifier.out_proj", "tanh"),
-                )
-            )
-            for name in ("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification")
-        },
+        **_readers("Bert", "bert", 0, "pooler.dense", "classifier"),
+        **_readers("Roberta", "roberta", ROBERTA_OFFSET, "classifier.dense", "classifier.out_proj"),
+        **_readers("XLMRoberta", "xlm-roberta", ROBERTA_OFFSET, "classifier.dense", "classifier.out_proj"),
     },
     other_prefixes=tuple(
         (part, f"{prefix}.{part}") for prefix in ("bert", "roberta") for part in ("embeddings.", "encoder.", "pooler.")

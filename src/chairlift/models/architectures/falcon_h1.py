@@ -24,7 +24,7 @@ from chairlift.models.reading.mamba_sizes import (
 
 NORMS: Final = NormNames(before_mlp="pre_ff_layernorm")
 
-_READER: Final = LlamaConfigReader("falcon_h1", no_windows, architecture="falcon_h1", reads_mlp_bias=True)
+_READER: Final = LlamaConfigReader("falcon_h1", no_windows, reads_mlp_bias=True)
 
 
 def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
@@ -50,7 +50,6 @@ def _read_mamba(fields: ConfigFields, sizes: LlamaSizes) -> MambaSizes:
         mamba,
         output_bias=fields.flag("projectors_bias", False),
         norm_eps=sizes.norm_eps if has_norm else None,
-        norm_groups=mamba.num_groups,
         norm_before_gate=fields.flag("mamba_norm_before_gate", True),
         projection_scales=_read_multipliers(fields, "ssm_multipliers", 5),
     )
@@ -88,7 +87,7 @@ def _read_multipliers(fields: ConfigFields, key: str, count: int) -> tuple[float
 
 def read_falcon_h1_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file, whose matrices contain the multipliers, and whose layers are alike."""
-    sizes = replace(read_gguf_sizes(header), name="falcon_h1", architecture="falcon_h1", norms=NORMS)
+    sizes = replace(read_gguf_sizes(header), name="falcon_h1", norms=NORMS)
     mamba, config = read_gguf_mamba_sizes(header, sizes.norm_eps), sizes.declare()
     none = ConfigFields({}, header.fields.source)
     return replace(config, layers=tuple(_declare(none, mamba, *pair) for pair in enumerate(config.layers)))

@@ -10,21 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration import ModelConfig, RopeConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
-from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.architecture import Architecture, GGUFHeader, HFReader
+from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
-from chairlift.models.reading.layer_fields import (
-    MAX_LAYERS,
-    read_head_dim,
-    read_layer_windows,
-    read_text_model,
-    repeat_windows,
-)
+from chairlift.models.reading.layer_fields import read_layer_windows, read_text_model, repeat_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
-from chairlift.models.reading.rope_fields import read_layer_ropes, read_rope
+from chairlift.models.reading.rope_fields import read_layer_ropes
 
 NORMS: Final = NormNames(
     before_attention="input_layernorm",
@@ -38,112 +34,89 @@ LOCAL_THETA: Final = 10_000.0
 GLOBAL_THETA: Final = 1_000_000.0
 """Base of the rotary embedding of Gemma 3's other layers, in files that do not contain it."""
 
+DEFAULTS: Final[dict[str, Any]] = {
+    "head_dim": 256,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+"""The values of fields that files of Gemma do not contain."""
+
 PATTERN: Final = {"gemma2": 2, "gemma3": 6}
 """In files that do not contain it: every n-th layer has no window."""
 
 LAYERS_OF_27B: Final = {"gemma2": 46, "gemma3": 62}
 """The models whose attention scale is not derived from the head size, which GGUF files do not contain."""
 
-IMAGE_FIELDS: Final = (
-    "vision_config",
-    "boi_token_index",
-    "eoi_token_index",
-    "image_token_index",
-    "mm_tokens_per_image",
-)
-
 # -- config.json -----------------------------------------------------------------------------------------------------
 
 
-def read_gemma2(fields: ConfigFields) -> ModelConfig:
-    """Read the `config.json` of a Gemma 2 model."""
-    sizes = _read_sizes(fields, "gemma2")
-    window = fields.integer("sliding_window", 4096)
-    return replace(
-        sizes,
-        rope=read_rope(fields),
-        sliding_windows=_windows(fields, sizes, window),
-        attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0),
-        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", 30.0),
-    ).declare()
+class GemmaConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of Gemma 2 and Gemma 3 without images. The defaults are those of transformers."""
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = replace(
+            super().read_sizes(fields),
+            norm_weight_offset=1.0,
+            attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
+            embedding_multiplier=math.sqrt(fields.integer("hidden_size")),
+            logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", 30.0 if self.name == "gemma2" else None),
+        )
+        if self.name == "gemma2":
+            return replace(sizes, attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0))
+        fields.allow_only("use_bidirectional_attention", False, "attention must be causal")
+        fields.allow_only("attn_logit_softcapping", None, "the reference implementation of Gemma 3 ignores it")
+        local_theta = fields.number("rope_local_base_freq", LOCAL_THETA)
+        return sizes.with_layer_ropes(*read_layer_ropes(fields, local_theta, GLOBAL_THETA))
+
+    def _activation(self, fields: ConfigFields) -> str:
+        fields.get("hidden_act")  # Marks the field as read; the models use hidden_activation.
+        fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+        return "gelu_tanh"
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        return super()._rope(fields) if self.name == "gemma2" else RopeConfig()  # Each layer of Gemma 3 has its own.
 
 
-def read_gemma3(fields: ConfigFields) -> ModelConfig:
-    """Read the `config.json` of a Gemma 3 model without images (`Gemma3ForCausalLM`)."""
-    sizes = _read_sizes(fields, "gemma3")
-    fields.allow_only("use_bidirectional_attention", False, "attention must be causal")
-    fields.allow_only("attn_logit_softcapping", None, "the reference implementation of Gemma 3 ignores it")
-    windows = _windows(fields, sizes, fields.integer("sliding_window", 4096))
-    local_theta = fields.number("rope_local_base_freq", LOCAL_THETA)
-    local, whole = read_layer_ropes(fields, local_theta, GLOBAL_THETA)
-    return replace(
-        sizes,
-        ropes=[whole if window is None else local for window in windows],
-        sliding_windows=windows,
-        qk_norm="heads",
-        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
-    ).declare()
+def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    window = fields.integer("sliding_window")
+    pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern"))
+    if (types := fields.get("layer_types")) is None:
+        return repeat_windows(layers, window, pattern)
+    return read_layer_windows(fields, types, layers, window)
 
 
-def read_gemma3_with_images(fields: ConfigFields) -> ModelConfig:
-    """Read the text model in the `config.json` of a Gemma 3 model with images (`Gemma3ForConditionalGeneration`)."""
+READER2: Final = GemmaConfigReader(
+    "gemma2",
+    _windows,
+    norms=NORMS,
+    defaults=DEFAULTS | {"max_position_embeddings": 8192, "_sliding_window_pattern": 2, "vocab_size": 256_000},
+)
+READER3: Final = GemmaConfigReader(
+    "gemma3",
+    _windows,
+    norms=NORMS,
+    qk_norm="heads",
+    defaults=DEFAULTS | {"max_position_embeddings": 131_072, "_sliding_window_pattern": 6, "vocab_size": 262_208},
+)
+
+
+def read_with_images(fields: ConfigFields, read: HFReader) -> ModelConfig:
+    """Read the text model in the `config.json` of a model with images (`Gemma3ForConditionalGeneration`)."""
     fields.allow_only("tie_word_embeddings", True, "the LM head must be the embedding")
-    return read_text_model(fields, IMAGE_FIELDS, read_gemma3)
-
-
-def _read_sizes(fields: ConfigFields, name: str) -> LlamaSizes:
-    """Read what both generations have in common. The defaults are those of transformers."""
-    layers = fields.integer("num_hidden_layers", 26, high=MAX_LAYERS)
-    heads = fields.integer("num_attention_heads", 8)
-    kv_heads = fields.integer("num_key_value_heads", 4)
-    exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    hidden = fields.integer("hidden_size", 2304)
-    bias = fields.flag("attention_bias", False)
-    fields.get("hidden_act")  # Marks the field as read; the models use hidden_activation.
-    fields.get("cache_implementation")
-    fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    head_dim = (
-        256
-        if fields.get("head_dim") is None
-        else read_head_dim(fields, "head_dim", "hidden_size", "num_attention_heads", heads)
-    )
-    return LlamaSizes(
-        architecture=name,
-        name=name,
-        vocab_size=fields.integer("vocab_size", {"gemma2": 256_000, "gemma3": 262_208}[name]),
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", 9216),
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=fields.integer("max_position_embeddings", {"gemma2": 8192, "gemma3": 131_072}[name]),
-        norms=NORMS,
-        norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
-        norm_weight_offset=1.0,
-        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        activation="gelu_tanh",
-        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
-        qkv_bias=bias,
-        output_bias=bias,
-        embedding_multiplier=math.sqrt(hidden),
-    )
-
-
-def _windows(fields: ConfigFields, sizes: LlamaSizes, window: int) -> Sequence[int | None]:
-    pattern = fields.integer("_sliding_window_pattern", PATTERN[sizes.name])
-    pattern = fields.integer("sliding_window_pattern", pattern)
-    types = fields.get("layer_types")
-    if types is None:
-        return repeat_windows(sizes.num_layers, window, pattern)
-    return read_layer_windows(fields, types, sizes.num_layers, window)
+    return read_text_model(fields, read)
 
 
 def read_soft_cap(fields: ConfigFields, key: str, default: float | None) -> float | None:
     """Read a soft cap, or return None if the file sets it to null."""
-    if fields.get(key) is None:
-        return None if fields.contains(key) else default
-    return fields.number(key)
+    default = None if fields.is_null(key) else default
+    return None if fields.get(key, default) is None else fields.number(key, default)
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------
@@ -157,15 +130,12 @@ def read_gemma_gguf(header: GGUFHeader) -> ModelConfig:
     windows = read_gguf_windows(fields, sizes.num_layers, window or None, PATTERN[name])
     local_theta = sizes.rope.theta if name == "gemma2" else LOCAL_THETA
     local = RopeConfig(theta=fields.number("rope.freq_base_swa", local_theta))
-    whole = sizes.rope
     scale = None
     if sizes.num_layers == LAYERS_OF_27B[name]:
         scale = (sizes.hidden_size / sizes.num_heads) ** -0.5
-    return replace(
+    sizes = replace(
         sizes,
-        architecture=name,
         norms=NORMS,
-        ropes=[whole if each is None else local for each in windows],
         sliding_windows=windows,
         attention_scale=scale,
         attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0 if name == "gemma2" else None),
@@ -173,7 +143,8 @@ def read_gemma_gguf(header: GGUFHeader) -> ModelConfig:
         activation="gelu_tanh",
         qk_norm="heads" if name == "gemma3" else None,
         embedding_multiplier=math.sqrt(sizes.hidden_size),
-    ).declare()
+    )
+    return sizes.with_layer_ropes(local, sizes.rope).declare()
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -187,13 +158,16 @@ _GGUF_NAMES: Final = {
 
 GEMMA2: Final = Architecture(
     name="gemma2",
-    hf_readers={"Gemma2ForCausalLM": read_gemma2},
+    hf_readers={"Gemma2ForCausalLM": READER2},
     gguf_readers={"gemma2": read_gemma_gguf},
     gguf_names=_GGUF_NAMES,
 )
 GEMMA3: Final = Architecture(
     name="gemma3",
-    hf_readers={"Gemma3ForCausalLM": read_gemma3, "Gemma3ForConditionalGeneration": read_gemma3_with_images},
+    hf_readers={
+        "Gemma3ForCausalLM": READER3,
+        "Gemma3ForConditionalGeneration": partial(read_with_images, read=READER3),
+    },
     gguf_readers={"gemma3": read_gemma_gguf},
     gguf_names=_GGUF_NAMES,
     other_prefixes=(("model.", "model.language_model."), ("model.", "language_model.model.")),

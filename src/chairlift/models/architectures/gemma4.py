@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.models.architectures.gemma import GEMMA3, NORMS, read_soft_cap
+from chairlift.models.architectures.gemma import GEMMA3, NORMS, read_soft_cap, read_with_images
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration import (
     PER_LAYER_EMBEDDING,
     PER_LAYER_INPUTS,
@@ -31,11 +32,10 @@ from chairlift.models.declaration import (
 )
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
-from chairlift.models.reading.expert_fields import read_gguf_experts
-from chairlift.models.reading.gguf_sizes import read_gguf_windows, read_uniform, read_vocab_size
-from chairlift.models.reading.layer_fields import MAX_LAYERS, read_layer_windows, read_text_model, repeat_windows
+from chairlift.models.reading.gguf_sizes import read_gguf_sizes, read_gguf_windows, read_uniform
+from chairlift.models.reading.layer_fields import MAX_LAYERS, read_layer_windows, repeat_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_gguf_rope, read_proportional_rope
+from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_proportional_rope
 
 PATTERN: Final = 6
 """In files without layer_types: every n-th layer has full attention."""
@@ -54,20 +54,6 @@ DIVIDED_EXPERT_NAMES: Final = ExpertNames(
 
 UNNEEDED_MODULES: Final = ("k_proj", "v_proj", "k_norm", "v_norm")
 """The modules that published files contain for layers that read K and V of another layer."""
-
-OTHER_MODALITIES: Final = (
-    "audio_config",
-    "audio_token_id",
-    "boa_token_id",
-    "boi_token_id",
-    "eoa_token_id",
-    "eoa_token_index",
-    "eoi_token_id",
-    "image_token_id",
-    "video_token_id",
-    "vision_config",
-    "vision_soft_tokens_per_image",
-)
 
 # -- declaration -----------------------------------------------------------------------------------------------------
 
@@ -181,40 +167,70 @@ def _per_layer_inputs(sizes: LlamaSizes, input_size: int, vocab_size: int) -> Pe
 # -- config.json -----------------------------------------------------------------------------------------------------
 
 
-def read_gemma4(fields: ConfigFields, *, is_unified: bool = False) -> ModelConfig:
-    """Read the `config.json` of a Gemma 4 model without images (`Gemma4ForCausalLM`). The defaults are those of
-    transformers.
+DEFAULTS: Final[dict[str, Any]] = {
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_size": 2304,
+    "hidden_size_per_layer_input": 256,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "vocab_size": 262_144,
+}
+"""The values of fields that the file does not contain, as in transformers."""
 
-    Args:
-        is_unified: whether it is the text model of a model without encoders (gemma-4-12B), which has other defaults and
-            no inputs for each layer.
-    """
-    _check_unsupported(fields)
-    layers = fields.integer("num_hidden_layers", 30, high=MAX_LAYERS)
-    windows = _read_windows(fields, layers, 1024 if is_unified else 512)
-    own = _read_layers(fields, windows)
-    if is_unified:
+
+class Gemma4ConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of a Gemma 4 model without images (`Gemma4ForCausalLM`)."""
+
+    def __call__(self, fields: ConfigFields) -> ModelConfig:
+        _check_unsupported(fields)
+        sizes = self.read_sizes(fields)
+        layers = _read_layers(fields, sizes.sliding_windows)
+        sizes = replace(sizes, ropes=_read_ropes(fields, sizes.sliding_windows, layers))
+        is_null = fields.is_null("hidden_size_per_layer_input")
+        input_size = 0 if is_null else fields.integer("hidden_size_per_layer_input", low=0)
+        return declare_gemma4(sizes, layers, input_size, _read_input_vocab_size(fields, sizes, input_size))
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        return _complete(fields, super().read_sizes(fields))
+
+    def _activation(self, fields: ConfigFields) -> str:
+        fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+        return "gelu_tanh"
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        return RopeConfig()  # Each layer has its own.
+
+
+def _complete(fields: ConfigFields, sizes: LlamaSizes) -> LlamaSizes:
+    """Add what folders and GGUF files have in common."""
+    return replace(
+        sizes,
+        attention_scale=1.0,
+        activation="gelu_tanh",
+        embedding_multiplier=math.sqrt(sizes.hidden_size),
+        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
+    )
+
+
+class UnifiedConfigReader(Gemma4ConfigReader):
+    """The same of the text model of a model without encoders (gemma-4-12B), which has other defaults, and no inputs for
+    each layer."""
+
+    def __call__(self, fields: ConfigFields) -> ModelConfig:
         fields.allow_only("hidden_size_per_layer_input", 0, "the reference implementation has no inputs for each layer")
         fields.allow_only("enable_moe_block", False, "the reference implementation has no experts")
-    is_null = fields.contains("hidden_size_per_layer_input") and fields.get("hidden_size_per_layer_input") is None
-    input_size = fields.integer("hidden_size_per_layer_input", 0 if is_unified or is_null else 256, low=0)
-    sizes = replace(
-        _read_sizes(fields, layers, 262_144 if is_unified else 131_072),
-        sliding_windows=windows,
-        ropes=_read_ropes(fields, windows, own),
-    )
-    return declare_gemma4(sizes, own, input_size, _read_input_vocab_size(fields, sizes, input_size))
-
-
-def read_gemma4_with_images(fields: ConfigFields, *, is_unified: bool = False) -> ModelConfig:
-    """Read the text model in the `config.json` of a model with images (`Gemma4ForConditionalGeneration`)."""
-    fields.allow_only("tie_word_embeddings", True, "the LM head must be the embedding")
-    return read_text_model(fields, OTHER_MODALITIES, partial(read_gemma4, is_unified=is_unified))
+        return super().__call__(fields)
 
 
 def _check_unsupported(fields: ConfigFields) -> None:
     fields.allow_only("attn_logit_softcapping", None, "the reference implementation of Gemma 4 ignores it")
-    fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if fields.get("use_bidirectional_attention") not in (None, "vision"):
         raise fields.error(
             "use_bidirectional_attention",
@@ -222,34 +238,7 @@ def _check_unsupported(fields: ConfigFields) -> None:
         )
 
 
-def _read_sizes(fields: ConfigFields, layers: int, max_positions: int) -> LlamaSizes:
-    hidden, bias = fields.integer("hidden_size", 2304), fields.flag("attention_bias", False)
-    return LlamaSizes(
-        architecture="gemma4",
-        name="gemma4",
-        vocab_size=fields.integer("vocab_size", 262_144),
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", 9216),
-        num_layers=layers,
-        num_heads=fields.integer("num_attention_heads", 8),
-        num_kv_heads=fields.integer("num_key_value_heads", 4),
-        head_dim=fields.integer("head_dim", 256),
-        max_position_embeddings=fields.integer("max_position_embeddings", max_positions),
-        norms=NORMS,
-        norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
-        attention_scale=1.0,
-        activation="gelu_tanh",
-        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm="heads",
-        experts=_read_experts(fields),
-        embedding_multiplier=math.sqrt(hidden),
-        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
-    )
-
-
-def _read_experts(fields: ConfigFields) -> ExpertSizes | None:
+def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
     if not fields.flag("enable_moe_block", False):
         for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
             fields.get(key)  # Marks the field as read; it has no effect without experts.
@@ -259,8 +248,8 @@ def _read_experts(fields: ConfigFields) -> ExpertSizes | None:
     return ExpertSizes(count, fields.integer("moe_intermediate_size"), routing, names=EXPERT_NAMES)
 
 
-def _read_windows(fields: ConfigFields, layers: int, default: int) -> Sequence[int | None]:
-    window, types = fields.integer("sliding_window", default), fields.get("layer_types")
+def _read_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    window, types = fields.integer("sliding_window"), fields.get("layer_types")
     if types is None:
         return (*repeat_windows(layers, window, PATTERN)[:-1], None)
     windows = read_layer_windows(fields, types, layers, window)
@@ -273,7 +262,7 @@ def _read_layers(fields: ConfigFields, windows: Sequence[int | None]) -> list[La
     num_shared = fields.integer("num_kv_shared_layers", 0, low=0, high=len(windows) - 1)
     sources = find_kv_sources(fields, "num_kv_shared_layers", windows, num_shared)
     keys_are_values = fields.flag("attention_k_eq_v", False)
-    inner = fields.integer("intermediate_size", 9216)
+    inner = fields.integer("intermediate_size")
     shared_inner = inner * (2 if fields.flag("use_double_wide_mlp", False) else 1)
     found = [
         LayerSizes(
@@ -331,9 +320,9 @@ def find_kv_sources(fields: ConfigFields, key: str, windows: Sequence[int | None
 def _read_heads(fields: ConfigFields, windows: Sequence[int | None], keys_are_values: bool) -> list[tuple[int, int]]:
     """Read head size and number of KV heads of each layer. transformers 5 writes those that differ to
     `per_layer_config`; published files contain those of layers with full attention."""
-    heads = fields.integer("num_attention_heads", 8)
-    local = fields.integer("head_dim", 256, high=4096), fields.integer("num_key_value_heads", 4)
-    whole = fields.integer("global_head_dim", 512, high=4096), fields.integer("num_global_key_value_heads", local[1])
+    heads = fields.integer("num_attention_heads")
+    local = fields.integer("head_dim", high=4096), fields.integer("num_key_value_heads")
+    whole = fields.integer("global_head_dim", high=4096), fields.integer("num_global_key_value_heads", local[1])
     if (changed := fields.mapping("per_layer_config")) is None:
         whole = whole if keys_are_values else (whole[0], local[1])
         found = [whole if window is None else local for window in windows]
@@ -377,47 +366,21 @@ def _read_input_vocab_size(fields: ConfigFields, sizes: LlamaSizes, input_size: 
 
 def read_gemma4_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file of Gemma 4."""
-    fields, tensors = header.fields, header.tensor_names
+    fields = header.fields
     layers = fields.integer("block_count", high=MAX_LAYERS)
     windows = read_gguf_windows(fields, layers, fields.integer("attention.sliding_window"), PATTERN)
     own = _read_gguf_layers(header, windows)
-    hidden = fields.integer("embedding_length")
-    sizes = LlamaSizes(
-        architecture="gemma4",
-        name="gemma4",
-        vocab_size=read_vocab_size(fields, header.tokens),
-        hidden_size=hidden,
-        intermediate_size=own[0].intermediate_size,
-        num_layers=layers,
-        num_heads=read_uniform(fields, "attention.head_count"),
-        num_kv_heads=own[0].num_kv_heads,
-        head_dim=own[0].head_dim,
-        max_position_embeddings=fields.integer("context_length"),
-        norms=NORMS,
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
-        sliding_windows=windows,
-        ropes=_read_gguf_ropes(header, windows),
-        attention_scale=1.0,
-        activation="gelu_tanh",
-        tie_word_embeddings=bool(tensors) and "output.weight" not in tensors,
-        qk_norm="heads",
-        experts=_read_gguf_experts(header),
-        embedding_multiplier=math.sqrt(hidden),
-        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
-    )
+    if fields.get("expert_count", 0):
+        fields.integer("expert_feed_forward_length")  # Required, because it differs from feed_forward_length.
+    sizes = read_gguf_sizes(header, expert_softmax="chosen", has_layer_sizes=True)
+    if sizes.experts is not None:
+        is_divided = "blk.0.ffn_gate_exps.weight" in header.tensor_names
+        names = DIVIDED_EXPERT_NAMES if is_divided else EXPERT_NAMES
+        sizes = replace(sizes, experts=replace(sizes.experts, names=names))
+    sizes = replace(_complete(fields, sizes), norms=NORMS, sliding_windows=windows, qk_norm="heads")
+    local = RopeConfig(theta=fields.number("rope.freq_base_swa", DEFAULT_ROPES["sliding_attention"]["rope_theta"]))
     input_size = fields.integer("embedding_length_per_layer_input", 0, low=0)
-    return declare_gemma4(sizes, own, input_size, sizes.vocab_size)
-
-
-def _read_gguf_experts(header: GGUFHeader) -> ExpertSizes | None:
-    fields = header.fields
-    fields.get("expert_feed_forward_length")  # Marks the field as read; it has no effect without experts.
-    if not fields.get("expert_count", 0):
-        fields.allow_only("expert_used_count", 0, "the file has no experts")
-        return None
-    experts = read_gguf_experts(fields, fields.integer("expert_feed_forward_length"), "chosen")
-    is_divided = "blk.0.ffn_gate_exps.weight" in header.tensor_names
-    return None if experts is None else replace(experts, names=DIVIDED_EXPERT_NAMES if is_divided else EXPERT_NAMES)
+    return declare_gemma4(sizes.with_layer_ropes(local, sizes.rope), own, input_size, sizes.vocab_size)
 
 
 def _read_gguf_layers(header: GGUFHeader, windows: Sequence[int | None]) -> list[LayerSizes]:
@@ -461,22 +424,27 @@ def _read_of_layers(fields: ConfigFields, key: str, layers: int) -> list[int]:
     return [fields.as_integer(key, item) for item in value]
 
 
-def _read_gguf_ropes(header: GGUFHeader, windows: Sequence[int | None]) -> list[RopeConfig]:
-    fields = header.fields
-    whole = read_gguf_rope(fields, _read_gguf_head_dims(fields)[1], header.rope_factors.get("rope_freqs.weight"))
-    local = RopeConfig(theta=fields.number("rope.freq_base_swa", DEFAULT_ROPES["sliding_attention"]["rope_theta"]))
-    return [whole if window is None else local for window in windows]
-
-
 # -- names -----------------------------------------------------------------------------------------------------------
+
+_READER: Final = Gemma4ConfigReader(
+    "gemma4", _read_windows, norms=NORMS, qk_norm="heads", experts=_read_experts, defaults=DEFAULTS
+)
+_UNIFIED: Final = UnifiedConfigReader(
+    "gemma4",
+    _read_windows,
+    norms=NORMS,
+    qk_norm="heads",
+    experts=_read_experts,
+    defaults=DEFAULTS | {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262_144, "sliding_window": 1024},
+)
 
 GEMMA4: Final = Architecture(
     name="gemma4",
     hf_readers={
-        "Gemma4ForCausalLM": read_gemma4,
-        "Gemma4ForConditionalGeneration": read_gemma4_with_images,
-        "Gemma4UnifiedForCausalLM": partial(read_gemma4, is_unified=True),
-        "Gemma4UnifiedForConditionalGeneration": partial(read_gemma4_with_images, is_unified=True),
+        "Gemma4ForCausalLM": _READER,
+        "Gemma4ForConditionalGeneration": partial(read_with_images, read=_READER),
+        "Gemma4UnifiedForCausalLM": _UNIFIED,
+        "Gemma4UnifiedForConditionalGeneration": partial(read_with_images, read=_UNIFIED),
     },
     gguf_readers={"gemma4": read_gemma4_gguf},
     gguf_names={

@@ -18,7 +18,7 @@ from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
 from chairlift.models.reading.layer_fields import read_layer_windows, repeat_windows
-from chairlift.models.reading.llama_sizes import ExpertNames, LlamaSizes
+from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
 WINDOW_PATTERN: Final = 2
 """In files that do not contain it: every n-th layer has no window."""
@@ -29,14 +29,10 @@ WINDOW_PATTERN: Final = 2
 class GptOssConfigReader(LlamaConfigReader):
     """The reader of the `config.json` of gpt-oss."""
 
-    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+    def __call__(self, fields: ConfigFields) -> ModelConfig:
         for key, value in (("swiglu_alpha", SWIGLUOAI_ALPHA), ("swiglu_limit", SWIGLUOAI_LIMIT)):
             fields.allow_only(key, value, f"experts must be activated with {key} {value}")
-        sizes = super().read_sizes(fields)
-        experts = read_experts(fields, sizes.intermediate_size, "chosen", NAMES)
-        chosen = experts.routing.experts_per_token
-        fields.allow_only("experts_per_token", chosen, f"num_experts_per_tok is {chosen}")
-        return _with_experts(replace(sizes, experts=experts))
+        return _complete(self.read_sizes(fields)).declare()
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         if fields.get("rope_parameters") is None:
@@ -59,10 +55,17 @@ def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return read_layer_windows(fields, types, layers, window)
 
 
-def _with_experts(sizes: LlamaSizes) -> LlamaSizes:
+def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
+    experts = read_experts(fields, sizes.intermediate_size, "chosen")
+    chosen = experts.routing.experts_per_token
+    fields.allow_only("experts_per_token", chosen, f"num_experts_per_tok is {chosen}")
+    return experts
+
+
+def _complete(sizes: LlamaSizes) -> LlamaSizes:
     """Add what all files have in common."""
     assert sizes.experts is not None, "every layer has experts"
-    experts = replace(sizes.experts, has_bias=True, names=NAMES)
+    experts = replace(sizes.experts, has_bias=True, names=ExpertNames(router="mlp.router"))
     return replace(sizes, activation="swigluoai", attention_sinks=True, experts=experts)
 
 
@@ -73,18 +76,15 @@ def read_gpt_oss_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file of gpt-oss, which does not contain that YaRN is not truncated."""
     fields = header.fields
     fields.integer("expert_feed_forward_length")  # Required by llama.cpp.
-    sizes = _with_experts(read_gguf_sizes(header, expert_softmax="chosen"))
+    sizes = _complete(read_gguf_sizes(header, expert_softmax="chosen"))
     return replace(
         sizes,
-        architecture="gpt-oss",
         rope=replace(sizes.rope, truncate=False),
         sliding_windows=read_gguf_windows(
             fields, sizes.num_layers, fields.integer("attention.sliding_window"), WINDOW_PATTERN
         ),
     ).declare()
 
-
-NAMES: Final = ExpertNames(router="mlp.router")
 
 GPT_OSS_GGUF_NAMES: Final[Mapping[str, str]] = {
     **GGUF_NAMES,
@@ -106,7 +106,7 @@ def _expert_places(name: str, tensor: str, first_row: int = 0, row_step: int = 1
 GPT_OSS: Final = Architecture(
     name="gpt-oss",
     hf_readers={
-        "GptOssForCausalLM": GptOssConfigReader("gpt-oss", _windows, architecture="gpt-oss", default_theta=150_000.0)
+        "GptOssForCausalLM": GptOssConfigReader("gpt-oss", _windows, experts=_read_experts, default_theta=150_000.0)
     },
     gguf_readers={"gpt-oss": read_gpt_oss_gguf},
     gguf_names=GPT_OSS_GGUF_NAMES,

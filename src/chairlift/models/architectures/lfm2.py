@@ -6,76 +6,46 @@ LFM2-MoE has experts in all but the first layers. They are chosen by sigmoids wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration import (
-    RECURRENCE,
-    BranchNorms,
-    ConvolutionSpec,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    RecurrenceSpec,
-)
+from chairlift.models.declaration import RECURRENCE, ConvolutionSpec, MatrixSpec, ModelConfig, RecurrenceSpec
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import SIGMOID_GATING, read_experts, read_softmax
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.reading.layer_fields import check_recurrent_layers
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_layers_without_kv
+from chairlift.models.reading.layer_fields import check_recurrent_layers, read_width
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
 LAYER_TYPES: Final = {"conv": True, "full_attention": False}
 """Type of a layer -> whether it has a convolution in place of attention."""
 
-MAX_WIDTH: Final = 16
-"""The largest width of a convolution."""
-
 SUM_EPS: Final = 1e-6
 """See ExpertRouting."""
 
-FIELDS_OF_TRAINING: Final = (
-    "block_mlp_init_scale",
-    "block_out_init_scale",
-    "block_use_xavier_init",
-    "conv_use_xavier_init",
-)
 
+def _declare(sizes: LlamaSizes, recurrent: Sequence[bool], width: int, has_bias: bool = False) -> ModelConfig:
+    """Return the declaration of a model.
 
-@dataclass(frozen=True, slots=True)
-class Lfm2Sizes:
-    """The sizes of an LFM2 model.
-
-    Attributes:
+    Args:
         recurrent: whether each layer has a convolution in place of attention.
         width: the width of the convolution.
         has_bias: whether convolutions and their projections have biases.
     """
+    hidden = sizes.hidden_size
 
-    sizes: LlamaSizes
-    recurrent: Sequence[bool]
-    width: int
-    has_bias: bool = False
-
-    def declare(self) -> ModelConfig:
-        config = self.sizes.declare()
-        layers = map(self._declare_layer, range(self.sizes.num_layers), config.layers)
-        return replace(config, layers=tuple(layers))
-
-    def _declare_layer(self, index: int, layer: LayerSpec) -> LayerSpec:
-        if not self.recurrent[index]:
-            return layer
-        prefix, hidden = f"model.layers.{index}.conv", self.sizes.hidden_size
+    def convolution(index: int) -> RecurrenceSpec:
+        prefix = f"model.layers.{index}.conv"
         rows, output = ((f"{prefix}.in_proj", 3 * hidden),), ((f"{prefix}.out_proj", hidden),)
-        spec = RecurrenceSpec(
-            input=MatrixSpec(RECURRENCE, "conv_in", rows, hidden, self.has_bias),
-            output=MatrixSpec(RECURRENCE, "conv_out", output, hidden, self.has_bias),
-            convolution=ConvolutionSpec(f"{prefix}.conv", hidden, self.width, self.has_bias),
+        return RecurrenceSpec(
+            input=MatrixSpec(RECURRENCE, "conv_in", rows, hidden, has_bias),
+            output=MatrixSpec(RECURRENCE, "conv_out", output, hidden, has_bias),
+            convolution=ConvolutionSpec(f"{prefix}.conv", hidden, width, has_bias),
         )
-        norms = layer.attention_norms
-        return replace(layer, attention=None, attention_norms=BranchNorms(), recurrence=spec, recurrence_norms=norms)
+
+    return sizes.declare().with_recurrences(recurrent, convolution)
 
 
 # -- config.json -----------------------------------------------------------------------------------------------------
@@ -88,15 +58,13 @@ class Lfm2ConfigReader(LlamaConfigReader):
         sizes = self.read_sizes(fields)
         _check_other_names(fields, sizes)
         recurrent = _read_layers(fields, sizes.num_layers)
-        width = fields.integer("conv_L_cache", 3, low=2, high=MAX_WIDTH)
-        return Lfm2Sizes(sizes, recurrent, width, fields.flag("conv_bias", False)).declare()
+        width = read_width(fields, "conv_L_cache", 3)
+        return _declare(sizes, recurrent, width, fields.flag("conv_bias", False))
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
-        sizes = replace(super().read_sizes(fields), qk_norm="heads")
-        if self.name == "lfm2":
+        sizes = super().read_sizes(fields)
+        if self.experts is None:
             sizes = replace(sizes, intermediate_size=_read_inner_size(fields))
-        else:
-            sizes = replace(sizes, experts=_read_experts(fields, sizes.num_layers))
         if fields.get("tie_embedding") is not None:
             sizes = replace(sizes, tie_word_embeddings=fields.flag("tie_embedding"))
         return sizes
@@ -112,17 +80,21 @@ def _read_inner_size(fields: ConfigFields) -> int:
     return -(-int(multiplier * int(2 * inner / 3)) // multiple) * multiple
 
 
-def _read_experts(fields: ConfigFields, layers: int) -> ExpertSizes:
+def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     experts = read_experts(fields, fields.integer("moe_intermediate_size"), read_softmax(fields), NAMES)
-    routing = replace(
-        experts.routing,
-        has_sigmoid=True,
-        sum_eps=SUM_EPS,
-        scale=fields.number("routed_scaling_factor", 1.0),
+    experts = _complete(
+        experts, fields, "routed_scaling_factor", fields.integer("num_dense_layers", 2, low=0, high=sizes.num_layers)
     )
-    names = NAMES if fields.flag("use_expert_bias", True) else replace(NAMES, selection_bias=None)
-    dense = fields.integer("num_dense_layers", 2, low=0, high=layers)
-    return replace(experts, routing=routing, names=names, dense_layers=frozenset(range(dense)))
+    return (
+        experts if fields.flag("use_expert_bias", True) else replace(experts, names=replace(NAMES, selection_bias=None))
+    )
+
+
+def _complete(experts: ExpertSizes, fields: ConfigFields, scale_key: str, num_dense: int) -> ExpertSizes:
+    """Add what folders and GGUF files have in common: experts are chosen by sigmoids, and not in the first layers."""
+    scale = fields.number(scale_key, 1.0)
+    routing = replace(experts.routing, has_sigmoid=True, sum_eps=SUM_EPS, scale=scale)
+    return replace(experts, routing=routing, names=NAMES, dense_layers=frozenset(range(num_dense)))
 
 
 def _check_other_names(fields: ConfigFields, sizes: LlamaSizes) -> None:
@@ -139,8 +111,6 @@ def _check_other_names(fields: ConfigFields, sizes: LlamaSizes) -> None:
     }
     for key, value in same.items():
         fields.allow_only(key, value, f"LFM2 models have {value} here")
-    for key in FIELDS_OF_TRAINING:
-        fields.get(key)
 
 
 def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
@@ -160,24 +130,12 @@ def read_lfm2_gguf(header: GGUFHeader) -> ModelConfig:
     fields = header.fields
     softmax: ExpertSoftmax | None = "chosen" if header.name == "lfm2moe" else None
     sizes = read_gguf_sizes(header, expert_softmax=softmax, expert_gating=SIGMOID_GATING, has_recurrence=True)
-    sizes = replace(sizes, architecture="lfm2", qk_norm="heads")
+    sizes = replace(sizes, qk_norm="heads")
     if sizes.experts is not None:
-        sizes = replace(sizes, experts=_complete_gguf_experts(fields, sizes.experts, sizes.num_layers))
-    key = "attention.head_count_kv"
-    heads = fields.get(key)
-    if not isinstance(heads, list) or len(heads) != sizes.num_layers:
-        raise fields.error(
-            key, f"must hold the number of KV heads of each of {sizes.num_layers} layers, got {heads!r:.80}"
-        )
-    width = fields.integer("shortconv.l_cache", low=2, high=MAX_WIDTH)
-    return Lfm2Sizes(sizes, [count == 0 for count in heads], width).declare()
-
-
-def _complete_gguf_experts(fields: ConfigFields, experts: ExpertSizes, layers: int) -> ExpertSizes:
-    scale = fields.number("expert_weights_scale", 1.0)
-    routing = replace(experts.routing, has_sigmoid=True, sum_eps=SUM_EPS, scale=scale)
-    dense = fields.integer("leading_dense_block_count", low=0, high=layers)
-    return replace(experts, routing=routing, names=NAMES, dense_layers=frozenset(range(dense)))
+        dense = fields.integer("leading_dense_block_count", low=0, high=sizes.num_layers)
+        sizes = replace(sizes, experts=_complete(sizes.experts, fields, "expert_weights_scale", dense))
+    recurrent = read_layers_without_kv(fields, sizes.num_layers)
+    return _declare(sizes, recurrent, read_width(fields, "shortconv.l_cache"))
 
 
 NAMES: Final = ExpertNames(
@@ -215,19 +173,21 @@ LFM2_GGUF_NAMES: Final = {
     "model.layers.{}.feed_forward.experts.{}.w2": "blk.{}.ffn_down_exps",
 }
 
+_READER: Final = Lfm2ConfigReader(
+    "lfm2",
+    no_windows,
+    qkv_bias=False,
+    qk_norm="heads",
+    default_theta=1_000_000.0,
+    eps_key="norm_eps",
+    defaults={"tie_word_embeddings": True},
+)
+
 LFM2: Final = Architecture(
     name="lfm2",
     hf_readers={
-        f"{family}ForCausalLM": Lfm2ConfigReader(
-            name,
-            no_windows,
-            qkv_bias=False,
-            architecture="lfm2",
-            default_theta=1_000_000.0,
-            eps_key="norm_eps",
-            ties_by_default=True,
-        )
-        for family, name in (("Lfm2", "lfm2"), ("Lfm2Moe", "lfm2_moe"))
+        "Lfm2ForCausalLM": _READER,
+        "Lfm2MoeForCausalLM": replace(_READER, name="lfm2_moe", experts=_read_experts),
     },
     gguf_readers=dict.fromkeys(("lfm2", "lfm2moe"), read_lfm2_gguf),
     gguf_names=LFM2_GGUF_NAMES,

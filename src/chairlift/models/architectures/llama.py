@@ -5,16 +5,16 @@ Mistral adds a sliding window, Qwen2 biases of q, k and v, and Qwen3 a norm of e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 from chairlift.models.declaration import ModelConfig, RopeConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
-from chairlift.models.reading.llama_sizes import LlamaSizes
+from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_rope
 
 # -- config.json -----------------------------------------------------------------------------------------------------
@@ -25,38 +25,41 @@ class LlamaConfigReader:
     """The reader of the `config.json` of one model type.
 
     Attributes:
-        name, architecture: see ModelConfig.
+        name: see ModelConfig.
         windows: (fields, number of layers) -> the sliding window of each layer.
         inner_key, eps_key: the fields with the inner size of the feed-forward network and the epsilon of norms.
-        ties_by_default: the value of `tie_word_embeddings` where the file does not contain it.
+        defaults: the values of fields that the file does not contain.
         default_theta: the base of the rotary embedding where the file does not contain it.
         qkv_bias: whether q, k and v have biases, or None to read `attention_bias`, which applies to the output
             projection too.
+        norms, qk_norm: see LlamaSizes.
+        experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
     """
 
     name: str
     windows: Callable[[ConfigFields, int], Sequence[int | None]]
     qkv_bias: bool | None = None
     reads_mlp_bias: bool = False
-    qk_norm: Literal["heads"] | None = None
-    architecture: str = "llama"
+    norms: NormNames = field(default_factory=NormNames)
+    qk_norm: Literal["heads", "rows"] | None = None
+    experts: Callable[[ConfigFields, LlamaSizes], ExpertSizes | None] | None = None
     default_theta: float = 10_000.0
     inner_key: str = "intermediate_size"
     eps_key: str = "rms_norm_eps"
-    ties_by_default: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         return self.read_sizes(fields).declare()
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         """Read the sizes, for readers that change some of them."""
+        fields.set_defaults(self.defaults)
         layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
         heads = fields.integer("num_attention_heads")
         kv_heads = fields.integer("num_key_value_heads", heads)
         exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
         qkv_bias, output_bias, mlp_bias = self._biases(fields)
-        return LlamaSizes(
-            architecture=self.architecture,
+        sizes = LlamaSizes(
             name=self.name,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=fields.integer("hidden_size"),
@@ -67,15 +70,20 @@ class LlamaConfigReader:
             head_dim=read_head_dim(fields, "head_dim", "hidden_size", "num_attention_heads", heads),
             max_position_embeddings=fields.integer("max_position_embeddings"),
             norm_eps=fields.number(self.eps_key, high=1.0),
+            norms=self.norms,
             sliding_windows=self.windows(fields, layers),
-            activation=fields.choice("hidden_act", ("silu",), "silu"),
+            activation=self._activation(fields),
             rope=self._rope(fields),
-            tie_word_embeddings=fields.flag("tie_word_embeddings", self.ties_by_default),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
             qkv_bias=qkv_bias,
             output_bias=output_bias,
             mlp_bias=mlp_bias,
             qk_norm=self.qk_norm,
         )
+        return sizes if self.experts is None else replace(sizes, experts=self.experts(fields, sizes))
+
+    def _activation(self, fields: ConfigFields) -> str:
+        return fields.choice("hidden_act", ("silu",), "silu")
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         fields.allow_only("rope_interleaved", False, "the dimensions of a rotated pair must be half a head apart")

@@ -12,16 +12,6 @@ from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.reading.layer_fields import read_text_model
 
-IMAGE_FIELDS: Final = (
-    "image_token_id",
-    "image_token_index",
-    "multimodal_projector_bias",
-    "projector_hidden_act",
-    "spatial_merge_size",
-    "vision_config",
-    "vision_feature_layer",
-)
-
 # -- config.json -----------------------------------------------------------------------------------------------------
 
 
@@ -46,8 +36,8 @@ def _read_beta(fields: ConfigFields, key: str) -> float:
 
 
 TEXT_READERS: Final = {
-    "ministral3": Ministral3ConfigReader("ministral3", uniform_windows, qkv_bias=False, architecture="ministral3"),
-    "mistral": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False, architecture="ministral3"),
+    "ministral3": Ministral3ConfigReader("ministral3", uniform_windows, qkv_bias=False),
+    "mistral": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False),
 }
 """`model_type` of the text model in a checkpoint with images -> its reader."""
 
@@ -58,7 +48,7 @@ def _read_text_config(fields: ConfigFields) -> ModelConfig:
 
 def read_mistral3_with_images(fields: ConfigFields) -> ModelConfig:
     """Read the text model in the `config.json` of a model with images (`Mistral3ForConditionalGeneration`)."""
-    read = read_text_model(fields, IMAGE_FIELDS, _read_text_config)
+    read = read_text_model(fields, _read_text_config)
     return replace(read, tie_word_embeddings=fields.flag("tie_word_embeddings", read.tie_word_embeddings))
 
 
@@ -74,7 +64,7 @@ def read_mistral3_gguf(header: GGUFHeader) -> ModelConfig:
     if beta:
         original = header.fields.integer("rope.scaling.original_context_length")
         rope = replace(rope, query_scaling_beta=beta, original_max_position_embeddings=original)
-    return replace(sizes, architecture="ministral3", rope=rope).declare()
+    return replace(sizes, rope=rope).declare()
 
 
 MINISTRAL3: Final = Architecture(

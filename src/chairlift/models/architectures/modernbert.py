@@ -11,17 +11,16 @@ from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
     LM_HEAD,
-    MLP,
     AttentionSpec,
     BranchNorms,
     ClassifierSpec,
     EncoderSpec,
-    FeedForwardSpec,
     LayerSpec,
     MatrixSpec,
     ModelConfig,
     NormSpec,
     RopeConfig,
+    declare_network,
 )
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
@@ -60,19 +59,14 @@ def _read(fields: ConfigFields, classifier: bool) -> ModelConfig:
             rope=RopeConfig(theta=thetas[is_global[index]]),
             sliding_window=None if is_global[index] else window,
         )
-        feed_forward = FeedForwardSpec(
-            up=MatrixSpec(MLP, "gate_up", ((f"{root}.mlp.Wi", 2 * inner),), hidden),
-            down=MatrixSpec(MLP, "down", ((f"{root}.mlp.Wo", hidden),), inner),
-            activation=activation,
-            gated=True,
-        )
+        up, down = ((f"{root}.mlp.Wi", 2 * inner),), f"{root}.mlp.Wo"
+        feed_forward = declare_network(up, down, hidden, activation, gated=True)
         before = None if index == 0 else norm(f"{root}.attn_norm")
         return LayerSpec(
             attention, BranchNorms(before=before), feed_forward, BranchNorms(before=norm(f"{root}.mlp_norm"))
         )
 
     return ModelConfig(
-        architecture="modernbert",
         name="modernbert",
         hidden_size=hidden,
         max_position_embeddings=fields.integer("max_position_embeddings"),

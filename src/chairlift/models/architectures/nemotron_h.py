@@ -7,29 +7,25 @@ from typing import Any, Final, Literal
 
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.declaration import (
-    ATTENTION,
-    EMBEDDING,
     EXPERTS,
-    LM_HEAD,
     MLP,
     ROUTER,
-    AttentionSpec,
     BranchNorms,
     FeedForwardSpec,
     LayerSpec,
     MatrixSpec,
     ModelConfig,
     NormSpec,
-    ParallelExpertsSpec,
     RouterSpec,
+    declare_network,
 )
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.expert_fields import SIGMOID_GATING
-from chairlift.models.reading.gguf_sizes import read_uniform, read_vocab_size
-from chairlift.models.reading.layer_fields import MAX_LAYERS
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_uniform, read_vocab_size
+from chairlift.models.reading.layer_fields import MAX_LAYERS, read_width, without_attention
+from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.mamba_sizes import (
-    MAX_WIDTH,
     MambaSizes,
     mamba_gguf_names,
     read_dt_limits,
@@ -56,51 +52,37 @@ KINDS: Final[dict[str, LayerKind]] = {
 SUM_EPS: Final = 1e-20
 """Is added to the sum of the scores by which those of the chosen experts are divided."""
 
-FIELDS_WITHOUT_EFFECT: Final = (
-    "chunk_size",
-    "expand",
-    "moe_shared_expert_overlap",
-    "mtp_layers_block_type",
-    "num_logits_to_keep",
-    "output_router_logits",
-    "residual_in_fp32",
-    "time_step_floor",
-    "time_step_max",
-    "time_step_min",
-)
-"""The fields of initialization and of training, and those whose value follows from others."""
-
-EXPERT_FIELDS: Final = (
-    "moe_intermediate_size",
-    "moe_latent_size",
-    "moe_shared_expert_intermediate_size",
-    "n_group",
-    "n_routed_experts",
-    "n_shared_experts",
-    "norm_topk_prob",
-    "num_experts_per_tok",
-    "routed_scaling_factor",
-    "topk_group",
-)
+_EXPERT_FIELDS: Final = """
+    moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size n_group n_routed_experts n_shared_experts
+    norm_topk_prob num_experts_per_tok routed_scaling_factor topk_group
+"""
 """The fields of experts, which have no effect in a model without them."""
 
 
 class _Reader:
     """Reads the properties that layers share, and declares layers."""
 
-    def __init__(self, fields: ConfigFields) -> None:
-        self.hidden_size = fields.integer("hidden_size")
-        self.eps = fields.number("layer_norm_epsilon", 1e-5, high=1.0)
-        self._heads = fields.integer("num_attention_heads")
-        self._kv_heads = fields.integer("num_key_value_heads", self._heads)
-        exact_quotient(fields, "num_attention_heads", self._heads, "num_key_value_heads", self._kv_heads)
-        self._head_dim = fields.integer("head_dim", 128, high=4096)
+    def __init__(self, fields: ConfigFields, num_layers: int) -> None:
+        heads = fields.integer("num_attention_heads")
+        kv_heads = fields.integer("num_key_value_heads", heads)
+        exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
         fields.allow_only("attention_bias", False, "transformers has no such biases in this architecture")
-        self._inner = fields.integer("intermediate_size")
-        self._mlp_bias = fields.flag("mlp_bias", False)
-        self._activation = fields.choice("mlp_hidden_act", ("relu2",), "relu2")
-        self._mamba = self._read_mamba(fields)
         self._fields = fields
+        self.sizes = LlamaSizes(
+            name="nemotron_h",
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=fields.integer("hidden_size"),
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=fields.integer("head_dim", 128, high=4096),
+            max_position_embeddings=fields.integer("max_position_embeddings"),
+            norm_eps=fields.number("layer_norm_epsilon", 1e-5, high=1.0),
+            activation=fields.choice("mlp_hidden_act", ("relu2",), "relu2"),
+            mlp_bias=fields.flag("mlp_bias", False),
+        ).without_rope()
+        self._mamba = self._read_mamba(fields)
 
     def _read_mamba(self, fields: ConfigFields) -> MambaSizes:
         heads = fields.integer("mamba_num_heads")
@@ -111,52 +93,32 @@ class _Reader:
             head_dim=fields.integer("mamba_head_dim"),
             num_groups=groups,
             state_size=fields.integer("ssm_state_size"),
-            width=fields.integer("conv_kernel", 4, low=2, high=MAX_WIDTH),
+            width=read_width(fields, "conv_kernel", 4),
             conv_bias=fields.flag("use_conv_bias", True),
             input_bias=fields.flag("mamba_proj_bias", False) or fields.flag("use_bias", False),
             output_bias=fields.flag("use_bias", False),
-            norm_eps=self.eps,
-            norm_groups=groups,
+            norm_eps=self.sizes.norm_eps,
             dt_limits=read_dt_limits(fields),
         )
 
     def declare(self, index: int, kind: LayerKind) -> LayerSpec:
         """Return the declaration of one layer."""
-        prefix = f"model.layers.{index}"
-        norms = BranchNorms(NormSpec("rms_norm", f"{prefix}.norm", self.hidden_size, self.eps))
+        prefix, sizes = f"model.layers.{index}", self.sizes
+        norms = BranchNorms(NormSpec("rms_norm", f"{prefix}.norm", sizes.hidden_size, sizes.norm_eps))
         mixer, none = f"{prefix}.mixer", BranchNorms()
         if kind == "mamba":
-            return LayerSpec(None, none, None, none, self._mamba.declare(mixer, self.hidden_size), norms)
+            return LayerSpec(None, none, None, none, self._mamba.declare(mixer, sizes.hidden_size), norms)
         if kind == "attention":
-            return LayerSpec(self._attention(mixer), norms, None, none)
+            return LayerSpec(sizes.declare_attention(mixer, index), norms, None, none)
         if kind == "mlp":
-            return LayerSpec(None, none, self._network(mixer, self._inner), norms)
+            return LayerSpec(None, none, self._network(mixer, sizes.intermediate_size), norms)
         shared = self._network(f"{mixer}.shared_experts", self._fields.integer("moe_shared_expert_intermediate_size"))
-        assert norms.before is not None, "every layer has a norm"
-        return LayerSpec(
-            None, none, shared, norms, parallel_experts=ParallelExpertsSpec(self._experts(mixer), norms.before)
-        )
-
-    def _attention(self, prefix: str) -> AttentionSpec:
-        queries, keys = self._heads * self._head_dim, self._kv_heads * self._head_dim
-        parts = ((f"{prefix}.q_proj", queries), (f"{prefix}.k_proj", keys), (f"{prefix}.v_proj", keys))
-        output = ((f"{prefix}.o_proj", self.hidden_size),)
-        return AttentionSpec(
-            MatrixSpec(ATTENTION, "qkv", parts, self.hidden_size),
-            MatrixSpec(ATTENTION, "output", output, queries),
-            self._heads,
-            self._kv_heads,
-            self._head_dim,
-            self._head_dim**-0.5,
-        )
+        return LayerSpec(None, none, shared, norms).beside_experts(self._experts(mixer))
 
     def _network(self, prefix: str, inner: int, group: str = MLP) -> FeedForwardSpec:
-        up, down = ((f"{prefix}.up_proj", inner),), ((f"{prefix}.down_proj", self.hidden_size),)
-        return FeedForwardSpec(
-            MatrixSpec(group, "up", up, self.hidden_size, self._mlp_bias),
-            MatrixSpec(group, "down", down, inner, self._mlp_bias),
-            self._activation,
-            gated=False,
+        up, down, sizes = ((f"{prefix}.up_proj", inner),), f"{prefix}.down_proj", self.sizes
+        return declare_network(
+            up, down, sizes.hidden_size, sizes.activation, gated=False, has_bias=sizes.mlp_bias, group=group
         )
 
     def _experts(self, prefix: str) -> FeedForwardSpec:
@@ -173,7 +135,7 @@ class _Reader:
             sum_eps=SUM_EPS,
             scale=fields.number("routed_scaling_factor", 1.0),
         )
-        matrix = MatrixSpec(ROUTER, ROUTER, ((f"{prefix}.gate", count),), self.hidden_size)
+        matrix = MatrixSpec(ROUTER, ROUTER, ((f"{prefix}.gate", count),), self.sizes.hidden_size)
         router = RouterSpec(matrix, routing, selection_bias=f"{prefix}.gate.e_score_correction_bias")
         inner = fields.integer("moe_intermediate_size")
         return replace(self._network(f"{prefix}.experts.{{}}", inner, EXPERTS), router=router)
@@ -182,24 +144,14 @@ class _Reader:
 def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
     """Read the `config.json` of a Nemotron-H model."""
     kinds = _read_kinds(fields)
-    for key in FIELDS_WITHOUT_EFFECT + (() if "moe" in kinds else EXPERT_FIELDS):
+    for key in () if "moe" in kinds else _EXPERT_FIELDS.split():
         fields.get(key)
     fields.allow_only("sliding_window", None, "this architecture has no sliding window")
     fields.allow_only("tie_word_embeddings", False, "transformers has an LM head of its own in this architecture")
     fields.allow_only("num_nextn_predict_layers", 0, "heads that predict several tokens are not supported")
-    reader = _Reader(fields)
-    embedding = (("model.embeddings", fields.integer("vocab_size")),)
-    head = (("lm_head", fields.integer("vocab_size")),)
-    return ModelConfig(
-        architecture="nemotron_h",
-        name="nemotron_h",
-        hidden_size=reader.hidden_size,
-        max_position_embeddings=fields.integer("max_position_embeddings"),
-        embedding=MatrixSpec(EMBEDDING, EMBEDDING, embedding, reader.hidden_size),
-        layers=tuple(reader.declare(index, kind) for index, kind in enumerate(kinds)),
-        head=MatrixSpec(LM_HEAD, LM_HEAD, head, reader.hidden_size),
-        final_norm=NormSpec("rms_norm", "model.norm_f", reader.hidden_size, reader.eps),
-    )
+    reader = _Reader(fields, len(kinds))
+    layers = tuple(reader.declare(index, kind) for index, kind in enumerate(kinds))
+    return replace(reader.sizes.declare(), layers=layers)
 
 
 def _read_kinds(fields: ConfigFields) -> list[LayerKind]:
@@ -216,7 +168,7 @@ def _read_kinds(fields: ConfigFields) -> list[LayerKind]:
         fields.allow_only("num_hidden_layers", len(types), f"{key} has {len(types)} layers")
     found = [KINDS[kind] for kind in types]
     if "attention" not in found:
-        raise fields.error(key, "has no layer with attention, which is not supported")
+        raise without_attention(fields, key, len(found))
     return found
 
 
@@ -228,8 +180,8 @@ def read_nemotron_h_gguf(header: GGUFHeader) -> ModelConfig:
     fields, has_experts = header.fields, header.name == "nemotron_h_moe"
     layers = fields.integer("block_count", high=MAX_LAYERS)
     fields.allow_only("nextn_predict_layers", 0, "heads that predict several tokens are not supported")
-    for key in GGUF_FIELDS_WITHOUT_EFFECT:
-        fields.get(key)
+    for key in ("rope.dimension_count", "rope.freq_base"):
+        fields.get(key)  # There are no rotary embeddings.
     eps_key = "attention.layer_norm_epsilon"
     eps = fields.number("attention.layer_norm_rms_epsilon", fields.get(eps_key), high=1.0)
     mamba = read_gguf_mamba_sizes(header, eps)
@@ -282,38 +234,24 @@ def _read_gguf_kinds(fields: ConfigFields, layers: int, network: LayerKind) -> l
     return ["attention" if heads else network if inner else "mamba" for heads, inner in zip(*found, strict=True)]
 
 
-GGUF_FIELDS_WITHOUT_EFFECT: Final = ("rope.dimension_count", "rope.freq_base")
-"""There are no rotary embeddings."""
-
-NEMOTRON_H_GGUF_NAMES: Final = {
-    "model.embeddings": "token_embd",
-    "model.norm_f": "output_norm",
-    "lm_head": "output",
-    "model.layers.{}.norm": "blk.{}.attn_norm",
-    **mamba_gguf_names("mixer"),
-    **{
-        f"model.layers.{{}}.mixer.{name}": f"blk.{{}}.{other}"
-        for name, other in (
-            ("q_proj", "attn_q"),
-            ("k_proj", "attn_k"),
-            ("v_proj", "attn_v"),
-            ("o_proj", "attn_output"),
-            ("up_proj", "ffn_up"),
-            ("down_proj", "ffn_down"),
-            ("gate", "ffn_gate_inp"),
-            ("gate.e_score_correction_bias", "exp_probs_b.bias"),
-            ("experts.{}.up_proj", "ffn_up_exps"),
-            ("experts.{}.down_proj", "ffn_down_exps"),
-            ("shared_experts.up_proj", "ffn_up_shexp"),
-            ("shared_experts.down_proj", "ffn_down_shexp"),
-        )
-    },
-}
-
 NEMOTRON_H: Final = Architecture(
     name="nemotron_h",
     hf_readers={"NemotronHForCausalLM": read_nemotron_h},
     gguf_readers=dict.fromkeys(("nemotron_h", "nemotron_h_moe"), read_nemotron_h_gguf),
-    gguf_names=NEMOTRON_H_GGUF_NAMES,
+    gguf_names={
+        **GGUF_NAMES,
+        **{
+            name.replace(part, "mixer"): other
+            for part in ("self_attn", "mlp")
+            for name, other in GGUF_NAMES.items()
+            if part in name
+        },
+        **mamba_gguf_names("mixer"),
+        "model.layers.{}.norm": "blk.{}.attn_norm",
+        "model.layers.{}.mixer.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+        "model.layers.{}.mixer.shared_experts.up_proj": "blk.{}.ffn_up_shexp",
+        "model.layers.{}.mixer.shared_experts.down_proj": "blk.{}.ffn_down_shexp",
+    },
+    stacked_names={"model.embed_tokens": "model.embeddings", "model.norm": "model.norm_f"},
     other_prefixes=(("model.", "backbone."),),
 )

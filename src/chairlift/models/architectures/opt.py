@@ -14,16 +14,15 @@ from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
     LM_HEAD,
-    MLP,
     PROJECTIONS,
     AttentionSpec,
     BranchNorms,
-    FeedForwardSpec,
     LayerSpec,
     MatrixSpec,
     ModelConfig,
     NormSpec,
     PositionTableSpec,
+    declare_network,
 )
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
@@ -87,10 +86,11 @@ class OPTSizes:
         )
 
     def _layer(self, prefix: str) -> LayerSpec:
+        up, down, bias = ((f"{prefix}.fc1", self.intermediate_size),), f"{prefix}.fc2", self.has_biases
         return LayerSpec(
             attention=self._attention(f"{prefix}.self_attn"),
             attention_norms=self._norms(f"{prefix}.self_attn_layer_norm"),
-            feed_forward=self._feed_forward(prefix),
+            feed_forward=declare_network(up, down, self.hidden_size, self.activation, gated=False, has_bias=bias),
             feed_forward_norms=self._norms(f"{prefix}.final_layer_norm"),
         )
 
@@ -109,15 +109,6 @@ class OPTSizes:
             num_kv_heads=kv_heads,
             head_dim=size // self.num_heads,
             scale=(size // self.num_heads) ** -0.5,
-        )
-
-    def _feed_forward(self, prefix: str) -> FeedForwardSpec:
-        size, inner, bias = self.hidden_size, self.intermediate_size, self.has_biases
-        return FeedForwardSpec(
-            up=MatrixSpec(MLP, "up", ((f"{prefix}.fc1", inner),), size, bias),
-            down=MatrixSpec(MLP, "down", ((f"{prefix}.fc2", size),), inner, bias),
-            activation=self.activation,
-            gated=False,
         )
 
     def _norm(self, name: str) -> NormSpec:

@@ -17,6 +17,7 @@ from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
 from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import LlamaSizes
+from chairlift.models.reading.rope_fields import rotated_dims
 
 ORIGINAL_CONTEXT: Final = 4096
 """The context before LongRoPE, in files that do not contain it."""
@@ -44,7 +45,7 @@ class Phi3ConfigReader(LlamaConfigReader):
             theta = nested.number("rope_theta", theta)
             part = nested.number("partial_rotary_factor", part, high=1.0)
             original = nested.integer("original_max_position_embeddings", original, low=2)
-        rope = RopeConfig(theta=theta, rotary_dim=_rotary_dim(fields, int(head_dim * part), head_dim))
+        rope = RopeConfig(theta=theta, rotary_dim=rotated_dims(fields, head_dim, part))
         if nested is None:
             return rope
         key = "type" if nested.get("rope_type") is None else "rope_type"
@@ -65,12 +66,6 @@ class Phi3ConfigReader(LlamaConfigReader):
 def attention_factor(factor: float, original_context: int) -> float:
     """Return the factor of cosines and sines for a context that is `factor` times as long (LongRoPE, section 4)."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_context))
-
-
-def _rotary_dim(fields: ConfigFields, rotated: int, head_dim: int) -> int | None:
-    if rotated % 2 or not 0 < rotated <= head_dim:
-        raise fields.error("partial_rotary_factor", f"must rotate an even number of the {head_dim} dimensions")
-    return None if rotated == head_dim else rotated
 
 
 def _with_longrope(
@@ -124,7 +119,6 @@ def read_phi3_gguf(header: GGUFHeader) -> ModelConfig:
         )
     return replace(
         sizes,
-        architecture="phi3",
         rope=rope,
         sliding_windows=(window or None,) * sizes.num_layers,
         fused_projections=True,
@@ -133,7 +127,7 @@ def read_phi3_gguf(header: GGUFHeader) -> ModelConfig:
 
 PHI3: Final = Architecture(
     name="phi3",
-    hf_readers={"Phi3ForCausalLM": Phi3ConfigReader("phi3", uniform_windows, architecture="phi3", qkv_bias=False)},
+    hf_readers={"Phi3ForCausalLM": Phi3ConfigReader("phi3", uniform_windows, qkv_bias=False)},
     gguf_readers={"phi3": read_phi3_gguf},
     gguf_names={
         **GGUF_NAMES,

@@ -12,41 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration import (
     ATTENTION,
     PROJECTIONS,
-    RECURRENCE,
     ROUTER,
-    AttentionSpec,
-    BranchNorms,
-    ConvolutionSpec,
-    FeedForwardSpec,
-    GatedDeltaSpec,
     LayerSpec,
     MatrixSpec,
     ModelConfig,
     NormSpec,
-    ParallelExpertsSpec,
     PredictorSpec,
     RecurrenceSpec,
     RopeConfig,
+    declare_network,
 )
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
 from chairlift.models.reading.expert_fields import read_dense_layers, read_experts
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model
+from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model, read_width
 from chairlift.models.reading.llama_sizes import LlamaSizes
-from chairlift.models.reading.rope_fields import read_partial_rope
+from chairlift.models.reading.rope_fields import read_partial_rope, rotated_dims
 
 LAYER_TYPES: Final = {"linear_attention": True, "full_attention": False}
 """Type of a layer -> whether it has the gated delta rule in place of attention."""
-
-MAX_WIDTH: Final = 16
-"""The largest width of a convolution."""
 
 ROTATED_SHARE: Final = 0.25
 """The share of the dimensions of a head that are rotated, in files that do not contain it."""
@@ -59,63 +52,25 @@ GROUPED: Final = ("qkvz", "ba")
 GROUPED_GATES: Final = ("qkv", "z", "ba")
 """The projections of the gated delta rule in files of Qwen3.5, in folders of Qwen3-Next, and in its GGUF files."""
 
-IMAGE_FIELDS: Final = (
-    "audio_config",
-    "image_token_id",
-    "language_model_only",
-    "tie_word_embeddings",
-    "video_token_id",
-    "vision_config",
-    "vision_end_token_id",
-    "vision_start_token_id",
-)
-FIELDS_WITHOUT_EFFECT: Final = ("mamba_ssm_dtype", "mlp_only_layers", "output_gate_type", "pad_token_id")
 
+def _declare_delta(delta: DeltaSizes, inputs: Sequence[str], sizes: LlamaSizes, index: int) -> RecurrenceSpec:
+    """Return the declaration of the gated delta rule of one layer.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSizes:
-    """The sizes of the layers with the gated delta rule.
-
-    Attributes:
-        width: the width of the convolution.
-        has_tiled_keys: see GatedDeltaSpec.
+    Args:
         inputs: the names of the matrices of the input: SEPARATE, GROUPED or GROUPED_GATES.
     """
-
-    num_key_heads: int
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    width: int
-    has_tiled_keys: bool = False
-    inputs: tuple[str, ...] = SEPARATE
-
-    def declare(self, prefix: str, hidden_size: int, eps: float) -> RecurrenceSpec:
-        """Return the declaration of one layer, whose parameters begin with `prefix`."""
-        values, channels = self.num_heads * self.value_dim, 2 * self.num_key_heads * self.key_dim
-        channels += values
-        shared = self.num_heads // self.num_key_heads
-        sizes = {"qkv": channels, "z": values, "b": self.num_heads, "a": self.num_heads}
-        sizes |= {"qkvz": channels + values, "ba": 2 * self.num_heads}
-        groups = {"qkvz": (self.key_dim,) * 2 + (shared * self.value_dim,) * 2, "ba": (shared, shared)}
-        parts = tuple((f"{prefix}.in_proj_{name}", sizes[name]) for name in self.inputs)
-        grouped = tuple((f"{prefix}.in_proj_{name}", groups[name]) for name in self.inputs if name in groups)
-        return RecurrenceSpec(
-            input=MatrixSpec(RECURRENCE, "delta_in", parts, hidden_size),
-            output=MatrixSpec(RECURRENCE, "delta_out", ((f"{prefix}.out_proj", hidden_size),), values),
-            convolution=ConvolutionSpec(f"{prefix}.conv1d", channels, self.width),
-            gated_delta=GatedDeltaSpec(
-                self.num_key_heads,
-                self.num_heads,
-                self.key_dim,
-                self.value_dim,
-                f"{prefix}.A_log",
-                f"{prefix}.dt_bias",
-                NormSpec("rms_norm", f"{prefix}.norm", self.value_dim, eps),
-                has_tiled_keys=self.has_tiled_keys,
-                grouped_rows=grouped,
-            ),
-        )
+    prefix, values, heads = f"model.layers.{index}.linear_attn", delta.out_features, delta.num_heads
+    channels, shared = 2 * delta.num_keys + values, heads // delta.num_key_heads
+    widths = {"qkv": channels, "z": values, "b": heads, "a": heads, "qkvz": channels + values, "ba": 2 * heads}
+    groups = {"qkvz": (delta.key_dim,) * 2 + (shared * delta.value_dim,) * 2, "ba": (shared, shared)}
+    return delta.declare(
+        prefix,
+        sizes.hidden_size,
+        NormSpec("rms_norm", f"{prefix}.norm", delta.value_dim, sizes.norm_eps),
+        [(f"in_proj_{name}", widths[name]) for name in inputs],
+        "out_proj",
+        grouped_rows=tuple((f"in_proj_{name}", groups[name]) for name in inputs if name in groups),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +95,7 @@ class Qwen35Sizes:
 
     Attributes:
         recurrent: whether each layer has the gated delta rule in place of attention.
+        inputs: see `_declare_delta`.
         shared_size: the inner size of the shared expert; None in a model without experts.
         predictor: the names of the parameters of its predictor; None if it has none.
     """
@@ -147,13 +103,16 @@ class Qwen35Sizes:
     sizes: LlamaSizes
     delta: DeltaSizes
     recurrent: Sequence[bool]
+    inputs: tuple[str, ...] = SEPARATE
     shared_size: int | None = None
     predictor: PredictorNames | None = None
 
     def declare(self) -> ModelConfig:
-        config, layers = self.sizes.declare(), tuple(map(self._declare_layer, range(self.sizes.num_layers)))
+        layers = (self._with_attention(index, f"model.layers.{index}") for index in range(self.sizes.num_layers))
         predictor = None if self.predictor is None else self._declare_predictor(self.predictor)
-        return replace(config, layers=layers, predictor=predictor)
+        config = replace(self.sizes.declare(), layers=tuple(layers), predictor=predictor)
+        declare = partial(_declare_delta, self.delta, self.inputs, self.sizes)
+        return config.with_recurrences(self.recurrent, declare)
 
     def _declare_predictor(self, names: PredictorNames) -> PredictorSpec:
         def norm(name: str) -> NormSpec:
@@ -173,38 +132,22 @@ class Qwen35Sizes:
         layer = self.sizes.declare_layer(index, prefix)
         if self.shared_size is not None and layer.mixture is not None:
             layer = self._with_shared_expert(f"{prefix}.mlp", layer, self.shared_size)
-        assert layer.attention is not None, "every layer of LlamaSizes has attention"
-        return replace(layer, attention=_with_gate(f"{prefix}.self_attn", layer.attention))
-
-    def _declare_layer(self, index: int) -> LayerSpec:
-        prefix = f"model.layers.{index}"
-        layer = self._with_attention(index, prefix)
-        if not self.recurrent[index]:
-            return layer
-        norms = layer.attention_norms
-        spec = self.delta.declare(f"{prefix}.linear_attn", self.sizes.hidden_size, self.sizes.norm_eps)
-        return replace(layer, attention=None, attention_norms=BranchNorms(), recurrence=spec, recurrence_norms=norms)
+        spec = layer.attention
+        assert spec is not None, "every layer of LlamaSizes has attention"
+        part = f"{prefix}.self_attn.q_gate", spec.query_size
+        gate = MatrixSpec(ATTENTION, "gate", (part,), spec.qkv.in_features, spec.qkv.has_bias)
+        return replace(layer, attention=replace(spec, gate=gate))
 
     def _with_shared_expert(self, prefix: str, layer: LayerSpec, inner: int) -> LayerSpec:
         """Declare the shared expert as the dense network of the layer, with the mixture beside it."""
-        mixture, before = layer.feed_forward, layer.feed_forward_norms.before
-        assert mixture is not None, "every layer has experts"
-        assert before is not None, "every branch has a norm"
+        assert layer.feed_forward is not None, "every layer has experts"
         hidden, shared = self.sizes.hidden_size, f"{prefix}.shared_expert"
         up = ((f"{shared}.gate_proj", inner), (f"{shared}.up_proj", inner))
-        network = FeedForwardSpec(
-            up=MatrixSpec("MLP", "shared_gate_up", up, hidden),
-            down=MatrixSpec("MLP", "shared_down", ((f"{shared}.down_proj", hidden),), inner),
-            activation=self.sizes.activation,
-            gated=True,
+        network = declare_network(
+            up, f"{shared}.down_proj", hidden, self.sizes.activation, gated=True, prefix="shared_"
         )
         gate = MatrixSpec(ROUTER, "shared_gate", ((f"{shared}_gate", 1),), hidden)
-        return replace(layer, feed_forward=network, parallel_experts=ParallelExpertsSpec(mixture, before, gate=gate))
-
-
-def _with_gate(prefix: str, spec: AttentionSpec) -> AttentionSpec:
-    gate = ((f"{prefix}.q_gate", spec.query_size),)
-    return replace(spec, gate=MatrixSpec(ATTENTION, "gate", gate, spec.qkv.in_features, spec.qkv.has_bias))
+        return replace(layer, feed_forward=network).beside_experts(layer.feed_forward, gate)
 
 
 # -- config.json -----------------------------------------------------------------------------------------------------
@@ -214,8 +157,8 @@ class Qwen35ConfigReader(LlamaConfigReader):
     """The reader of the `config.json` of a text model."""
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
-        for key in FIELDS_WITHOUT_EFFECT:
-            fields.get(key)
+        for key in ("mlp_only_layers", "output_gate_type"):
+            fields.get(key)  # Has no effect, unless a model has experts.
         fields.allow_only("attn_output_gate", True, "attention of Qwen3.5 has a gate")
         sizes = replace(self.read_sizes(fields), norm_weight_offset=1.0, qk_norm="heads")
         shared: int | None = None
@@ -228,8 +171,8 @@ class Qwen35ConfigReader(LlamaConfigReader):
                 experts = replace(experts, dense_layers=read_dense_layers(fields, sizes.num_layers))
             sizes, shared = replace(sizes, experts=experts), fields.integer("shared_expert_intermediate_size")
         layers, predictor = _read_layers(fields, sizes.num_layers), _read_predictor(fields)
-        delta = replace(_read_delta(fields), inputs=GROUPED if self.name == "qwen3_next" else SEPARATE)
-        return Qwen35Sizes(sizes, delta, layers, shared, predictor).declare()
+        inputs = GROUPED if self.name == "qwen3_next" else SEPARATE
+        return Qwen35Sizes(sizes, read_delta_sizes(fields), layers, inputs, shared, predictor).declare()
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
@@ -243,28 +186,6 @@ class Qwen35ConfigReader(LlamaConfigReader):
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         return RopeConfig()  # `read_sizes` reads it, which knows the size of a head.
-
-
-def rotated_dims(fields: ConfigFields, head_dim: int, share: float) -> int:
-    """Return the number of dimensions of a head that are rotated."""
-    dims = int(head_dim * share)
-    if dims % 2 or not dims:
-        raise fields.error(
-            "partial_rotary_factor", f"({share:g}) must rotate an even number of the {head_dim} dimensions"
-        )
-    return dims
-
-
-def _read_delta(fields: ConfigFields) -> DeltaSizes:
-    heads, key_heads = fields.integer("linear_num_value_heads"), fields.integer("linear_num_key_heads")
-    exact_quotient(fields, "linear_num_value_heads", heads, "linear_num_key_heads", key_heads)
-    return DeltaSizes(
-        num_key_heads=key_heads,
-        num_heads=heads,
-        key_dim=fields.integer("linear_key_head_dim"),
-        value_dim=fields.integer("linear_value_head_dim"),
-        width=fields.integer("linear_conv_kernel_dim", 4, low=2, high=MAX_WIDTH),
-    )
 
 
 def _read_predictor(fields: ConfigFields) -> PredictorNames | None:
@@ -299,18 +220,18 @@ def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
         num_heads=heads,
         key_dim=fields.integer("ssm.state_size"),
         value_dim=exact_quotient(fields, "ssm.inner_size", inner, "ssm.time_step_rank", heads),
-        width=fields.integer("ssm.conv_kernel", low=2, high=MAX_WIDTH),
+        width=read_width(fields, "ssm.conv_kernel"),
         has_tiled_keys=header.name != "qwen3next",
-        inputs=GROUPED_GATES if header.name == "qwen3next" else SEPARATE,
     )
+    inputs = GROUPED_GATES if header.name == "qwen3next" else SEPARATE
     recurrent = _read_gguf_layers(fields, sizes.num_layers, further)
     shared = fields.integer("expert_shared_feed_forward_length") if is_moe else None
-    sizes, predictor = replace(sizes, architecture="qwen3.5", qk_norm="heads"), None
+    sizes, predictor = replace(sizes, qk_norm="heads"), None
     prefix = f"model.layers.{sizes.num_layers}"
     if further == 1 and f"blk.{sizes.num_layers}.nextn.embed_tokens.weight" not in header.tensor_names:
         names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
         predictor = PredictorNames(prefix, *(f"{prefix}.{name}" for name in names))
-    return Qwen35Sizes(sizes, delta, recurrent, shared, predictor).declare()
+    return Qwen35Sizes(sizes, delta, recurrent, inputs, shared, predictor).declare()
 
 
 def _read_gguf_layers(fields: ConfigFields, layers: int, further: int) -> list[bool]:
@@ -372,17 +293,17 @@ QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
     "model.layers.{}.shared_head.norm": "blk.{}.nextn.shared_head_norm",
 }
 
-DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows, architecture="qwen3.5")
-MOE: Final = Qwen35ConfigReader("qwen3_5_moe", no_windows, architecture="qwen3.5", inner_key="moe_intermediate_size")
+DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows)
+MOE: Final = Qwen35ConfigReader("qwen3_5_moe", no_windows, inner_key="moe_intermediate_size")
 
 QWEN35: Final = Architecture(
     name="qwen3.5",
     hf_readers={
         "Qwen3_5ForCausalLM": DENSE,
         "Qwen3_5MoeForCausalLM": MOE,
-        "Qwen3NextForCausalLM": Qwen35ConfigReader("qwen3_next", no_windows, architecture="qwen3.5"),
-        "Qwen3_5ForConditionalGeneration": lambda fields: read_text_model(fields, IMAGE_FIELDS, DENSE),
-        "Qwen3_5MoeForConditionalGeneration": lambda fields: read_text_model(fields, IMAGE_FIELDS, MOE),
+        "Qwen3NextForCausalLM": Qwen35ConfigReader("qwen3_next", no_windows),
+        "Qwen3_5ForConditionalGeneration": lambda fields: read_text_model(fields, DENSE),
+        "Qwen3_5MoeForConditionalGeneration": lambda fields: read_text_model(fields, MOE),
     },
     gguf_readers=dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), read_qwen35_gguf),
     gguf_names=QWEN35_GGUF_NAMES,

@@ -26,8 +26,7 @@ def read_smollm3(fields: ConfigFields) -> ModelConfig:
         window = fields.integer("sliding_window")
         windows = [None if rotates else window for rotates in has_rope]
     ropes = [sizes.rope if rotates else None for rotates in has_rope]
-    tied = fields.flag("tie_word_embeddings", True)
-    return replace(sizes, ropes=ropes, sliding_windows=windows, tie_word_embeddings=tied).declare()
+    return replace(sizes, ropes=ropes, sliding_windows=windows).declare()
 
 
 def _read_layers_with_rope(fields: ConfigFields, layers: int) -> list[bool]:
@@ -53,11 +52,11 @@ def read_smollm3_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file of SmolLM3, which does not contain the layers without rotary embedding."""
     sizes = read_gguf_sizes(header)
     ropes = [sizes.rope if (layer + 1) % INTERVAL else None for layer in range(sizes.num_layers)]
-    return replace(sizes, architecture="smollm3", ropes=ropes).declare()
+    return replace(sizes, ropes=ropes).declare()
 
 
 _READER: Final = LlamaConfigReader(
-    "smollm3", _windows, architecture="smollm3", reads_mlp_bias=True, default_theta=2_000_000.0
+    "smollm3", _windows, reads_mlp_bias=True, default_theta=2_000_000.0, defaults={"tie_word_embeddings": True}
 )
 
 SMOLLM3: Final = Architecture(

@@ -26,21 +26,27 @@ class ConfigFields:
         self._prefix = prefix
         self._read_keys: set[str] = set()
         self._nested: dict[str, ConfigFields] = {}
+        self._defaults: dict[str, Any] = {}
 
     def error(self, key: str, problem: str) -> ModelLoadError:
         """Return an error that names the file and the key, for the caller to raise."""
         return ModelLoadError(f"{self.source}: {self._prefix}{key} {problem}")
 
+    def set_defaults(self, values: Mapping[str, Any]) -> None:
+        """Set the values of fields that the file does not contain, which precede the default of a read."""
+        self._defaults |= values
+
     def get(self, key: str, default: Any = None) -> Any:
         self._read_keys.add(key)
         value = self._values.get(self._prefix + key)
+        value = self._defaults.get(key) if value is None else value
         if value is None and default is REQUIRED:
             raise self.error(key, "is missing; the file is incomplete or of an unsupported kind")
         return default if value is None else value
 
-    def contains(self, key: str) -> bool:
-        """Whether the file has the field, if only with the value null."""
-        return self._prefix + key in self._values
+    def is_null(self, key: str) -> bool:
+        """Whether the file has the field with the value null."""
+        return self._values.get(self._prefix + key, 0) is None
 
     def integer(self, key: str, default: Any = REQUIRED, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
         return self.as_integer(key, self.get(key, default), low=low, high=high)

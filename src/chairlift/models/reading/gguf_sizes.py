@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertSoftmax
@@ -44,6 +45,7 @@ def read_gguf_sizes(
     expert_softmax: ExpertSoftmax | None = None,
     expert_gating: int = SOFTMAX_GATING,
     has_recurrence: bool = False,
+    has_layer_sizes: bool = False,
 ) -> LlamaSizes:
     """Read all sizes but the sliding windows, which every architecture stores in its own way.
 
@@ -52,11 +54,13 @@ def read_gguf_sizes(
         expert_softmax: see ExpertRouting; None for an architecture without experts.
         expert_gating: see read_gguf_experts.
         has_recurrence: whether layers may have no KV heads, and a part of each head may be rotated.
+        has_layer_sizes: whether layers may have other KV heads and inner sizes than the first one, which are read here.
     """
     fields, name, tensors = header.fields, header.name, header.tensor_names
     layers = fields.integer("block_count", high=MAX_LAYERS)
     heads = read_uniform(fields, "attention.head_count")
-    kv_heads = read_uniform(fields, "attention.head_count_kv", heads, ignores_zeros=has_recurrence)
+    read_layers = _read_first if has_layer_sizes else partial(read_uniform, ignores_zeros=has_recurrence)
+    kv_heads = read_layers(fields, "attention.head_count_kv", heads)
     exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
     head_dim = read_head_dim(fields, "attention.key_length", "embedding_length", "attention.head_count", heads)
     fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
@@ -64,7 +68,8 @@ def read_gguf_sizes(
     if not has_longrope and not has_recurrence:
         fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
     rope_freqs = header.rope_factors.get("rope_freqs.weight")
-    inner = read_uniform(fields, "feed_forward_length", fields.get("expert_feed_forward_length") or REQUIRED)
+    read_inner = _read_first if has_layer_sizes else read_uniform
+    inner = read_inner(fields, "feed_forward_length", fields.get("expert_feed_forward_length") or REQUIRED)
     rope = read_gguf_rope(fields, head_dim, rope_freqs, has_longrope=has_longrope)
     return LlamaSizes(
         name=name,
@@ -96,6 +101,21 @@ def read_uniform(fields: ConfigFields, key: str, default: Any = REQUIRED, *, ign
     if not value or any(item != value[0] for item in value):
         raise fields.error(key, f"differs between layers ({value!r}), which is not supported")
     return fields.as_integer(key, value[0])
+
+
+def _read_first(fields: ConfigFields, key: str, default: Any) -> int:
+    """Read an integer of the first layer, or one for all of them."""
+    value = fields.get(key, default)
+    return fields.as_integer(key, value[0] if isinstance(value, list) and value else value)
+
+
+def read_layers_without_kv(fields: ConfigFields, layers: int) -> list[bool]:
+    """Read whether each layer has no KV heads, and so recurrent state."""
+    key = "attention.head_count_kv"
+    heads = fields.get(key)
+    if not isinstance(heads, list) or len(heads) != layers:
+        raise fields.error(key, f"must hold the number of KV heads of each of {layers} layers, got {heads!r:.80}")
+    return [count == 0 for count in heads]
 
 
 def read_vocab_size(fields: ConfigFields, tokens: ConfigFields) -> int:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from chairlift.errors import ModelLoadError
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
+from chairlift.models.reading.neutral_fields import IMAGE_FIELDS
 
 MAX_LAYERS: Final = 4096
+MAX_WIDTH: Final = 16
+"""The largest width of a convolution."""
 
 
 def read_head_dim(fields: ConfigFields, key: str, hidden_key: str, heads_key: str, heads: int) -> int:
@@ -42,6 +46,11 @@ def read_layer_windows(fields: ConfigFields, types: Any, layers: int, window: in
     return tuple(known[kind] for kind in types)
 
 
+def read_width(fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
+    """Read the width of a convolution."""
+    return fields.integer(key, default, low=2, high=MAX_WIDTH)
+
+
 def check_recurrent_layers(
     fields: ConfigFields, key: str, types: Any, layers: int, known: Mapping[Any, bool]
 ) -> list[bool]:
@@ -59,24 +68,30 @@ def check_recurrent_layers(
             raise fields.error(key, f"contains {kind!r:.80}, which is not supported; supported: {supported}")
     found = [known[kind] for kind in types]
     if all(found):
-        raise fields.error(key, "has no layer with attention, which is not supported")
+        raise without_attention(fields, key, layers)
     return found
 
 
-def read_text_model(
-    fields: ConfigFields, image_fields: Sequence[str], read: Callable[[ConfigFields], ModelConfig]
-) -> ModelConfig:
+def without_attention(fields: ConfigFields, key: str, layers: int) -> ModelLoadError:
+    """Return the error of a model whose layers all have recurrent state, such as plain Mamba-2."""
+    return fields.error(
+        key,
+        f"has no layer with attention in {layers} layers, but at least 1 is required, because prefixes are cached by "
+        "its blocks of K and V: use a model with attention in some layers, such as Granite 4 H, Nemotron-H or LFM2",
+    )
+
+
+def read_text_model(fields: ConfigFields, read: Callable[[ConfigFields], ModelConfig]) -> ModelConfig:
     """Read the text model in the `config.json` of a model with images.
 
     Args:
-        image_fields: the fields that have no part in the text model.
         read: the reader of the object `text_config`.
     """
     text = fields.mapping("text_config")
     if text is None:
         raise fields.error("text_config", "is missing; the file is incomplete")
-    for key in image_fields:
-        fields.get(key)
+    for key in IMAGE_FIELDS:
+        fields.get(key)  # Has no part in the text model.
     bos = text.token_ids("bos_token_id")
     return replace(read(text), bos_token_id=bos[0] if bos else None, eos_token_ids=text.token_ids("eos_token_id"))
 

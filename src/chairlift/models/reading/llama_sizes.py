@@ -10,7 +10,7 @@ A layer may have a mixture of such networks instead (Mixtral: Jiang et al., 2024
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from chairlift.kernels.routing import ExpertRouting
@@ -19,7 +19,6 @@ from chairlift.models.declaration import (
     EMBEDDING,
     EXPERTS,
     LM_HEAD,
-    MLP,
     ROUTER,
     AttentionSpec,
     BranchNorms,
@@ -31,6 +30,7 @@ from chairlift.models.declaration import (
     NormSpec,
     RopeConfig,
     RouterSpec,
+    declare_network,
 )
 
 
@@ -134,6 +134,14 @@ class LlamaSizes:
     logits_soft_cap: float | None = None
     dtype: str = "float32"
 
+    def with_layer_ropes(self, local: RopeConfig, whole: RopeConfig) -> LlamaSizes:
+        """Return the sizes with one rotary embedding for layers with a window, and another one for the others."""
+        return replace(self, ropes=[whole if window is None else local for window in self.sliding_windows])
+
+    def without_rope(self) -> LlamaSizes:
+        """Return the sizes without rotary embeddings."""
+        return replace(self, ropes=(None,) * self.num_layers)
+
     def declare(self) -> ModelConfig:
         """Return the declaration of the model with these sizes."""
         return ModelConfig(
@@ -196,30 +204,23 @@ class LlamaSizes:
             return self._mixture(layer, self.experts)
         inner, prefix = self.intermediate_size, f"{layer}.mlp"
         gate_up = self._parts(prefix, (("gate_proj", inner), ("up_proj", inner)), "gate_up_proj")
-        down = ((f"{prefix}.down_proj", self.hidden_size),)
-        return FeedForwardSpec(
-            up=MatrixSpec(MLP, "gate_up", gate_up, self.hidden_size, self.mlp_bias),
-            down=MatrixSpec(MLP, "down", down, inner, self.mlp_bias),
-            activation=self.activation,
-            gated=True,
+        return declare_network(
+            gate_up, f"{prefix}.down_proj", self.hidden_size, self.activation, gated=True, has_bias=self.mlp_bias
         )
 
     def _mixture(self, layer: str, experts: ExpertSizes) -> FeedForwardSpec:
-        inner, names = experts.intermediate_size, experts.names
+        inner, names, bias = experts.intermediate_size, experts.names, experts.has_bias
         router = ((f"{layer}.{names.router}", experts.num_experts),)
-        gate_up = tuple((f"{layer}.{name}", 2 * inner // len(names.up)) for name in names.up)
-        down = ((f"{layer}.{names.down}", self.hidden_size),)
-        return FeedForwardSpec(
-            up=MatrixSpec(EXPERTS, "gate_up", gate_up, self.hidden_size, experts.has_bias),
-            down=MatrixSpec(EXPERTS, "down", down, inner, experts.has_bias),
-            activation=self.activation,
-            gated=True,
-            router=RouterSpec(
-                MatrixSpec(ROUTER, ROUTER, router, self.hidden_size, experts.has_bias),
-                experts.routing,
-                selection_bias=None if names.selection_bias is None else f"{layer}.{names.selection_bias}",
-            ),
+        gate_up, down = (
+            tuple((f"{layer}.{name}", 2 * inner // len(names.up)) for name in names.up),
+            f"{layer}.{names.down}",
         )
+        expert = declare_network(
+            gate_up, down, self.hidden_size, self.activation, gated=True, has_bias=bias, group=EXPERTS
+        )
+        selection_bias = None if names.selection_bias is None else f"{layer}.{names.selection_bias}"
+        matrix = MatrixSpec(ROUTER, ROUTER, router, self.hidden_size, bias)
+        return replace(expert, router=RouterSpec(matrix, experts.routing, selection_bias=selection_bias))
 
     def _parts(self, prefix: str, parts: Sequence[tuple[str, int]], fused: str) -> tuple[tuple[str, int], ...]:
         """The parameters of a product: one for each part, or one for all of them."""

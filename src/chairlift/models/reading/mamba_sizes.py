@@ -2,84 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from chairlift.kernels.recurrence_sizes import Mamba2Sizes, sizes_of
 from chairlift.models.declaration import (
     RECURRENCE,
-    BranchNorms,
     ConvolutionSpec,
-    LayerSpec,
     Mamba2Spec,
     MatrixSpec,
+    ModelConfig,
     NormSpec,
     RecurrenceSpec,
 )
 from chairlift.models.reading.architecture import GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
-
-MAX_WIDTH: Final = 16
-"""The largest width of a convolution."""
+from chairlift.models.reading.layer_fields import read_width
 
 INFINITY: Final = {"__float__": "Infinity"}
 """How transformers 5 writes an infinite number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MambaSizes:
+class MambaSizes(Mamba2Sizes):
     """The sizes and switches of the Mamba-2 layers of a decoder.
 
     Attributes:
         width: the width of the convolution.
         norm_eps: of the gated norm; None for a gate without a norm.
-        norm_groups: the number of groups of values that are normed together.
         projection_scales: see Mamba2Spec.
     """
 
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_size: int
     width: int
     conv_bias: bool
     input_bias: bool = False
     output_bias: bool = False
     norm_eps: float | None = None
-    norm_groups: int = 1
-    norm_before_gate: bool = False
-    dt_limits: tuple[float, float] = (0.0, float("inf"))
     projection_scales: tuple[float, ...] = ()
 
     def declare(self, prefix: str, hidden_size: int) -> RecurrenceSpec:
         """Return the declaration of one layer, whose parameters begin with `prefix`."""
-        inner = self.num_heads * self.head_dim
+        inner, rows = self.out_features, ((f"{prefix}.in_proj", sum(self.row_parts)),)
         norm = None if self.norm_eps is None else NormSpec("rms_norm", f"{prefix}.norm", inner, self.norm_eps)
-        rule = Mamba2Spec(
-            self.num_heads,
-            self.head_dim,
-            self.num_groups,
-            self.state_size,
-            f"{prefix}.A_log",
-            f"{prefix}.dt_bias",
-            f"{prefix}.D",
-            norm,
-            0 if norm is None else inner // self.norm_groups,
-            self.norm_before_gate,
-            self.dt_limits,
-            self.projection_scales,
-        )
-        rows, channels = ((f"{prefix}.in_proj", sum(rule.row_parts)),), sum(rule.row_parts[1:4])
         return RecurrenceSpec(
             input=MatrixSpec(RECURRENCE, "mamba_in", rows, hidden_size, self.input_bias),
             output=MatrixSpec(RECURRENCE, "mamba_out", ((f"{prefix}.out_proj", hidden_size),), inner, self.output_bias),
-            convolution=ConvolutionSpec(f"{prefix}.conv1d", channels, self.width, self.conv_bias),
-            mamba2=rule,
+            convolution=ConvolutionSpec(f"{prefix}.conv1d", self.row_parts[1], self.width, self.conv_bias),
+            mamba2=Mamba2Spec(
+                name=prefix, norm=norm, projection_scales=self.projection_scales, **sizes_of(Mamba2Sizes, self)
+            ),
         )
 
-    def replace_attention(self, layer: LayerSpec, prefix: str, hidden_size: int) -> LayerSpec:
-        """Return a layer with Mamba-2 in place of attention, with the same norms."""
-        spec, norms = self.declare(prefix, hidden_size), layer.attention_norms
-        return replace(layer, attention=None, attention_norms=BranchNorms(), recurrence=spec, recurrence_norms=norms)
+    def replace_attention(self, config: ModelConfig, recurrent: Sequence[bool]) -> ModelConfig:
+        """Return a model with Mamba-2 in place of attention in some layers, under the names of Granite 4 H."""
+        size = config.hidden_size
+        return config.with_recurrences(recurrent, lambda index: self.declare(f"model.layers.{index}.mamba", size))
 
 
 def read_mamba_sizes(fields: ConfigFields, hidden_size: int) -> MambaSizes:
@@ -98,7 +76,7 @@ def read_mamba_sizes(fields: ConfigFields, hidden_size: int) -> MambaSizes:
         head_dim=inner // heads,
         num_groups=read_group_count(fields, "mamba_n_groups", "mamba_n_heads", heads),
         state_size=fields.integer("mamba_d_state"),
-        width=fields.integer("mamba_d_conv", 4, low=2, high=MAX_WIDTH),
+        width=read_width(fields, "mamba_d_conv", 4),
         conv_bias=fields.flag("mamba_conv_bias", True),
         input_bias=fields.flag("mamba_proj_bias", False),
         output_bias=fields.flag("mamba_proj_bias", False),
@@ -120,12 +98,11 @@ def read_gguf_mamba_sizes(header: GGUFHeader, eps: float) -> MambaSizes:
         head_dim=exact_quotient(fields, "ssm.inner_size", inner, "ssm.time_step_rank", heads),
         num_groups=groups,
         state_size=fields.integer("ssm.state_size"),
-        width=fields.integer("ssm.conv_kernel", low=2, high=MAX_WIDTH),
+        width=read_width(fields, "ssm.conv_kernel"),
         conv_bias="ssm_conv1d.bias" in endings,
         input_bias="ssm_in.bias" in endings,
         output_bias="ssm_out.bias" in endings,
         norm_eps=eps if "ssm_norm.weight" in endings else None,
-        norm_groups=groups,
     )
 
 

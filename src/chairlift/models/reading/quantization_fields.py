@@ -52,7 +52,8 @@ def _read_gptq(fields: ConfigFields) -> Quantization:
     _only(fields, "format", layout, f"the value of checkpoint_format ({layout})")
     _only(fields, "is_marlin_format", False, "the layouts gptq and gptq_v2")
     _only(fields, "pack_dtype", "int32", "numbers that are packed in int32")
-    _reject_dynamic(fields)
+    if fields.get("dynamic"):
+        raise _unsupported(fields, "dynamic", fields.get("dynamic"), "the same bits and group_size in all modules")
     group_size = _group_size(fields)
     scheme = WeightScheme(
         "gptq",
@@ -63,11 +64,6 @@ def _read_gptq(fields: ConfigFields) -> Quantization:
         zero_point_offset=1 if layout == "gptq" else 0,
     )
     return _of_all("gptq", scheme)
-
-
-def _reject_dynamic(fields: ConfigFields) -> None:
-    if fields.get("dynamic"):
-        raise _unsupported(fields, "dynamic", fields.get("dynamic"), "the same bits and group_size in all modules")
 
 
 def _read_fp8(fields: ConfigFields) -> Quantization:

@@ -44,6 +44,16 @@ def read_partial_rope(fields: ConfigFields, default_theta: float, default_share:
     return share, _read_scaling(fields, scaling, theta, is_partial=True)
 
 
+def rotated_dims(fields: ConfigFields, head_dim: int, share: float) -> int | None:
+    """Return `RopeConfig.rotary_dim` for the share of the dimensions of a head that are rotated."""
+    dims = int(head_dim * share)
+    if dims % 2 or not dims:
+        raise fields.error(
+            "partial_rotary_factor", f"({share:g}) must rotate an even number of the {head_dim} dimensions"
+        )
+    return None if dims == head_dim else dims
+
+
 def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> tuple[RopeConfig, RopeConfig]:
     """Read the rotary embedding of layers with a sliding window, and that of the others, which alone is scaled.
 
