@@ -125,8 +125,11 @@ def test_large_blocks_increase_latency_and_small_ones_do_not() -> None:
 
 
 def test_too_few_prompts_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="num_prompts=5 is too small"):
-        run("vllm-fig2", 0, 5, seeds=1)
+    with pytest.raises(ConfigError, match=r"num_prompts=5 is too small.* more than \d+") as caught:
+        run("vllm-fig2", 0, 5, seeds=1, systems=[PAGED])
+    enough = int(str(caught.value).split("more than ")[1].split(",")[0])
+    assert 50 < enough < 300
+    assert mean(run("vllm-fig2", 0, 2 * enough, seeds=1, systems=[PAGED]), PAGED, "token_states") > 90
     tally = SteadyStateTally(3)
     system = systems("vllm-fig2", 0, 3)[PAGED]
     simulate(at_rate(system.requests(0), float("inf")), system.config, system.cost_model, tally)

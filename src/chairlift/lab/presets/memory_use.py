@@ -48,7 +48,7 @@ class SteadyStateTally:
         self._num_steps = self._num_rows = self._num_finished = self._num_saved = self._num_held = 0
         self._seconds = self._row_seconds = 0.0
         self._slots = dict.fromkeys(SLOT_KINDS, 0)
-        self._most_held = self._most_written = 0
+        self._most_held = self._most_written = self._num_fitting = 0
 
     def emit(self, event: Event) -> None:
         if not isinstance(event, Step):
@@ -59,6 +59,8 @@ class SteadyStateTally:
             self._admitted.update(event.admitted)
             if WARM_UP_SHARE * self._num_requests <= len(self._admitted) < self._num_requests:
                 self._add(event)
+            num_slots = sum(getattr(event, kind) for kind in SLOT_KINDS)
+            self._num_fitting = len(self._admitted) * num_slots // max(1, _held(event))
 
     def _add(self, step: Step) -> None:
         seconds = step.time - step.scheduled_time
@@ -92,8 +94,8 @@ class SteadyStateTally:
     def _mean(self, name: str) -> float:
         if not self._num_steps:
             raise ConfigError(
-                f"num_prompts={self._num_requests} is too small: all requests were admitted at once. Use more than fit "
-                f"into the KV memory together."
+                f"num_prompts={self._num_requests} is too small: all requests were admitted at once. Use more than "
+                f"{self._num_fitting}, which is about how many fit into the KV memory together."
             )
         num_slots = sum(self._slots.values())
         shares = {kind: 100 * slots / num_slots for kind, slots in self._slots.items()}

@@ -20,6 +20,7 @@ from chairlift.config import SCHEDULING_POLICIES, SchedulerConfig
 from chairlift.errors import ConfigError
 from chairlift.lab.sim.devices import DEVICES, Device
 from chairlift.lab.sim.disaggregation import Instances
+from chairlift.lab.sim.executor import TOP_TOKEN
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
@@ -167,6 +168,7 @@ class StudySystem:
             enable_prefix_caching=engine.get("enable_prefix_caching", False),
             model=self.model,
             swap=simulate_swap(num_swap_blocks, block_size, self.model, self.device),
+            top_token=engine.get("top_token", TOP_TOKEN),
         )
 
     @property

@@ -15,7 +15,7 @@ from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
-from chairlift.lab.sim.executor import SimExecutor, TokenRecording
+from chairlift.lab.sim.executor import TOP_TOKEN, SimExecutor, TokenRecording
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.swap_cost import SimulatedSwap
 from chairlift.lab.workload.request import WorkloadRequest
@@ -34,6 +34,7 @@ class SimConfig:
         windows: the sliding window of each group of layers (see `core.kv.windowed_groups`).
         checkpoints: the checkpoints of recurrent states; None if the model has none.
         swap: the swap space; None if preempted requests are recomputed.
+        top_token: the distribution of the next tokens of beams (see `SimExecutor`).
 
     Raises:
         ConfigError: as EngineConfig.
@@ -49,6 +50,7 @@ class SimConfig:
     windows: tuple[int | None, ...] = FULL
     checkpoints: CheckpointPlan | None = None
     swap: SimulatedSwap | None = None
+    top_token: tuple[float, float] = TOP_TOKEN
 
     def __post_init__(self) -> None:
         EngineConfig(
@@ -171,7 +173,7 @@ def make_engine_core(
         config.num_swap_blocks,
     )
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
-    executor = SimExecutor(cost_model, clock, tokens, config.swap)
+    executor = SimExecutor(cost_model, clock, tokens, config.swap, config.top_token)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
 
 
