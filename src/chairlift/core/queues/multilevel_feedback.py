@@ -33,7 +33,7 @@ NO_LEVEL: Final = (0, 0)
 QUANTUM: Final = 512
 """The service that a request receives in level 0, at most: the cost of 256 output tokens. Each level has twice that of
 the one above it, as in the paper, whose first quantum is the time of one step. That pays if a few outputs are much
-longer than all others. Those of the Azure traces are not (coefficient of variation about 1), and a quantum that ends
+longer than all others. Those of Azure's conversations are not (coefficient of variation 0.8), and a quantum that ends
 in the middle of ordinary outputs displaces them again and again, so that the mean latency exceeds that of fcfs."""
 
 STARVATION_STEPS: Final = 500
