@@ -55,7 +55,7 @@ configure:
 	@cmake -S . -B $(BUILD) -G Ninja -DPython_EXECUTABLE=$$(command -v $(BIN)/python) > /dev/null
 
 native: configure ## Compile the native kernels into the source tree (`make venv` does, if a C++ source changed).
-	@cmake --build $(BUILD) --parallel
+	@MAKEFLAGS= cmake --build $(BUILD) --parallel  # Ninja cannot use make's job server.
 	@for so in $(BUILD)/_native*.so; do cp $$so $(NATIVE)/.new && mv $(NATIVE)/.new $(NATIVE)/$$(basename $$so); done
 
 stub: native ## Write the types of the extension, _native.pyi, from its compiled bindings.
@@ -124,7 +124,7 @@ test-without-compiler: venv ## Install without a compiler, and run the tests on 
 sanitize: $(TOOLS) ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
 	@for kind in address,undefined thread; do \
 	  cmake -S . -B build/sanitized-$${kind%,*} -G Ninja -DCHAIRLIFT_SANITIZE=$$kind > /dev/null && \
-	  cmake --build build/sanitized-$${kind%,*} --parallel && build/sanitized-$${kind%,*}/kernel_tests || exit 1; done
+	  MAKEFLAGS= cmake --build build/sanitized-$${kind%,*} --parallel && build/sanitized-$${kind%,*}/kernel_tests || exit 1; done
 
 check: venv ## Lint, format, types, import contracts, lines of each package.
 	$(BIN)/ruff check .
