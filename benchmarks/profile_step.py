@@ -161,7 +161,7 @@ def wrap_engine(engine: Engine, timer: SectionTimer) -> None:
     timer.wrap_method("update", core.scheduler, "update")
     timer.wrap_method("rows", runner, "_update_rows")
     timer.wrap_method("rows", runner._rows, "append_sampled")
-    timer.wrap_method("attention plan", runner, "_plan")
+    timer.wrap_method("attention plan", runner._model, "plan")
     timer.wrap_method("forward: rest", runner._model, "forward")
     timer.wrap_method("LM head", runner._model, "logits", whole=True)
     timer.wrap_method("sampling", runner._sampler, "sample")

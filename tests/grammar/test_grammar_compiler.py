@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import llguidance
@@ -340,6 +341,22 @@ def test_a_compilation_ends_when_no_call_waits_for_it_any_more(
 
     suspended: list[str] = []
     monkeypatch.setattr(GrammarChecker, "can_compile", never_ends)
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+def test_a_cancellation_that_arrives_with_the_result_is_not_lost(num_turns: int) -> None:
+    async def scenario() -> None:
+        result: Future[int] = Future()
+        waiting = asyncio.ensure_future(grammar_compiler._wait(result, AMPLE_SECONDS))
+        await asyncio.sleep(0)
+        result.set_result(1)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
     asyncio.run(scenario())
 
 

@@ -28,7 +28,6 @@ from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.weight_plan import step_weight_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS, Activation
-from chairlift.kernels.cpu import load
 from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.lab.planning.planned_workload import PlannedWorkload
@@ -339,7 +338,7 @@ def test_cost_model_computes_the_time_of_the_declared_layers(folder: Path) -> No
 def test_kernel_benchmark_measures_the_declared_products(folder: Path) -> None:
     declared = load_config(resolve_model(str(folder)))
     formats = matrix_formats(resolve_model(str(folder)), declared)
-    linear = LinearPass(load(), declared, partial(native_parts, formats=formats, quantization=None), max_rows=3)
+    linear = LinearPass(declared, partial(native_parts, formats=formats, quantization=None), max_rows=3)
     work = linear.work(3)
     assert set(work) == set(linear(3)) == {"layers", "qkv", "output", "gate_up", "down", "LM head"}
     native = find_kernel_set("native").memory("float32", "cpu", None)

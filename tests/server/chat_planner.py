@@ -36,4 +36,4 @@ def planner(template: str, **options: Any) -> ModelPlanner:
         "torch",
         SamplingDefaults(),
     )
-    return ModelPlanner(ServedEngine(facts, lambda: tokenizer), ApiOptions(**options))
+    return ModelPlanner(ServedEngine(facts, tokenizer), ApiOptions(**options))

@@ -188,7 +188,8 @@ class EngineReplica:
         """Wait until the feed has something to send, and close it if its ingress sends no heartbeats; returns whether
         it is open."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(feed.changed.wait(), SILENCE_SECONDS)
+            async with asyncio.timeout(SILENCE_SECONDS):
+                await feed.changed.wait()
         feed.changed.clear()
         is_busy = any(group.feed is feed for group in self._groups)
         limit = BUSY_SILENCE_SECONDS if is_busy else SILENCE_SECONDS

@@ -219,7 +219,8 @@ def aggregator_exchange(app_name: str, purpose: str) -> UsageExchange[Any]:
 
     async def exchange(sender_id: str, usage: SharedUsage[Any]) -> SharedUsage[Any]:
         answer = actor.exchange.remote(sender_id, usage)
-        answered: SharedUsage[Any] = await asyncio.wait_for(answer, EXCHANGE_SECONDS)
+        async with asyncio.timeout(EXCHANGE_SECONDS):
+            answered: SharedUsage[Any] = await answer
         return answered
 
     return exchange

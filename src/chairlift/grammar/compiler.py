@@ -356,8 +356,12 @@ class GrammarCompiler:
 
 
 async def _wait(future: Future[Result], seconds: float) -> Result:
-    """Wait for a future without cancelling it. Raises TimeoutError."""
-    return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), seconds)
+    """Wait for a future without cancelling it. Raises TimeoutError.
+
+    `asyncio.wait_for` loses a cancellation that arrives together with the result (before Python 3.12).
+    """
+    async with asyncio.timeout(seconds):
+        return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _parser_limits() -> LLParserLimits:

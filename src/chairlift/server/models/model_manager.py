@@ -368,7 +368,8 @@ class ModelManager:
                 raise _NotNeededError
             if self.memory_bytes + needed > budget:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), SWEEP_SECONDS)
+                    async with asyncio.timeout(SWEEP_SECONDS):
+                        await self._changed.wait()
 
     async def _unload(self, model: ServedModel, reason: str) -> None:
         started = time.monotonic()
