@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from chairlift.lab.report.memory import MemoryKinds, kind_shares, live_kinds
+from chairlift.lab.report.memory import MemoryKinds, kind_shares
 from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import Floats, RunTrace
 
@@ -33,6 +33,11 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
     borders = [border] if any(run.kinds != live_kinds(run.trace) for run in runs) else []
     draw_legend(figure, list(KIND_FILLS.values()), *borders)
     return figure
+
+
+def live_kinds(trace: RunTrace) -> list[MemoryKinds]:
+    """The kinds of slots of each step in its event."""
+    return [MemoryKinds(s.token_states, s.reserved, s.internal, s.external, s.free) for s in trace.steps]
 
 
 def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from benchmarks.memory_picture import live_kinds
 from hypothesis import assume, given, settings
 from recorded_runs import Holder, RecordedRun, engine_started, recorded_runs
 
 from chairlift.events import EngineStarted, Step
-from chairlift.lab.report.memory import MemoryKinds, live_kinds, true_kinds
+from chairlift.lab.report.memory import MemoryKinds, true_kinds
 from chairlift.lab.report.trace import trace_events
 from fakes import make_engine, make_request
 

@@ -26,11 +26,6 @@ class MemoryKinds(NamedTuple):
 KINDS = MemoryKinds._fields
 
 
-def live_kinds(trace: RunTrace) -> list[MemoryKinds]:
-    """The kinds of slots of each step in its event."""
-    return [MemoryKinds(s.token_states, s.reserved, s.internal, s.external, s.free) for s in trace.steps]
-
-
 def true_kinds(trace: RunTrace) -> list[MemoryKinds]:
     """The number of KV slots of each kind in each step. Reserved and internal slots are counted with the final lengths.
 
