@@ -34,7 +34,7 @@ from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCac
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load, native
 from chairlift.kernels.cpu.attention import NativeAttention, NativeAttentionPlan
-from chairlift.kernels.cpu.formats import EIGHT_BIT, ROUNDED, packed_parts
+from chairlift.kernels.cpu.formats import ROUNDED, packed_parts
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
@@ -46,6 +46,9 @@ from chairlift.models.rotary import rotary_table
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
+
+EIGHT_BIT: Final = ("q8_0", "iq4_nl", "iq4_xs", "u8_g32", "int8")
+"""The formats whose products multiply bytes of eight bits; those of the others are below 128."""
 
 CHUNK: Final = 512
 """Maximum number of tokens of a prefill pass: the default token budget."""

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.events import EventList
+from chairlift.events import Event, EventList
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.metrics.summary import Summary
-from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model, prediction_error
+from chairlift.lab.sim.fitted_cost_model import FitError, FittedCostModel, fit_cost_model, fit_error, step_seconds
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
@@ -92,6 +94,13 @@ def fit(engine: Engine, log: EventList, seed: int, count: int) -> FittedCostMode
     trickle = WorkloadSpec("trickle", FITTED_ON.prompt, "fixed:24", rate=1.5)
     measure(engine, log, trickle.requests(seed + 1, count // 3, vocab_size))
     return fit_cost_model([*steps, *log.events[1:]], "a burst and a trickle on this machine")
+
+
+def prediction_error(model: FittedCostModel, events: Iterable[Event]) -> FitError:
+    """The error of the model on a run, which should not be the one that it was fitted to."""
+    timed = step_seconds(events)
+    predicted = np.array([model.seconds(shape) for shape, _ in timed])
+    return fit_error(predicted, np.array([duration for _, duration in timed]))
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.predicted_vs_measured import prediction_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
@@ -18,11 +19,8 @@ from chairlift.events import Event, EventList, Step
 from chairlift.lab.sim.cost_model import StepShape, recorded_shape
 from chairlift.lab.sim.fitted_cost_model import (
     FEATURES,
-    FitError,
-    FittedCostModel,
     fit_cost_model,
     non_negative_least_squares,
-    prediction_error,
     step_seconds,
 )
 from chairlift.lab.sim.simulator import simulate
@@ -123,5 +121,3 @@ def test_step_lasts_from_the_result_before_it() -> None:
 def test_too_few_steps_are_an_error() -> None:
     with pytest.raises(ConfigError, match="x has 1 steps, but fitting a cost model needs at least"):
         fit_cost_model([step(0, 0.0, 1.0)], "x")
-    with pytest.raises(ConfigError, match="the run has no steps"):
-        prediction_error(FittedCostModel({}, "x", FitError(0, 0.0, 0.0, 0.0)), [])

@@ -108,7 +108,7 @@ def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> F
         error = np.abs(seconds - predicted) / predicted
         solution = _weighted(features, seconds, 1 / predicted / np.sqrt(error.clip(min=1.0)))
     coefficients = {name: float(value) for name, value in zip(FEATURES, solution, strict=True) if value > 0}
-    return FittedCostModel(coefficients, source, _error(features @ solution, seconds))
+    return FittedCostModel(coefficients, source, fit_error(features @ solution, seconds))
 
 
 def _weighted(features: Array, seconds: Array, weights: Array) -> Array:
@@ -120,25 +120,13 @@ def _weighted(features: Array, seconds: Array, weights: Array) -> Array:
     return solution
 
 
-def prediction_error(model: FittedCostModel, events: Iterable[Event]) -> FitError:
-    """Returns the error of the model on a run, which should not be the one that it was fitted to.
-
-    Raises:
-        ConfigError: the run has no step.
-    """
-    timed = step_seconds(events)
-    if not timed:
-        raise ConfigError("the run has no steps to compare the cost model with")
-    predicted = np.array([model.seconds(shape) for shape, _ in timed])
-    return _error(predicted, np.array([duration for _, duration in timed]))
-
-
 def _features(shape: StepShape) -> tuple[int, ...]:
     num_tokens = shape.num_tokens
     return (1, *shape, *(min(num_tokens, knee) for knee in KNEES))
 
 
-def _error(predicted: Array, recorded: Array) -> FitError:
+def fit_error(predicted: Array, recorded: Array) -> FitError:
+    """The errors of predicted seconds of steps."""
     errors = (np.abs(predicted - recorded) / recorded).tolist()
     total = float(predicted.sum() / recorded.sum() - 1)
     p50, p90 = np.percentile(errors, (50, 90)).tolist()
