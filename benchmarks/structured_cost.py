@@ -95,7 +95,7 @@ def compile_milliseconds(llm: LLM, structure: StructuredOutputs) -> tuple[float,
     times = []
     for _ in range(2):
         start = perf_counter()
-        llm.engine.input_processor.prepare(params)
+        llm.engine.input_processor.constraints.compile(params)
         times.append(1e3 * (perf_counter() - start))
     return times[0], times[1]
 
@@ -136,7 +136,8 @@ def main() -> None:
     llm = LLM(args.model, **sizes, disable_hybrid_kv_cache_manager=True, num_threads=args.num_threads)
     # The first grammar of an engine also converts its tokenizer.
     start = perf_counter()
-    llm.engine.input_processor.prepare(SamplingParams(structured_outputs=StructuredOutputs(regex="first")))
+    params = SamplingParams(structured_outputs=StructuredOutputs(regex="first"))
+    llm.engine.input_processor.constraints.compile(params)
     first = 1e3 * (perf_counter() - start)
     rows = {
         name: measure_costs(llm, structure, args.batch_size, args.max_tokens) for name, structure in STRUCTURES.items()
