@@ -59,8 +59,8 @@ class Subscription:
 class EventHub:
     """Takes events on any thread and passes them to listeners on the event loop, in order.
 
-    When the loop is too busy, events of type DroppableEvent are dropped and counted in `num_dropped`. Events from
-    before `open` are delivered by it.
+    When the loop is too busy, `emit` drops events of type DroppableEvent and counts them in `num_dropped`; `publish`
+    drops none. Events from before `open` are delivered by it.
     """
 
     def __init__(self) -> None:

@@ -157,7 +157,8 @@ def _endpoint(folder: Path, name: str) -> str:
 
 
 def _sockets() -> tuple[Any, Any]:
-    """An outgoing and an incoming socket without high-water marks, because the senders limit themselves."""
+    """An outgoing and an incoming socket without high-water marks. A front end that is blocked sends no requests, so
+    the messages that wait for it are limited by the requests that the engine has."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     outgoing, incoming = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     for socket in (outgoing, incoming):

@@ -86,7 +86,7 @@ class EngineView(BaseModel):
     pool: BlockPoolView | None
     batch: BatchView | None
     step_cost: CostLine | None
-    events_dropped: int
+    events_dropped: int = Field(description="Events dropped by a busy server; always 0 for an engine process.")
     replica: str | None = Field(description="The id of this replica; null if the model has one engine.")
     replicas: list[str] = Field(description="The ids of all replicas of the model.")
 

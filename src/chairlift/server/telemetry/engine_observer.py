@@ -106,7 +106,7 @@ def measure_engine(
             lambda: status().seconds_stalled,
         ),
         "chairlift:events_dropped": (
-            "Number of events that the server dropped because it was busy.",
+            "Number of events dropped because the server was busy; always 0 for an engine process.",
             lambda: float(events.num_dropped),
         ),
     }
