@@ -51,7 +51,7 @@ def test_every_architecture_builds() -> None:
         "falcon_h1", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "lfm2", "llama", "ministral3", "mixtral",
         "nemotron_h", "olmo", "olmoe", "phi3", "qwen3-moe", "qwen3.5", "smollm3",
     )  # fmt: skip
-    configs = OPT.declare(), *(replace(LLAMA, architecture=name, name=name).declare() for name in names)
+    configs = OPT.declare(), *(replace(LLAMA.declare(), architecture=name, name=name) for name in names)
     encoders = {"bert", "modernbert"}  # have models of their own, see tests/engine/test_embeddings.py
     assert {config.architecture for config in configs} == set(ARCHITECTURES) - encoders
     for config in configs:

@@ -84,7 +84,7 @@ class LlamaSizes:
     """The sizes and switches of a Llama-style decoder.
 
     Attributes:
-        architecture, name, dtype: see ModelConfig.
+        name, dtype: see ModelConfig.
         norms: the norms of each layer.
         norm_weight_offset: see NormSpec, for all norms.
         ropes: the rotary embedding of each layer; an empty sequence for `rope` in all layers.
@@ -101,7 +101,6 @@ class LlamaSizes:
         attention_sinks: whether attention has sinks, see AttentionSpec.
     """
 
-    architecture: str = "llama"
     name: str = "llama"
     vocab_size: int
     hidden_size: int
@@ -145,7 +144,7 @@ class LlamaSizes:
     def declare(self) -> ModelConfig:
         """Return the declaration of the model with these sizes."""
         return ModelConfig(
-            architecture=self.architecture,
+            architecture="llama",
             name=self.name,
             hidden_size=self.hidden_size,
             max_position_embeddings=self.max_position_embeddings,
