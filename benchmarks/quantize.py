@@ -308,10 +308,9 @@ def measure(folder: Path, source: Path, text: Path, num_windows: int) -> list[st
     formats = matrix_formats(files, config)
     memory = find_kernel_set("native").memory("float32", "cpu", None)
     planned = sum(
-        stored.num_bytes
+        memory.weight_bytes(file_parts(matrix, formats), matrix.in_features)
         for layer in config.layers
         for matrix in layer.matrices
-        for stored in memory.weights(file_parts(matrix, formats), matrix.in_features)
     )
     stored = load_file(folder / FILE)
     in_file = sum(t.nbytes for name, t in stored.items() if "_proj" in name and not name.endswith("bias"))

@@ -306,7 +306,7 @@ def test_plan_reports_the_operations_that_torch_computes(folder: Path, caplog: p
 
 def test_slot_bytes_are_the_sum_over_layers(folder: Path) -> None:
     plan = make_made_up_plan(folder, kernels="torch")
-    num_groups = len(plan.memory.layout.windows)
+    num_groups = len(plan.memory.pool.windows)
     assert num_groups * plan.memory.slot_bytes == LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
     assert plan.fit.num_fit == 120 // (8 + 4)
 

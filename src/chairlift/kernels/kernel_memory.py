@@ -1,7 +1,4 @@
-"""KernelMemory: the memory that a kernel set needs for the matrices of a model and for a step, without torch.
-
-A plan of memory is a list of items, each with the formula of its size, so that it can be checked by hand.
-"""
+"""KernelMemory: the memory that a kernel set needs for the matrices of a model and for a step, without torch."""
 
 from __future__ import annotations
 
@@ -21,34 +18,15 @@ SPARE_BLOCKS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """One line of a memory plan: what takes the memory, how its size is computed, and the size in bytes."""
+    """One line of a memory plan: what takes the memory, and its size in bytes."""
 
     name: str
-    formula: str
     num_bytes: int
 
 
 def total(items: Iterable[MemoryItem]) -> int:
     """The sum of the bytes of all items."""
     return sum(item.num_bytes for item in items)
-
-
-def value_item(name: str, formula: str, count: int, size: int) -> MemoryItem:
-    """An item of `count` values of `size` bytes."""
-    return MemoryItem(name, f"{formula} values x {size} bytes", count * size)
-
-
-def join_terms(terms: Iterable[str]) -> str:
-    """The sum of the terms as text, in parentheses if there are several."""
-    text = " + ".join(found := list(terms))
-    return text if len(found) == 1 else f"({text})"
-
-
-class StoredMatrix(NamedTuple):
-    """The memory of a matrix in the form that a kernel set multiplies."""
-
-    formula: str
-    num_bytes: int
 
 
 class NetworkSizes(NamedTuple):
@@ -137,10 +115,8 @@ class KernelMemory(ABC):
     copies_tied_table: bool = False
 
     @abstractmethod
-    def weights(
-        self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False
-    ) -> list[StoredMatrix]:
-        """The memory of matrices that are multiplied as one.
+    def weight_bytes(self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False) -> int:
+        """Bytes of matrices that are multiplied as one, in the form that the kernel set multiplies.
 
         Args:
             parts: (format in the file, out_features) of each matrix.

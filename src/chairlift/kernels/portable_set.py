@@ -29,8 +29,6 @@ from chairlift.kernels.kernel_memory import (
     NetworkSizes,
     RecurrenceSizes,
     StepSizes,
-    StoredMatrix,
-    join_terms,
 )
 from chairlift.kernels.kernel_set import KernelSet
 
@@ -55,11 +53,8 @@ class TorchMemory(KernelMemory):
         self.copies_tied_table = packs and device == "cpu" and dtype in PACKED_DTYPES
         self._tile_bytes = TILE_BYTES[device]
 
-    def weights(
-        self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False
-    ) -> list[StoredMatrix]:
-        outputs, size = sum(out for _, out in parts), self.value_bytes
-        return [StoredMatrix(f"{outputs:,} x {in_features:,} values x {size} bytes", outputs * in_features * size)]
+    def weight_bytes(self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False) -> int:
+        return sum(out for _, out in parts) * in_features * self.value_bytes
 
     def step(self, sizes: StepSizes) -> list[MemoryItem]:
         tokens, hidden, size = sizes.num_tokens, sizes.hidden_size, self.value_bytes
@@ -69,9 +64,8 @@ class TorchMemory(KernelMemory):
             _recurrence(layer.recurrence, tokens, sizes.num_seqs) for layer in sizes.layers if layer.recurrence
         ]
         branches += [self._network(each, tokens, hidden) for layer in sizes.layers for each in layer.networks]
-        formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
         return [
-            MemoryItem("residual stream", formula, copies * tokens * hidden * size),
+            MemoryItem("residual stream", copies * tokens * hidden * size),
             max(branches, key=lambda item: item.num_bytes),
             self._gathered(sizes),
             self._masks(sizes),
@@ -82,33 +76,24 @@ class TorchMemory(KernelMemory):
         heads, kv_heads, dim, size = layer.num_heads, layer.num_kv_heads, layer.head_dim, self.value_bytes
         rotation = 4 * dim * (4 * heads + 4) if layer.is_rotated else 0
         row = dim * (7 * heads + 3 * kv_heads) * size + rotation + 32 * kv_heads
-        formula = (
-            f"{tokens:,} x ({dim} x (7 x {heads} + 3 x {kv_heads}) x {size} + {rotation:,} rotation + {32 * kv_heads} "
-            "slots) bytes"
-        )
-        return MemoryItem("widest layer: attention", formula, tokens * row)
+        return MemoryItem("widest layer: attention", tokens * row)
 
     def _network(self, network: NetworkSizes, tokens: int, hidden: int) -> MemoryItem:
         """The inner rows; with experts also the rows that one expert may have, which are all, the logits and choice."""
         inner, gated, num_experts, chosen = network
         factor, size = 3 if gated else 2, self.value_bytes
         if not num_experts:
-            formula = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
-            return MemoryItem("widest layer: MLP", formula, tokens * factor * inner * size)
+            return MemoryItem("widest layer: MLP", tokens * factor * inner * size)
         row = (factor * inner + 5 * hidden) * size + 32 * num_experts + 12 * chosen
-        values = f"({factor} x {inner:,} + 5 x {hidden:,}) x {size}"
-        formula = f"{tokens:,} x ({values} + 32 x {num_experts} + 12 x {chosen}) bytes"
-        return MemoryItem("widest layer: experts", formula, tokens * row)
+        return MemoryItem("widest layer: experts", tokens * row)
 
     def _gathered(self, sizes: StepSizes) -> MemoryItem:
         """The gathered K and V of all attention backends, each of which has its own tile."""
-        formulas, count = [], 0
+        count = 0
         for *_, key_size in dict.fromkeys(_backend(layer) for layer in sizes.layers if layer.num_heads):
             sequence = sizes.length * 2 * key_size * self.value_bytes
-            batch = sizes.num_seqs * sequence
-            formulas.append(f"min(max({self._tile_bytes:,} tile, {sequence:,} sequence), {batch:,} batch)")
-            count += min(max(self._tile_bytes, sequence), batch)
-        return MemoryItem("gathered K and V of a layer", f"2 x {join_terms(formulas)} bytes", 2 * count)
+            count += min(max(self._tile_bytes, sequence), sizes.num_seqs * sequence)
+        return MemoryItem("gathered K and V of a layer", 2 * count)
 
     def _masks(self, sizes: StepSizes) -> MemoryItem:
         size, tokens, length = self.value_bytes, sizes.num_tokens, sizes.length
@@ -117,24 +102,20 @@ class TorchMemory(KernelMemory):
         count = len({(layer.group, layer.sliding_window, *_backend(layer)) for layer in with_attention})
         ids = (8 * max(layer.num_kv_heads for layer in sizes.layers) + 32) * (length // sizes.block_size)
         row = length * (size + 9) + ids
-        formula = f"{count} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
-        return MemoryItem("masks and block ids", formula, count * (tokens * length * (size + 1) + seqs * row))
+        return MemoryItem("masks and block ids", count * (tokens * length * (size + 1) + seqs * row))
 
     def _scores(self, sizes: StepSizes) -> Iterator[MemoryItem]:
         heads = max((layer.num_heads for layer in sizes.layers if not layer.has_plain_softmax), default=0)
         if heads:
             value = 8 + self.value_bytes
-            formula = f"{sizes.num_tokens:,} x {heads} x {sizes.length:,} x {value} bytes"
-            yield MemoryItem("scores of attention", formula, sizes.num_tokens * heads * sizes.length * value)
+            yield MemoryItem("scores of attention", sizes.num_tokens * heads * sizes.length * value)
 
 
 def _recurrence(recurrence: RecurrenceSizes, tokens: int, num_seqs: int) -> MemoryItem:
     """The rows and their copies in float32, and the states with the terms of their sums."""
     inputs, outputs, channels, _, state = recurrence
-    row = f"{inputs:,} + 6 x {channels:,} + 6 x {outputs:,}"
-    formula = f"({tokens:,} x ({row}) + 4 x {num_seqs} x {state:,}) x 4 bytes"
     count = tokens * (inputs + 6 * channels + 6 * outputs) + 4 * num_seqs * state
-    return MemoryItem("widest layer: recurrence", formula, 4 * count)
+    return MemoryItem("widest layer: recurrence", 4 * count)
 
 
 def _backend(layer: LayerSizes) -> tuple[float, int, int, int]:

@@ -33,7 +33,7 @@ from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_pl
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
-from chairlift.models.declaration import EMBEDDING, PER_LAYER_EMBEDDING
+from chairlift.models.declaration import EMBEDDING, LM_HEAD, PER_LAYER_EMBEDDING
 from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
@@ -391,9 +391,9 @@ def test_native_weights_are_planned_to_the_byte(
     started = events.events[0]
     assert isinstance(started, EngineStarted)
     assert (started.kernels, started.kv_cache_dtype, started.quantization) == ("native", "bfloat16", quantization)
-    matrices = [item for item in loaded.planned_weights if "stripes" in item.formula]
-    unread = [EMBEDDING, PER_LAYER_EMBEDDING]
-    assert started.weight_bytes == sum(item.num_bytes for item in matrices if item.name not in unread)
+    groups = {matrix.group for matrix in loaded.config.matrices} - {EMBEDDING, PER_LAYER_EMBEDDING}
+    read = [item for item in loaded.planned_weights if item.name in (*groups, f"{EMBEDDING} and {LM_HEAD}")]
+    assert started.weight_bytes == total(read)
 
 
 def test_planned_weights_count_a_tied_embedding_twice_and_no_kv_memory(tiny_model_dir: Callable[..., Path]) -> None:

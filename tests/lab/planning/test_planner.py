@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -17,14 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.config import QUANTIZATIONS, EngineConfig, SchedulerConfig
+from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
-from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.engine.startup.weight_plan import plan_weights
 from chairlift.errors import ConfigError
-from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, total
-from chairlift.kernels.kernel_set import find_kernel_set
+from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.portable_set import TorchMemory
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
@@ -75,38 +72,6 @@ def test_kv_memory_of_opt_13b_is_that_of_the_vllm_paper() -> None:
 def formats(name: str) -> str:
     """The format in the file of each matrix."""
     return "bf16"
-
-
-def native(quantization: str | None) -> KernelMemory:
-    return find_kernel_set("native").memory("float32", "cpu", quantization)
-
-
-def value_of(how: str) -> int:
-    """Evaluates the formula of a memory item, without the shapes and formats of matrices."""
-    how = re.sub(r"\([\d,]+ x [\d,]+ in \w+\)", "", how)
-    expression = re.sub(r"(?<=\d),(?=\d)", "", how).replace(" x ", " * ")
-    expression = re.sub(r"\b(?!min\b|max\b)[a-z]+\b", "", expression)
-    assert re.fullmatch(r"[\d.\s+*(),minax]+", expression), how
-    return int(eval(expression))
-
-
-def all_amounts() -> list[MemoryItem]:
-    items = []
-    for shape in MODEL_SHAPES.values():
-        for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
-            memory = TorchMemory(dtype, device, packs=True)
-            items += plan_weights(shape.config, memory, formats)
-            for limits, block_size in ((SchedulerConfig(2048, 64, 512), 16), (SchedulerConfig(30_000, 1000, 8192), 7)):
-                items += plan_activations(shape.config, memory, limits, block_size)
-                items += plan_activations(shape.config, native(None), limits, block_size)
-        for quantization in (None, *QUANTIZATIONS):
-            items += plan_weights(shape.config, native(quantization), formats)
-    return items
-
-
-def test_formulas_evaluate_to_the_bytes() -> None:
-    for item in all_amounts():
-        assert value_of(item.formula) == item.num_bytes, item
 
 
 def test_the_pool_has_what_weights_and_activations_leave() -> None:

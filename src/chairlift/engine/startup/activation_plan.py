@@ -13,7 +13,6 @@ from chairlift.kernels.kernel_memory import (
     NetworkSizes,
     RecurrenceSizes,
     StepSizes,
-    value_item,
 )
 from chairlift.models.declaration import FeedForwardSpec, LayerSpec, ModelConfig, RecurrenceSpec
 from chairlift.models.kv_layout import KVLayout
@@ -96,18 +95,15 @@ def _per_layer_rows(config: ModelConfig, tokens: int, size: int) -> Iterator[Mem
     """The inputs of all layers, with one unused input, and while they are computed their projection, its norm and the
     rows of the table."""
     if (inputs := config.per_layer_inputs) is not None:
-        layers = config.num_layers
-        formula = f"{tokens:,} x (4 x {layers} + 1) x {inputs.size}"
-        yield value_item("per-layer inputs", formula, tokens * (4 * layers + 1) * inputs.size, size)
+        yield MemoryItem("per-layer inputs", tokens * (4 * config.num_layers + 1) * inputs.size * size)
 
 
 def _predictor_rows(config: ModelConfig, limits: SchedulerConfig, size: int) -> Iterator[MemoryItem]:
     """The rows of the predictor beside those of its layer: hidden states before and after their norm, embeddings, both
     side by side, and the projection of these; and the last hidden state of each request."""
     if config.predictor is not None:
-        rows, hidden = PREDICTOR_ROWS * limits.max_num_batched_tokens + limits.max_num_seqs, config.hidden_size
-        formula = f"({PREDICTOR_ROWS} x {limits.max_num_batched_tokens:,} + {limits.max_num_seqs:,}) x {hidden:,}"
-        yield value_item("predictor", formula, rows * hidden, size)
+        rows = PREDICTOR_ROWS * limits.max_num_batched_tokens + limits.max_num_seqs
+        yield MemoryItem("predictor", rows * config.hidden_size * size)
 
 
 def _plan_logits(config: ModelConfig, limits: SchedulerConfig, memory: KernelMemory) -> MemoryItem:
@@ -116,7 +112,7 @@ def _plan_logits(config: ModelConfig, limits: SchedulerConfig, memory: KernelMem
         ("logits and sampling", limits.max_logit_rows, memory.logit_bytes),
         ("logits: prompt logprobs", prompt_rows, memory.prompt_logit_bytes),
     )
-    items = [MemoryItem(name, f"{rows} x {vocab:,} x {size} bytes", rows * vocab * size) for name, rows, size in kinds]
+    items = [MemoryItem(name, rows * vocab * size) for name, rows, size in kinds]
     return max(items, key=lambda item: item.num_bytes)
 
 
@@ -124,5 +120,4 @@ def _plan_request_rows(limits: SchedulerConfig, block_size: int, num_groups: int
     """The request rows: int32 token ids and block tables, and index arrays of penalties (48 bytes a token)."""
     seqs, length = limits.max_num_seqs, limits.max_model_len
     blocks = -(-length // block_size)
-    formula = f"{seqs:,} x ({length:,} x (4 + 48) + {num_groups} x {blocks:,} x 4) bytes"
-    return MemoryItem("request rows and penalties", formula, seqs * (length * 52 + num_groups * blocks * 4))
+    return MemoryItem("request rows and penalties", seqs * (length * 52 + num_groups * blocks * 4))

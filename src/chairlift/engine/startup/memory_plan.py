@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.config import EngineConfig
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.pool_plan import (
     NO_POOL,
@@ -25,7 +25,6 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.models.declaration import ModelConfig
-from chairlift.models.kv_layout import KVLayout
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
@@ -59,8 +58,6 @@ class MemoryPlan:
     """The planned memory of an engine.
 
     Attributes:
-        limits: limits of the step that the activations are planned for.
-        layout: the groups of layers with block tables of their own.
         weights, activations: the items of each kind.
         token_bytes: bytes of K and V of one token in all layers.
         slot_bytes: the same in the layers of one group, and in the draft model.
@@ -71,8 +68,6 @@ class MemoryPlan:
     """
 
     choice: KernelChoice
-    limits: SchedulerConfig
-    layout: KVLayout
     weights: list[MemoryItem]
     activations: list[MemoryItem]
     token_bytes: int
@@ -164,8 +159,6 @@ def plan_memory(
         max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
     return MemoryPlan(
         choice=choice,
-        limits=limits,
-        layout=layout,
         weights=weights,
         activations=activations,
         token_bytes=kv_slot_bytes(model_config, choice.kv_cache_dtype),

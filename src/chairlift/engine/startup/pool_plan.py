@@ -135,7 +135,9 @@ def plan_pool_with_states(
         return _with_swap_space(config, plan_pool(config, slot_bytes, context, memory_bytes, windows))
     num_drafts = 0 if config.speculative is None else config.scheduler_config(context).max_logit_rows - 1
     budget, running = config.kv_cache_memory_bytes or memory_bytes, (config.max_num_seqs + num_drafts) * each
-    left, kept = share_with_states(budget - running, config, state_bytes)
+    left = budget - running
+    kept = max(left // 2, state_bytes) if config.has_prefix_cache and state_bytes else 0
+    left -= kept
     try:
         pool = plan_pool(replace(config, kv_cache_memory_bytes=None), slot_bytes, context, left, windows)
     except ConfigError:
@@ -183,7 +185,7 @@ def _with_swap_space(config: EngineConfig, pool: KVCachePlan) -> KVCachePlan:
     elif pool.windows != FULL:
         problem = "has layers with sliding windows: set preemption_mode=recompute, or disable_hybrid_kv_cache_manager"
     if problem is not None:
-        raise ConfigError(f"preemption_mode=swap does not support this model, because it {problem}")
+        raise ConfigError(f"preemption_mode=swap does not support {config.model!r}, because it {problem}")
     if config.swap_bytes < pool.block_bytes:
         raise ConfigError(
             f"swap_space={config.swap_bytes / (1 << 30):g} GiB does not hold a block, which takes "
@@ -205,13 +207,6 @@ def beam_search_problem(config: EngineConfig, pool: KVCachePlan) -> str | None:
         "--prefix-cache-dir": config.prefix_cache_dir is not None,
     }
     return next((f"the engine runs with {name}: remove it" for name, is_given in conflicts.items() if is_given), None)
-
-
-def share_with_states(left: int, config: EngineConfig, state_bytes: int) -> tuple[int, int]:
-    """The bytes for K and V, and those for checkpoints: equal halves of the bytes that running requests leave, or no
-    checkpoints without a prefix cache. The first number may be negative."""
-    kept = max(left // 2, state_bytes) if config.has_prefix_cache and state_bytes else 0
-    return left - kept, kept
 
 
 def checkpoint_interval(block_size: int, block_bytes: int, state_bytes: int) -> int:

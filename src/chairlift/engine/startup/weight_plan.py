@@ -6,14 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from chairlift.config import EngineConfig
-from chairlift.kernels.kernel_memory import (
-    DTYPE_BYTES,
-    KernelMemory,
-    MemoryItem,
-    StoredMatrix,
-    join_terms,
-    value_item,
-)
+from chairlift.kernels.kernel_memory import DTYPE_BYTES, KernelMemory, MemoryItem
 from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec, ModelConfig
 
 MatrixFormats = Callable[[str], str]
@@ -22,19 +15,19 @@ MatrixFormats = Callable[[str], str]
 
 def plan_weights(config: ModelConfig, memory: KernelMemory, formats: MatrixFormats) -> list[MemoryItem]:
     """Plan the weights of a loaded model to the byte."""
-    groups: dict[str, Counter[StoredMatrix]] = {}
+    groups: Counter[str] = Counter()
     for matrix in config.matrices:
-        groups.setdefault(matrix.group, Counter()).update(_stored(matrix, memory, formats))
+        groups[matrix.group] += _matrix_bytes(matrix, memory, formats)
     if config.tie_word_embeddings:
         table = groups.pop(EMBEDDING)
         groups[EMBEDDING if memory.copies_tied_table else f"{EMBEDDING} and {LM_HEAD}"] = table
         if memory.copies_tied_table:
             groups[f"{LM_HEAD}, packed copy of the {EMBEDDING}"] = table
     if config.predictor is not None and memory.copies_tied_table:
-        head = _stored(config.head_product.matrix, memory, formats)
-        groups[f"{LM_HEAD}, packed copy for the predictor"] = Counter(head)
+        head = _matrix_bytes(config.head_product.matrix, memory, formats)
+        groups[f"{LM_HEAD}, packed copy for the predictor"] = head
     return [
-        *(_matrices(group, stored) for group, stored in groups.items()),
+        *(MemoryItem(group, num_bytes) for group, num_bytes in groups.items()),
         *_small_values(config, memory.value_bytes),
         *_rotary_tables(config),
     ]
@@ -45,7 +38,7 @@ def step_weight_bytes(config: ModelConfig, memory: KernelMemory, formats: Matrix
 
     A step with few tokens reads a part of the experts.
     """
-    return sum(stored.num_bytes for matrix in config.read_matrices for stored in _stored(matrix, memory, formats))
+    return sum(_matrix_bytes(matrix, memory, formats) for matrix in config.read_matrices)
 
 
 def file_parts(matrix: MatrixSpec, formats: MatrixFormats) -> list[tuple[str, int]]:
@@ -53,37 +46,29 @@ def file_parts(matrix: MatrixSpec, formats: MatrixFormats) -> list[tuple[str, in
     return [(formats(f"{name}.weight"), out) for name, out in matrix.parts]
 
 
-def _stored(matrix: MatrixSpec, memory: KernelMemory, formats: MatrixFormats) -> list[StoredMatrix]:
-    return memory.weights(file_parts(matrix, formats), matrix.in_features, matrix.keeps_format)
-
-
-def _matrices(name: str, stored: Counter[StoredMatrix]) -> MemoryItem:
-    terms = (each.formula if count == 1 else f"{count} x {each.formula}" for each, count in stored.items())
-    return MemoryItem(name, " + ".join(terms), sum(count * each.num_bytes for each, count in stored.items()))
+def _matrix_bytes(matrix: MatrixSpec, memory: KernelMemory, formats: MatrixFormats) -> int:
+    return memory.weight_bytes(file_parts(matrix, formats), matrix.in_features, matrix.keeps_format)
 
 
 def _small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
     """All parameters that are not matrices, in values of `size` bytes, without rotary tables."""
-    layers = Counter(layer.num_values_beside_matrices for layer in config.all_layers)
-    count = sum(number * small for small, number in layers.items())
-    formula = join_terms(f"{number} x {small:,}" for small, number in layers.items())
-    items = [value_item("norms and biases", formula, count, size)]
+    counts = {"norms and biases": sum(layer.num_values_beside_matrices for layer in config.all_layers)}
     table, norm, inputs = config.positions, config.final_norm, config.per_layer_inputs
     if inputs is not None:
-        items.append(value_item("norm of per-layer inputs", f"{inputs.size:,}", inputs.norm.num_values, size))
+        counts["norm of per-layer inputs"] = inputs.norm.num_values
     if table is not None:
-        items.append(value_item("positions", f"{table.rows:,} x {table.size:,}", table.num_values, size))
+        counts["positions"] = table.num_values
     if (encoder := config.encoder) is not None:
         types = encoder.token_types
-        count = encoder.embedding_norm.num_values + (0 if types is None else types.num_values)
-        items.append(value_item("token types and norm of embeddings", f"{count:,}", count, size))
+        num_types = 0 if types is None else types.num_values
+        counts["token types and norm of embeddings"] = encoder.embedding_norm.num_values + num_types
     if norm is not None:
-        items.append(value_item("final norm", f"{norm.num_values:,}", norm.num_values, size))
+        counts["final norm"] = norm.num_values
     if config.predictor is not None:
         # The predictor reads hidden states after the final norm, which the head applies by itself.
-        norms = [each.num_values for each in (*config.predictor.norms, norm) if each is not None]
-        items.append(value_item("norms of the predictor", join_terms(map(str, norms)), sum(norms), size))
-    return items
+        norms = (*config.predictor.norms, norm)
+        counts["norms of the predictor"] = sum(each.num_values for each in norms if each is not None)
+    return [MemoryItem(name, count * size) for name, count in counts.items()]
 
 
 def _rotary_tables(config: ModelConfig) -> list[MemoryItem]:
@@ -92,9 +77,8 @@ def _rotary_tables(config: ModelConfig) -> list[MemoryItem]:
     sizes = [rope.num_dims(head_dim) + rope.scales_queries for rope, head_dim in config.ropes]
     if not sizes:
         return []
-    formula = f"{positions:,} x {join_terms(str(size) for size in sizes)}"
     name = "rotary table, float32" if len(sizes) == 1 else "rotary tables, float32"
-    return [value_item(name, formula, positions * sum(sizes), 4)]
+    return [MemoryItem(name, positions * sum(sizes) * DTYPE_BYTES["float32"])]
 
 
 def plan_lora(model_config: ModelConfig, config: EngineConfig, dtype: str) -> list[MemoryItem]:
@@ -103,5 +87,4 @@ def plan_lora(model_config: ModelConfig, config: EngineConfig, dtype: str) -> li
         return []
     matrices = [matrix for layer in model_config.layers for matrix in layer.adaptable]
     rows = sum(matrix.in_features + out for matrix in matrices for _, out in matrix.parts)
-    formula = f"{config.num_loras} adapters x rank {config.max_lora_rank} x {rows:,}"
-    return [value_item("LoRA adapters", formula, config.num_loras * config.max_lora_rank * rows, DTYPE_BYTES[dtype])]
+    return [MemoryItem("LoRA adapters", config.num_loras * config.max_lora_rank * rows * DTYPE_BYTES[dtype])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,9 +15,6 @@ STRIPE_MULTIPLE: Final = 3
 
 ALIGNMENT: Final = 64
 """The alignment of stripes, in bytes."""
-
-EIGHT_BIT: Final = ("q8_0", "iq4_nl", "iq4_xs", "u8_g32", "int8")
-"""The formats whose products multiply bytes of eight bits; those of the others are below 128."""
 
 ROUNDED: Final = ("q4_0", "q4_1", "q8_0", "int8", *FLOATS)
 """The formats to which floats can be rounded."""
@@ -56,18 +52,13 @@ def packed_parts(found: Sequence[tuple[str, int]], quantization: str | None = No
     return parts
 
 
-def stripes(name: str, out_features: int, in_features: int) -> tuple[int, int]:
-    """The number of stripes of a matrix, and the bytes of one stripe."""
+def matrix_bytes(name: str, out_features: int, in_features: int) -> int:
+    """The size of a matrix in memory in the format `name`, in bytes."""
+    order = 4 * in_features if name.endswith(ORDERED) else 0
     name, inputs = name.removesuffix(ORDERED), -(-in_features // GROUP) * GROUP
     scales = {"int8": 1, "f8_e4m3": -(-inputs // FLOAT_GROUP)}.get(name, 0)
     stripe_bytes = int(STRIPE * inputs * BYTES_PER_INPUT[name]) + 4 * STRIPE * scales
     num_stripes = -(-out_features // STRIPE)
     if name in BLOCKS:
         num_stripes = -(-num_stripes // STRIPE_MULTIPLE) * STRIPE_MULTIPLE
-    return num_stripes, -(-stripe_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def matrix_bytes(name: str, out_features: int, in_features: int) -> int:
-    """The size of a matrix in memory in the format `name`, in bytes."""
-    order = 4 * in_features if name.endswith(ORDERED) else 0
-    return math.prod(stripes(name, out_features, in_features)) + order
+    return num_stripes * -(-stripe_bytes // ALIGNMENT) * ALIGNMENT + order

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import is_loaded, load, native
-from chairlift.kernels.cpu.formats import matrix_bytes, packed_parts, stripes
-from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, StepSizes, StoredMatrix, value_item
+from chairlift.kernels.cpu.formats import matrix_bytes, packed_parts
+from chairlift.kernels.kernel_memory import KernelMemory, MemoryItem, StepSizes
 from chairlift.kernels.kernel_set import KernelSet
 
 if TYPE_CHECKING:
@@ -43,11 +43,9 @@ class NativeMemory(KernelMemory):
     def __init__(self, quantization: str | None) -> None:
         self._quantization = quantization
 
-    def weights(
-        self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False
-    ) -> list[StoredMatrix]:
+    def weight_bytes(self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False) -> int:
         found = packed_parts(parts, None if keeps_format else self._quantization)
-        return [_stored(name, out, in_features) for name, out in found]
+        return sum(matrix_bytes(name, out, in_features) for name, out in found)
 
     def step(self, sizes: StepSizes) -> list[MemoryItem]:
         tokens, hidden, layers = sizes.num_tokens, sizes.hidden_size, sizes.layers
@@ -60,36 +58,20 @@ class NativeMemory(KernelMemory):
         mixed = max((each.out_features for each in recurrences), default=0)
         widest, copies = max(hidden, queries, inner, mixed), 3 if sizes.is_fused else 5
         values = [
-            ("residual stream", f"{copies} x {hidden:,}", copies * hidden),
-            (
-                "attention",
-                f"(2 x {queries:,} + 2 x {keys:,} + {head_dim})",
-                2 * queries + 2 * keys + head_dim,
-            ),
-            ("MLP", f"2 x {inner:,}", 2 * inner),
-            ("inputs of the products", f"2 x {widest:,}", 2 * widest),
+            ("residual stream", copies * hidden),
+            ("attention", 2 * queries + 2 * keys + head_dim),
+            ("MLP", 2 * inner),
+            ("inputs of the products", 2 * widest),
         ]
         if num_experts := max(network.num_experts for network in networks):
             chosen = max(network.experts_per_token for network in networks)
-            formula = f"({hidden:,} + {num_experts} + 4 x {chosen})"
-            values.append(("experts", formula, hidden + num_experts + 4 * chosen))
+            values.append(("experts", hidden + num_experts + 4 * chosen))
         if recurrences:
             width, heads = max(each.in_features for each in recurrences), max(each.num_heads for each in recurrences)
-            formula = f"({width:,} + {mixed:,} + 2 x {heads})"
-            values.append(("recurrence", formula, width + mixed + 2 * heads))
+            values.append(("recurrence", width + mixed + 2 * heads))
         if not sizes.row_kernels.issubset(NATIVE_PROLOGUES):
-            values.append(("rows that torch computes", f"2 x {inner:,}", 2 * inner))
-        return [
-            value_item(name, f"{tokens:,} x {formula}", tokens * count, self.value_bytes)
-            for name, formula, count in values
-        ]
-
-
-def _stored(name: str, out_features: int, in_features: int) -> StoredMatrix:
-    num_stripes, stripe_bytes = stripes(name, out_features, in_features)
-    shape = f"{out_features:,} x {in_features:,} in {name}"
-    formula = f"{num_stripes:,} stripes x {stripe_bytes:,} bytes ({shape})"
-    return StoredMatrix(formula, matrix_bytes(name, out_features, in_features))
+            values.append(("rows that torch computes", 2 * inner))
+        return [MemoryItem(name, tokens * count * self.value_bytes) for name, count in values]
 
 
 class NativeKernelSet(KernelSet):
