@@ -299,11 +299,12 @@ def make_request(
     deadline: float | None = None,
     lora_id: int = 0,
     slo: SLO | None = None,
+    is_streamed: bool = True,
 ) -> Request:
     return Request(
         request_id,
         prompt,
-        SamplingParams(temperature=0, max_tokens=max_tokens, slo=slo),
+        SamplingParams(temperature=0, max_tokens=max_tokens, slo=slo, is_streamed=is_streamed),
         max_tokens,
         priority=priority,
         leader_id=leader_id,

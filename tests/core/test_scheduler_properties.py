@@ -128,6 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             leader_id=leader,
             output_len=output_len,
             tenant=tenant,
+            is_streamed=self.count % 3 > 0,
             slo=None if ttft_ms is None else SLO(ttft_ms),
         )
         request.arrival_time = self.core.now()

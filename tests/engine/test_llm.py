@@ -257,6 +257,7 @@ def test_the_default_max_model_len_fits_the_pool_and_is_logged(
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"preemption_mode": "swap", "swap_space": float("inf")}, "swap_space must be a finite number"),
         ({"pacing_tokens_per_second": 6, "kv": "max"}, "cannot be combined with kv=max"),
+        ({"pacing_tokens_per_second": 6}, "pacing_tokens_per_second=6 has no effect in LLM"),
         ({"num_kv_blocks": 3, "kv_cache_memory_bytes": 100_000}, "remove one of them"),
         ({"event_log": Path("/nonexistent/folder/log.jsonl")}, "event_log=.*No such file"),
     ],

@@ -13,6 +13,7 @@ from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.observability.explain import Explainer, Explanation, Viewer
+from chairlift.observability.explained_span import describe_preemption
 from chairlift.observability.step_cost import MIN_STEPS
 from chairlift.observability.what_if import what_ifs
 from chairlift.request import WaitReason
@@ -187,11 +188,16 @@ def test_the_order_of_the_policy_is_explained() -> None:
     assert text.startswith("behind r1 at the head of the queue, which has the least work left: the only seat is taken")
 
 
+def test_levels_of_the_queue_are_explained() -> None:
+    text = "preempted: its seat was given to r3, which is at least two levels above it"
+    assert describe_preemption("r3", "mlfq") == text
+
+
 def test_a_lost_seat_is_no_shortage_of_memory() -> None:
     engine = displaced_engine(pacing_tokens_per_second=1.0)
     assert [wait.text for wait in explain(engine, "r1").waits][1:] == [
         "preempted: its seat was given to r3, which has less work left than it had, or because it was ahead of its "
-        "reader"
+        "reader, or had the seat of a paused stream"
     ]
     for start in range(12):
         engine.add([start], 4)

@@ -18,7 +18,7 @@ from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor
 from chairlift.engine.pooling import POOLING_PARAMS, check_task, pooled_values, sigmoid
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.errors import ModelLoadError, RequestError
+from chairlift.errors import ConfigError, ModelLoadError, RequestError
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.lora import LoRARequest
 from chairlift.outputs import RequestOutput
@@ -37,11 +37,11 @@ class LLM:
     Args:
         model: a folder, a .gguf file, a name on the hub, or None for the default model.
         engine: an existing engine, in place of the model and the options.
-        options: the other fields of EngineConfig.
+        options: the other fields of EngineConfig, without `pacing_tokens_per_second`.
     """
 
     def __init__(self, model: str | None = None, *, engine: Engine | None = None, **options: Any) -> None:
-        self.engine = engine or build_engine(EngineConfig(model=model, **options))
+        self.engine = engine or _build_engine(EngineConfig(model=model, **options))
         self._processor = OutputProcessor(self.engine.tokenizer)
         self._sampling_defaults = self.engine.facts.sampling_defaults
         self._ids = map("llm-{}".format, itertools.count())
@@ -49,7 +49,7 @@ class LLM:
     @classmethod
     def from_config(cls, config: EngineConfig) -> LLM:
         """Create an LLM from a configuration object."""
-        return cls(engine=build_engine(config))
+        return cls(engine=_build_engine(config))
 
     def generate(
         self,
@@ -270,6 +270,15 @@ class LLM:
                 num_unfinished -= num_finished
                 advance(num_finished, tokens=num_tokens)
         return answers
+
+
+def _build_engine(config: EngineConfig) -> Engine:
+    if config.pacing_tokens_per_second is not None:
+        raise ConfigError(
+            f"pacing_tokens_per_second={config.pacing_tokens_per_second:g} has no effect in LLM, whose answers are not "
+            "streamed: remove it, or use AsyncLLM"
+        )
+    return build_engine(config)
 
 
 @contextmanager

@@ -26,11 +26,11 @@ HEAD_REASONS = {
 TURN_REASONS = {"dlpm": "which has a deficit left or a longer cached prefix"}
 """Why it is the turn of another tenant."""
 
-PACED = "because it was ahead of its reader"
+PACED = "because it was ahead of its reader, or had the seat of a paused stream"
 
 DISPLACING_REASONS = {
     "srpt": "which has less work left than it had",
-    "mlfq": "which is in a higher level of the queue",
+    "mlfq": "which is at least two levels above it",
 }
 """Why a request took the seat of another one."""
 

@@ -128,6 +128,23 @@ def test_paced_streams_have_the_same_tokens_and_a_request_that_waits_starts_earl
     assert len(paced_steps) < len(steps) + 5, "pauses cost little"
 
 
+def test_a_call_without_a_reader_gives_its_seat_back_to_a_paused_stream() -> None:
+    core, _, _, _ = make_engine(num_blocks=128, max_num_seqs=2, pacing_tokens_per_second=SPEED)
+    times: dict[str, list[float]] = {}
+    for step in range(400):
+        for name in {0: "ab", 12: "cd"}.get(step, ""):
+            max_tokens = 60 if name in "ab" else 150
+            core.add(make_request(name, [ord(name)], max_tokens=max_tokens, is_streamed=name in "ab"))
+        for output in core.step():
+            times.setdefault(output.request_id, []).extend([core.now()] * len(output.new_token_ids))
+        core._clock.advance(0.1)  # type: ignore[attr-defined]
+    assert not core.has_work
+    for name in "ab":
+        first = times[name][0]
+        assert all(time <= first + index / SPEED for index, time in enumerate(times[name])), "no reader waits"
+    assert max(times["c"][0], times["d"][0]) < min(times["a"][-1], times["b"][-1]), "the streams were paused"
+
+
 def test_pacing_needs_continuous_batching() -> None:
     with pytest.raises(ConfigError, match="pacing_tokens_per_second=5 cannot be combined with batching=static"):
         SchedulerConfig(64, batching="static", pacing_tokens_per_second=5.0)

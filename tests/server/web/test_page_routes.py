@@ -19,6 +19,7 @@ import pytest
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
 from chairlift.lab.bench.policy_comparison import simulate_policy
+from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing, key_record, parse_key
 from chairlift.server.http.root_path import parse_root_path
@@ -254,6 +255,18 @@ def test_bursts_and_simulations_need_page_control(guarded: RunningServer, path: 
     answer = guarded.post(path, {}, ADMIN)
     assert answer.status_code == 403
     assert "--page-control" in answer.json()["error"]["message"]
+
+
+def test_the_requests_of_a_burst_have_no_readers(open_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed, start = [], open_server.llm.start
+
+    def record(text: Any, token_ids: Any, params: SamplingParams, **options: Any) -> Any:
+        streamed.append(params.is_streamed)
+        return start(text, token_ids, params, **options)
+
+    monkeypatch.setattr(open_server.llm, "start", record)
+    open_server.post("/v1/page/burst", {"num_requests": 2, "max_prompt_tokens": 16, "max_output_tokens": 16})
+    assert streamed == [False, False]
 
 
 def test_a_burst_is_served_and_its_static_batching_simulated(open_server: RunningServer) -> None:

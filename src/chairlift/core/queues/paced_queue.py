@@ -34,7 +34,8 @@ class PacedQueue(RequestQueue):
     """A queue of any policy, without the streams that are ahead of their readers.
 
     A pause ends at the latest RESUME_SECONDS before the reader has read all tokens: then the request is at the head of
-    the queue, and takes the next seat. A request that is not streamed has no reader, and is never paused.
+    the queue, and takes the next seat, also that of a stream that is ahead of its reader. A request that is not
+    streamed has no reader, and is never paused; if it was admitted during a pause, it gives its seat back.
 
     Args:
         queue: the order of the other requests.
@@ -50,6 +51,7 @@ class PacedQueue(RequestQueue):
         self._now = -math.inf
         self._paused: list[tuple[float, int, Request]] = []
         self._reading_since: dict[Request, float] = {}
+        self._guests: set[Request] = set()
 
     def _seconds_ahead(self, request: Request) -> float:
         """The time that the reader needs for the tokens so far, the pending ones included."""
@@ -60,9 +62,9 @@ class PacedQueue(RequestQueue):
 
     def key(self, request: Request) -> Key:
         ahead = self._seconds_ahead(request)
-        return (
-            self._queue.key(request) if ahead < PAUSE_SECONDS else (math.inf, int(1e3 * ahead), request.arrival_index)
-        )
+        if ahead >= PAUSE_SECONDS or self._has_seat_of_head(request):
+            return math.inf, int(1e3 * ahead), request.arrival_index
+        return self._queue.key(request)
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._paused)
@@ -84,6 +86,10 @@ class PacedQueue(RequestQueue):
     def _has_paused_head(self) -> bool:
         return bool(self._paused) and (self._paused[0][0] <= self._now or not self._queue)
 
+    def _has_seat_of_head(self, running: Request) -> bool:
+        """Whether a request without a reader was admitted during a pause, and a paused stream is the head now."""
+        return running in self._guests and self._has_paused_head()
+
     def pop(self) -> Request:
         return self._paused.pop(0)[2] if self._has_paused_head() else self._queue.pop()
 
@@ -96,9 +102,12 @@ class PacedQueue(RequestQueue):
     def displaces(self, head: Request, running: Request) -> bool:
         if self._seconds_ahead(head) > RESUME_SECONDS:
             return False
-        return self._seconds_ahead(running) >= PAUSE_SECONDS or self._queue.displaces(head, running)
+        is_paced = self._seconds_ahead(running) >= PAUSE_SECONDS or self._has_seat_of_head(running)
+        return is_paced or self._queue.displaces(head, running)
 
     def record_admission(self, request: Request) -> None:
+        if self._paused and not request.sampling_params.is_streamed:
+            self._guests.add(request)
         self._queue.record_admission(request)
 
     def record_sampling(self, requests: Sequence[Request]) -> None:
@@ -115,4 +124,5 @@ class PacedQueue(RequestQueue):
 
     def forget(self, request: Request) -> None:
         self._reading_since.pop(request, None)
+        self._guests.discard(request)
         self._queue.forget(request)

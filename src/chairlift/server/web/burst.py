@@ -74,7 +74,7 @@ def _start(llm: AsyncLLM, request: BurstRequest, prompt: list[int], permit: Perm
     return llm.start(
         None,
         prompt,
-        SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False),
+        SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False, is_streamed=False),
         request_id=request.id,
         tenant=permit.tenant,
         cache_salt=permit.cache_salt,
