@@ -103,6 +103,13 @@ def mlfq_engine(starvation_steps: int, seats: int, steps_ahead: int = 0) -> tupl
     return core, events
 
 
+@pytest.mark.parametrize("max_model_len", [2, 3])
+def test_the_quantum_of_a_short_context_is_not_zero(max_model_len: int) -> None:
+    core, *_ = make_engine(scheduling_policy="mlfq", max_model_len=max_model_len)
+    core.add(make_request("a", [1], max_tokens=1))
+    assert len(run_to_end(core)["a"]) == 1
+
+
 def is_served_in_a_flood(starvation_steps: int) -> bool:
     """Whether a long request ends while short ones take all seats."""
     core, events = mlfq_engine(starvation_steps, seats=1)

@@ -30,7 +30,7 @@ class CopyingKVCacheManager(PagedKVCacheManager):
         self._copied: dict[int, int] = {}
 
     def counts(self) -> MemoryCounts:
-        return MemoryCounts(self.pool.num_evictable, self.pool.num_shared, num_swap_blocks=self.swap_space.num_used)
+        return super().counts()._replace(num_swap_blocks=self.swap_space.num_used)
 
     def allocate(self, request: Request) -> int | None:
         """As for other memory. What the prefix cache does not have is copied from the swap space, if it is there."""

@@ -149,9 +149,9 @@ class SchedulerMeter:
         self.preempted.append(request.request_id)
         self._recomputing.pop(request.request_id, None)
 
-    def record_displacement(self, head: Request) -> None:
-        """Record that the requests which were preempted in this step give their seats to the head of the queue."""
-        self._displaced = dict.fromkeys(self.preempted, head.request_id)
+    def record_displacement(self, head: Request, victims: Sequence[str]) -> None:
+        """Record that preempted requests give their seats to the head of the queue."""
+        self._displaced |= dict.fromkeys(victims, head.request_id)
 
     def record_accepted_drafts(self, request: Request, count: int, scheduled_time: float) -> None:
         request.meter.write_moment += count * self._num_groups * scheduled_time

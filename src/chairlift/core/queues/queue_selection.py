@@ -34,7 +34,7 @@ def _make_order(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> Re
     if config.scheduling_policy == "dlpm":
         return PrefixFairQueue(config.tenant_weights, kv_cache_manager.num_cached_tokens)
     if config.scheduling_policy == "mlfq":
-        return MultilevelFeedbackQueue(min(QUANTUM, config.max_model_len // 4))
+        return MultilevelFeedbackQueue(max(1, min(QUANTUM, config.max_model_len // 4)))
     if config.scheduling_policy == "edf":
         return EarliestDeadlineQueue(
             config.step_time, config.max_num_batched_tokens, kv_cache_manager.num_cached_tokens
