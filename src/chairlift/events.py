@@ -97,6 +97,7 @@ class RequestArrived:
         predicted_len: the number that the length predictor expects; None without a prediction.
         tenant: the unit of fair scheduling that the request belongs to.
         slo: the fields of the `SLO` of the request; None if it has none.
+        is_streamed: the answer is read while it is generated.
         step: the first step that can contain the request.
     """
 
@@ -112,6 +113,7 @@ class RequestArrived:
     tenant: str = ""
     slo: Mapping[str, float | None] | None = None
     step: int = 0
+    is_streamed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,7 @@ def test_the_quality_of_experience_is_exported_with_pacing_only() -> None:
         engine = TrackedEngine(pacing_tokens_per_second=speed)
         for _ in range(2):
             engine.add([1], 3)
+        engine.add([1], 3, is_streamed=False)
         engine.to_end()
         found = exposed(engine.log, engine)
         assert (found["chairlift:request_qoe_count", ""], found["chairlift:request_qoe_sum", ""]) == (count, count)

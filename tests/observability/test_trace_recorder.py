@@ -151,10 +151,12 @@ def test_a_trace_file_that_cannot_be_written_is_a_config_error(tmp_path: Path) -
         TraceRecorder(tmp_path / "nowhere" / "session")
 
 
-def test_a_recorded_trace_has_the_slos_of_its_requests(tmp_path: Path) -> None:
+def test_a_recorded_trace_has_the_slos_of_its_requests_and_whether_they_were_streamed(tmp_path: Path) -> None:
     path = tmp_path / "session"
     with closing(TraceRecorder(path)) as recorder:
         for name, slo in (("a", SLO(500, 50)), ("b", SLO(tpot_ms=20.5)), ("c", None)):
-            recorder.on_add(make_request(name, [1], 4, slo=slo))
+            recorder.on_add(make_request(name, [1], 4, slo=slo, is_streamed=name != "b"))
             finish(recorder, name, 2, 0.0, 1.0)
-    assert [request.slo for request in read_trace(path)] == [SLO(500, 50), SLO(tpot_ms=20.5), None]
+    requests = read_trace(path)
+    assert [request.slo for request in requests] == [SLO(500, 50), SLO(tpot_ms=20.5), None]
+    assert [request.sampling_params.is_streamed for request in requests] == [True, False, True]

@@ -236,7 +236,7 @@ class PrometheusMetrics(ReplayReader, Collector):
         for request, index in rows:
             if not step.num_new[index] or request.last_token != step.time:
                 continue
-            if speed is not None:
+            if speed is not None and request.arrived.is_streamed:
                 self._add_to_curve(request, speed, step.num_new[index], step.time)
             gap = request.token_gap
             if gap is None and (last := self._tokens_elsewhere.pop(request.request_id, None)) is not None:

@@ -62,6 +62,8 @@ class TraceRecorder:
             line["priority"] = request.priority
         if (slo := request.sampling_params.slo) is not None:
             line["slo"] = slo.to_mapping()
+        if not request.sampling_params.is_streamed:
+            line["is_streamed"] = False
         if hashes:
             line |= {"hash_block_size": HASH_BLOCK_SIZE, "prompt_hashes": hashes}
         with self._lock:

@@ -49,6 +49,14 @@ def test_a_static_batch_returns_tokens_when_it_ends() -> None:
     assert (run.mean_batch_size, run.mean_busy_seats) == (2, 4 / 3)
 
 
+def test_only_streams_have_a_quality_of_experience() -> None:
+    core, _, _, events = make_engine()
+    for name in ("stream", "whole"):
+        core.add(make_request(name, [1, 2], 4, is_streamed=name == "stream"))
+    run_to_end(core)
+    assert [metrics.qoe for metrics in request_metrics(events.events)] == [1, None]
+
+
 def test_an_aborted_member_of_a_static_batch_has_no_tokens() -> None:
     core, _, _, events = make_engine(batching="static", static_batch_size=2)
     for name in ("gone", "stays"):

@@ -309,6 +309,7 @@ def _arrived_event(request: Request, step: int) -> RequestArrived:
         tenant=request.tenant,
         slo=None if slo is None else asdict(slo),
         step=step,
+        is_streamed=request.sampling_params.is_streamed,
     )
 
 

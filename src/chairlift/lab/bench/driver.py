@@ -12,7 +12,6 @@ from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
-from chairlift.sampling_params import SamplingParams
 
 
 def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list[EngineRequest]:
@@ -40,7 +39,7 @@ def _forced_request(engine: Engine, item: WorkloadRequest) -> EngineRequest:
 
     The input processor sets the output length to `max_tokens`, so `output_len` is replaced afterwards.
     """
-    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len, slo=item.slo)
+    params = item.sampling_params
     _, token_ids = engine.input_processor.encode(list(item.prompt_token_ids))
     (request,) = engine.input_processor.make(
         item.request_id, token_ids, params, arrival_time=item.arrival, priority=item.priority, tenant=item.tenant

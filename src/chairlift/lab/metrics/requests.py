@@ -148,7 +148,7 @@ class RequestTally(ReplayReader):
             is_streamed=is_streamed,
             predicted_len=request.arrived.predicted_len,
             met_slo=request.met_slo,
-            qoe=self._qoe(request, times) if is_streamed else None,
+            qoe=self._qoe(request, times) if is_streamed and request.arrived.is_streamed else None,
         )
 
     def _streamed_times(self, request: TrackedRequest) -> list[float]:

@@ -21,7 +21,6 @@ from chairlift.lab.sim.swap_cost import SimulatedSwap
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.request import Request
-from chairlift.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,7 @@ def forced_request(item: WorkloadRequest) -> Request:
     return Request(
         item.request_id,
         list(item.prompt_token_ids),
-        SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len, slo=item.slo),
+        item.sampling_params,
         item.max_output_len,
         arrival_time=item.arrival,
         priority=item.priority,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift.errors import ConfigError
+from chairlift.sampling_params import SamplingParams
 from chairlift.slo import SLO
 
 
@@ -24,6 +25,7 @@ class WorkloadRequest:
         priority: smaller values are scheduled first under the priority policy.
         tenant: the fair policy shares the engine between tenants.
         slo: its service level objectives.
+        is_streamed: as in `SamplingParams`.
 
     Raises:
         ConfigError: a value is outside these bounds.
@@ -37,6 +39,15 @@ class WorkloadRequest:
     priority: int = 0
     tenant: str = ""
     slo: SLO | None = None
+    is_streamed: bool = True
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """Greedy sampling up to the declared maximum, past EOS."""
+        limit = self.max_output_len
+        return SamplingParams(
+            temperature=0, ignore_eos=True, max_tokens=limit, slo=self.slo, is_streamed=self.is_streamed
+        )
 
     def __post_init__(self) -> None:
         if not (self.arrival >= 0 and math.isfinite(self.arrival)):

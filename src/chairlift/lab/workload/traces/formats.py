@@ -253,7 +253,7 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
         prompt_hashes: with prompt_len: a string for each full block; equal ones mean equal tokens up to its end.
         hash_block_size: tokens in the block of each of prompt_hashes; HASH_BLOCK_SIZE if missing.
         e2e_latency: the recorded latency in seconds; not used.
-        request_id, max_tokens, priority, slo: as `WorkloadRequest` has them.
+        request_id, max_tokens, priority, slo, is_streamed: as `WorkloadRequest` has them.
     """
 
     arrival: Seconds
@@ -267,6 +267,7 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
     priority: int | None = None
     e2e_latency: float | None = None
     slo: SLO | None = None
+    is_streamed: bool | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt_len is None) == (self.prompt_token_ids is None):
@@ -303,5 +304,6 @@ def read_chairlift(path: Path, options: TraceOptions) -> Requests:
                 line.max_tokens,
                 line.priority or 0,
                 slo=line.slo,
+                is_streamed=line.is_streamed is not False,
             )
         yield request
