@@ -63,7 +63,7 @@ COMPLETIONS: Final[list[Row]] = [
     {"echo": True, "logprobs": 2, "max_tokens": 0},
     {"echo": True, "prompt": [10, 20, 30]},
     {"add_special_tokens": False},
-    {"suffix": None, "best_of": 1, "logits_processors": []},
+    {"suffix": None, "best_of": 2, "n": 2, "logits_processors": []},
     *SAMPLING,
 ]
 

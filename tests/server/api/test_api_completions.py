@@ -130,7 +130,7 @@ def test_structured_outputs_constrain_the_answer(api_server: RunningServer) -> N
 @pytest.mark.parametrize(
     ("fields", "param", "expected"),
     [
-        ({"best_of": 2}, "best_of", "best_of must be 1, got 2"),
+        ({"best_of": 3, "n": 2}, "best_of", "best_of must be at most n=2, got 3: answers are not ranked"),
         ({"use_beam_search": True, "n": 2, "stream": True}, "use_beam_search", "cannot be streamed"),
         ({"length_penalty": 2.0}, "length_penalty", "needs use_beam_search"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),

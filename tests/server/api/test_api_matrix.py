@@ -193,6 +193,8 @@ def test_models_and_tokens(server: RunningServer) -> None:
     assert tokens["tokens"][1:] == without
     assert server.post("/detokenize", {"tokens": without}).json() == {"prompt": "naïve"}
     info = httpx.get(f"{server.url}/tokenizer_info").json()
+    described = httpx.get(f"{server.url}/openapi.json").json()["paths"]["/tokenizer_info"]["get"]["responses"]
+    assert described.keys() >= {"403", "404", "429", "503"}
     assert info["chat_template"] == CHAT_TEMPLATE
     assert server.post("/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False}).json()["count"] == 1
     assert httpx.get(f"{server.url}/tokenizer_info", params={"model": "other"}).status_code == 404

@@ -161,7 +161,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [1, 999_999]}, "prompt", r"49151"),
     ({"prompt": "word " * 9000}, "prompt", r"prompt has \d+ tokens, but at most 3199 fit"),
     ({"prompt": {"a": 1}}, "prompt", "prompt"),
-    ({"best_of": 0}, "best_of", "best_of must be 1, got 0"),
+    ({"best_of": 0}, "best_of", "best_of must be greater than or equal to 1, got 0"),
     ({"frobnicate": 3}, "frobnicate", "unknown or not supported"),
     ({"priority": 3}, "priority", "has no effect"),
     ({"slo": {}}, "slo", "slo must have ttft_ms, tpot_ms or both"),

@@ -104,6 +104,8 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (CompletionRequest, {"prompt": 5}, "prompt must be a string or a list, got 5"),
         (CompletionRequest, {"prompt": [None]}, "prompt[0] must be a string or an integer or a list, got null"),
         (CompletionRequest, {}, "prompt is required"),
+        (CompletionRequest, {"prompt": "x", "timeout": float("nan")}, "timeout must be a finite number, got NaN"),
+        (CompletionRequest, {"prompt": "x", "timeout": float("inf")}, "timeout must be a finite number, got Infinity"),
         (CompletionRequest, {"prompt": "x", "stop": {}}, "stop must be a string or a list, got {}"),
         (
             CompletionRequest,

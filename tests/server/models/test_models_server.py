@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -195,6 +196,12 @@ def test_explain_says_that_a_call_waits_for_its_model(server: ModelsServer, monk
         timeout=AMPLE_SECONDS,
     )
     assert hidden.status_code == 404
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as other:
+        fields = f"Host: {host}\r\nAuthorization: Bearer {ADMIN}"
+        other.sendall(f"GET /tokenizer_info?model=a HTTP/1.1\r\n{fields}\r\n\r\n".encode())
+        wait_for(lambda: len(server.get("/v1/requests")["waiting_for_model"]) == 2)
+    wait_for(lambda: len(server.get("/v1/requests")["waiting_for_model"]) == 1)
     may_load.set()
     thread.join()
     assert answers[0].json()["id"] == "cmpl-waits"

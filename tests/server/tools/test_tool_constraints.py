@@ -140,6 +140,10 @@ def test_references_are_resolved_by_the_rules_of_json_schema(
         ({"type": "string", "pattern": "(?!a)"}, ["tools.f.properties.u.pattern"]),
         ({"$ref": "#/$defs/none"}, ["tools.f.parameters"]),
         ({"type": "str"}, ["tools.f.parameters"]),
+        ({"type": None, "format": "float"}, ["tools.f.parameters"]),
+        ({"type": 1, "format": "double"}, ["tools.f.parameters"]),
+        ({"properties": 1, "enum": 2, "pattern": 3}, ["tools.f.parameters"]),
+        ({"patternProperties": {"a": {}, "(?!a)": {}}}, ["tools.f.properties.u.patternProperties"]),
         ({"type": "integer", "minimum": 2, "maximum": 1}, ["tools.f.parameters"]),
         ({"required": True, "type": "string"}, []),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["tools.oneOf"]),
@@ -245,7 +249,7 @@ KEYS = [
     "minimum",
     "pattern",
 ]
-VALUES = [None, True, 1, -1.5, 1e300, float("nan"), "#", "#/a", "#/items/0", "object", "int32", "integer", "", [], {}]
+VALUES = [None, True, 1, -1.5, 1e300, float("nan"), "#", "#/a", "#/items/0", "object", "int32", "float", "", [], {}]
 
 
 def random_json(rng: random.Random, depth: int) -> Any:

@@ -131,7 +131,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
     """One call of an endpoint that uses the engine, from its admission to its end.
 
     Raises:
-        RequestError, OverloadedError, DeadlineError: the call is not admitted.
+        RequestError, OverloadedError: the call is not admitted.
     """
 
     def __init__(self, context: CallContext, body: CallBody, plan: Plans) -> None:

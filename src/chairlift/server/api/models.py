@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -13,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.api.routes import add_body_route, read_body
+from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ServedModel
 from chairlift.server.protocol.base import (
@@ -26,8 +26,10 @@ from chairlift.server.protocol.base import (
     ModelSwitch,
     RequestBody,
 )
+from chairlift.server.protocol.sampling import CallFields
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {"model": ErrorBody} for status in (403, 404)}
+LOAD_ERRORS: Final = {**ERRORS, 429: {"model": ErrorBody}, 503: {"model": ErrorBody}}
 SWITCH_ERRORS: Final = {**ERRORS, 400: {"model": ErrorBody}, 409: {"model": ErrorBody}, 503: {"model": ErrorBody}}
 
 
@@ -48,11 +50,16 @@ def router(manager: ModelManager) -> APIRouter:
         found = manager.find(model, call_of(request).key)
         return model_card(found, call_of(request).key, found.adapter_of(model))
 
-    @routes.get("/tokenizer_info", responses=ERRORS)
+    @routes.get("/tokenizer_info", responses=LOAD_ERRORS)
     async def get_tokenizer_info(request: Request, model: str | None = None) -> dict[str, str | None]:
         """Return the special tokens and the chat template of a model (vLLM), which lm-eval reads."""
-        with closing(await manager.acquire(manager.find(model, call_of(request).key))) as lease:
-            return lease.service.planner.tokenizer_info()
+
+        async def read() -> dict[str, str | None]:
+            async with manager.lease("", CallFields.model_validate({"model": model}), call_of(request)) as lease:
+                return lease.service.planner.tokenizer_info()
+
+        await request.body()
+        return await cancel_on_disconnect(request, read())
 
     async def load_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
         """Load a model, and wait until it is ready."""

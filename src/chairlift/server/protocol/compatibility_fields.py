@@ -103,7 +103,9 @@ class CompletionsCompatibilityFields(SamplingCompatibilityFields):
     """Accepted by /v1/completions."""
 
     suffix: Literal[""] | None = Field(None, description="Insertion before a suffix is not supported.")
-    best_of: Literal[1] | None = Field(None, description="Deprecated by OpenAI; use `n`.")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Has no effect: at most `n`, because answers are not ranked."
+    )
     prompt_embeds: None = Field(None, description="Prompts are text or token ids.")
 
 

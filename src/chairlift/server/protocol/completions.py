@@ -40,6 +40,12 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
 
     def params(self, defaults: SamplingDefaults) -> SamplingParams:
         """The validated sampling parameters; see `sampling_params`."""
+        if self.best_of is not None and self.best_of > self.num_choices():
+            raise RequestError(
+                f"best_of must be at most n={self.num_choices()}, got {self.best_of}: answers are not ranked, so "
+                "leave best_of out, and give the number of answers as n",
+                "best_of",
+            )
         overrides: dict[str, Any] = {"logprobs": self.logprobs}
         if self.max_tokens is not None:  # null selects the default.
             overrides["max_tokens"] = 1 if self.is_echo_only else self.max_tokens

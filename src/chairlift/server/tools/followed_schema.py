@@ -12,6 +12,9 @@ SCHEMA_LISTS: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "item
 SCHEMA_MAPS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 """The keywords with schemas. Other values, such as those of `enum`, are no schemas."""
 
+PATTERNS: Final = frozenset(("pattern", "patternProperties"))
+"""The keywords with regular expressions."""
+
 ANNOTATIONS: Final = frozenset(
     ("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment")
 ) | {"$recursiveAnchor", "$vocabulary"}
@@ -66,8 +69,7 @@ class FollowedSchema:
         self.left_out: list[str] = []
         self._num_patterns = 0
         self._reduce("", self.schema)
-        kinds = self.schema.get("type", "object")
-        if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        if "type" in self.schema and "object" not in _types(self.schema):
             self._leave_out("", self.schema, "type")
         self.schema["type"] = "object"  # Arguments are an object, even if the schema permits other values.
 
@@ -81,7 +83,7 @@ class FollowedSchema:
         for key, value in list(part.items()):
             if key in ANNOTATIONS or value in NEUTRAL.get(key, ()):
                 del part[key]
-            elif key in UNFOLLOWED or (key == "pattern" and not self._is_followed(value)):
+            elif key in UNFOLLOWED or (key in PATTERNS and not self._is_followed(value)):
                 self._leave_out(path, part, key)
             elif key in ("minimum", "exclusiveMinimum") and isinstance(value, (int, float)):
                 part[key] = max(value, -LARGEST)
@@ -96,14 +98,18 @@ class FollowedSchema:
         if isinstance(part.get("format"), str):
             self._reduce_format(path, part, part["format"])
 
-    def _is_followed(self, pattern: object) -> bool:
-        self._num_patterns += 1
-        is_checked = self._num_patterns <= MAX_PATTERNS and isinstance(pattern, str)
-        return not is_checked or len(str(pattern)) > MAX_PATTERN_CHARACTERS or is_followed_pattern(str(pattern))
+    def _is_followed(self, value: Any) -> bool:
+        """Whether the patterns that a keyword has as its value, or as the keys of its value, are followed."""
+        for pattern in value if isinstance(value, dict) else [value]:
+            self._num_patterns += 1
+            is_checked = self._num_patterns <= MAX_PATTERNS and isinstance(pattern, str)
+            if is_checked and len(pattern) <= MAX_PATTERN_CHARACTERS and not is_followed_pattern(pattern):
+                return False
+        return True
 
     def _reduce_format(self, path: str, part: dict[str, Any], kind: str) -> None:
-        types = part.get("type", [])
-        if kind in INTEGER_FORMATS and types != "string":
+        types = _types(part)
+        if kind in INTEGER_FORMATS and types != ["string"]:
             del part["format"]
             for key, bound in INTEGER_FORMATS[kind].items():
                 closest = max if key == "minimum" else min
@@ -112,6 +118,11 @@ class FollowedSchema:
             del part["format"]
         elif kind not in FORMATS:
             self._leave_out(path, part, "format")
+
+
+def _types(part: dict[str, Any]) -> list[Any]:
+    types = part.get("type", [])
+    return types if isinstance(types, list) else [types]
 
 
 def _joined(path: str, key: object) -> str:
