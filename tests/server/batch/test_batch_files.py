@@ -22,6 +22,7 @@ from chairlift.server.batch.batch_files import (
     answer_line,
     parse_request,
 )
+from chairlift.server.http.server_limits import ServerLimits
 
 
 def test_a_duplicate_is_reported_with_both_lines(tmp_path: Path) -> None:
@@ -53,6 +54,11 @@ def test_invalid_lines_give_an_error_code(line: str, code: str) -> None:
     error = parse_request(line.encode(), 3)
     assert isinstance(error, BatchLineError)
     assert (error.code, error.line) == (code, 3)
+
+
+def test_a_line_is_not_much_longer_than_the_largest_body() -> None:
+    largest = ServerLimits().max_body_bytes
+    assert largest < batch_files_module.MAX_LINE_BYTES < 1.2 * largest
 
 
 def test_a_line_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

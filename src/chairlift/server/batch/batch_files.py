@@ -26,8 +26,9 @@ import msgspec
 from chairlift.errors import ConfigError
 from chairlift.system.input_files import open_regular_file
 
-MAX_LINE_BYTES: Final = 32 << 20
-"""A longer line is not read into memory; its result is an error."""
+MAX_LINE_BYTES: Final = 9 << 20
+"""A longer line is not read into memory; its result is an error. The largest body that a server accepts by default
+(`max_body_bytes`) fits into a line."""
 
 MAX_LINES: Final = 1 << 20
 """The maximum number of lines of a batch file."""
