@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from certificates import self_signed
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
@@ -81,7 +82,7 @@ def test_a_key_of_another_certificate_is_rejected(pair: tuple[Path, Path], tmp_p
     _, other_key = self_signed(tmp_path)
     with pytest.raises(
         ConfigError,
-        match=r"cannot be used \(KEY_VALUES_MISMATCH\): give complete PEM files",
+        match=r"cannot be used \(KEY_VALUES_MISMATCH\): give complete PEM files of a certificate and its key$",
     ):
         load_tls(pair[0], other_key)
 
@@ -112,6 +113,21 @@ def test_a_truncated_certificate_is_rejected(pair: tuple[Path, Path], tmp_path: 
 def test_a_file_name_that_is_too_long_is_reported_as_missing(pair: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match=r"ssl_certfile=x+: no such file"):
         AccessOptions(ssl_certfile=Path("x" * 300), ssl_keyfile=pair[1])
+
+
+@pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile"])
+def test_a_file_that_cannot_be_read_is_named_alone(tmp_path: Path, name: str) -> None:
+    files = dict(zip(("ssl_certfile", "ssl_keyfile"), self_signed(tmp_path), strict=True))
+    options = AccessOptions(**files)
+    files[name].unlink()
+    with pytest.raises(ConfigError) as caught:
+        options.load_tls()
+    assert str(caught.value) == f"{name}={files[name]} cannot be read (No such file or directory): give a readable file"
+
+
+def test_a_weak_key_is_rejected_with_the_smallest_sizes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\(EE_KEY_TOO_SMALL\).* its key, which has at least 2048 bits \(RSA\)"):
+        load_tls(*self_signed(tmp_path, key=rsa.generate_private_key(65537, 1024)))
 
 
 def test_access_options_load_their_certificate(pair: tuple[Path, Path]) -> None:

@@ -100,16 +100,22 @@ class AccessOptions:
                 f"(openssl pkey -in {keyfile} -out decrypted.pem) and restrict the read access to the file"
             )
 
+        for name, path in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                raise ConfigError(f"{name}={path} cannot be read ({error.strerror}): give a readable file") from None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
         try:
             context.load_cert_chain(certfile, keyfile, reject_encrypted_key)
         except OSError as error:  # ssl.SSLError is one.
-            reason = getattr(error, "reason", None) or error.strerror or error
+            reason = str(getattr(error, "reason", None) or error.strerror or error)
+            size = ", which has at least 2048 bits (RSA) or 224 bits (elliptic curve)" if "SMALL" in reason else ""
             raise ConfigError(
                 f"ssl_certfile={certfile} and ssl_keyfile={keyfile} cannot be used ({reason}): give complete PEM files "
-                "of a certificate and its key, which has at least 2048 bits (RSA) or 224 bits (elliptic curve)"
+                f"of a certificate and its key{size}"
             ) from None
         return context
 
