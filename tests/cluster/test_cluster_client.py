@@ -12,12 +12,15 @@ import pytest
 from chairlift import AsyncLLM, SamplingParams
 from chairlift.cluster.cluster_client import ClusterClient, ReplicaLostError
 from chairlift.cluster.cluster_view import ClusterView
+from chairlift.cluster.engine_replica import IngressFeed
 from chairlift.cluster.replica_messages import ClockReading, ReplicaEngine, ReplicaHello, ReplicaMessage
 from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.commands import Abort
+from chairlift.engine.process.wire import unpack_events
 from chairlift.errors import EngineDeadError, Failure, RequestError
+from chairlift.events import RequestRejected
 from chairlift.lora import LoRARequest
 from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput, RequestOutput
@@ -664,6 +667,19 @@ def test_an_ingress_uses_no_replicas_of_another_model(
         await llm.aclose()
 
     run(main)
+
+
+def test_an_event_is_encoded_once_for_all_ingresses(make_engine: Make) -> None:
+    llm, transport = make_cluster(make_engine())
+    (replica,) = transport.replicas.values()
+    feeds = [IngressFeed("first"), IngressFeed("second")]
+    replica._feeds.update({feed.ingress_id: feed for feed in feeds})
+    event = RequestRejected(1.0, "r", "the queue is full")
+    replica.emit(event)
+    (first,), (second,) = (feed.pending.events for feed in feeds)
+    assert unpack_events([first]) == [event]
+    assert first[1] is second[1]
+    llm.close()
 
 
 def counts_of(replica: ModelReplica) -> dict[tuple[str, str], float]:

@@ -169,7 +169,7 @@ def test_without_the_gcs_the_server_answers_and_then_ends_with_a_message(server:
 
 def test_a_host_with_other_users_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chairlift.cluster.local_cluster.other_users", lambda: ["ann", "bob"])
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "")
     with pytest.raises(ConfigError, match=r"other users of this machine \(ann, bob\) .* give --allow-other-users"):
         LocalCluster(EngineConfig(num_threads=1), ClusterOptions(1))
 

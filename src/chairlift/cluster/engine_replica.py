@@ -82,11 +82,11 @@ class IngressFeed:
     def is_slow(self) -> bool:
         return len(self.pending.events) >= MAX_PENDING_EVENTS or self.num_unhandled >= MAX_UNHANDLED_MESSAGES
 
-    def add_event(self, event: Event) -> None:
+    def add_event(self, event: Event, encoded: msgspec.Raw) -> None:
         if self.is_slow and isinstance(event, DroppableEvent):
             self.pending.num_dropped_events += 1
         else:
-            self.pending.events += pack_events([event])
+            self.pending.events.append((event.type, encoded))
 
 
 class EngineReplica:
@@ -268,8 +268,9 @@ class EngineReplica:
             return
         if isinstance(event, EngineStarted):
             self._change_cache(PrefixCacheChanged(event.time, [], list(self._cached)))
+        encoded = msgspec.Raw(self._encoder.encode(event))  # Once for all feeds.
         for feed in self._feeds.values():
-            feed.add_event(event)
+            feed.add_event(event, encoded)
             feed.changed.set()
 
     def _change_cache(self, event: PrefixCacheChanged) -> None:

@@ -56,7 +56,7 @@ class LocalCluster:
     failure: str | None = None
 
     def __init__(self, config: EngineConfig, options: ClusterOptions, allow_other_users: bool = False) -> None:
-        if (address := os.environ.get("RAY_ADDRESS")) is not None:
+        if address := os.environ.get("RAY_ADDRESS"):
             raise ConfigError(
                 f"RAY_ADDRESS={address} has no effect on --replicas, which start a Ray of their own: unset it, or run "
                 "the replicas in that cluster with `serve deploy` (docs/scale-out.md#run-it-on-a-cluster)"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import zlib
 from typing import Any
 
 import pytest
@@ -59,6 +61,13 @@ def test_the_history_has_every_event_once_and_each_part_begins_with_a_snapshot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_feed, "MAX_PART_BYTES", 3000)
+    compress, threads = zlib.compress, set[threading.Thread]()
+
+    def recorded_compress(data: bytes, level: int) -> bytes:
+        threads.add(threading.current_thread())
+        return compress(data, level)
+
+    monkeypatch.setattr(live_feed.zlib, "compress", recorded_compress)
     engine = TrackedEngine(num_blocks=8, max_num_seqs=3)
     feed = feed_of(engine)
     first = engine.add([1, 2, 3], 4)
@@ -66,6 +75,7 @@ def test_the_history_has_every_event_once_and_each_part_begins_with_a_snapshot(
     engine.to_end()
     parts = [decode([part]) for part in feed.history()]
     assert len(parts) > 3
+    assert len(threads - {threading.current_thread()}) == len(threads) == 1, "events arrive on the event loop"
     for part in parts:
         assert [event["type"] for event in part[:2]] == ["engine_started", "snapshot"]
     # The first part begins with the state after the first event, which is in its snapshot.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +26,7 @@ MAX_HISTORY_BYTES: Final = 16 << 20
 MAX_RECENT_BYTES: Final = 1 << 20
 """A page that is more bytes of events behind than this gets a snapshot instead of them."""
 
+_compressor: Final = ThreadPoolExecutor(1, "chairlift-history")
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -38,7 +40,11 @@ class HistoryPart(NamedTuple):
     """Events from a snapshot until `end` (seconds of the engine's clock): JSON, separated by commas, compressed."""
 
     end: float
-    compressed: bytes
+    compressed: Future[bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.compressed.result()) if self.compressed.done() else 0
 
 
 class Entry(NamedTuple):
@@ -52,7 +58,8 @@ class LiveFeed:
     """An event sink that encodes each event once for all pages, and keeps the events of the last ten minutes.
 
     It must be added to the `EventHub` after the tracker, whose state is that of a new page. The history consists of
-    parts that begin with the state of the engine, so that the oldest one can be removed.
+    parts that begin with the state of the engine, so that the oldest one can be removed. They are compressed on a
+    thread, because events arrive on the event loop.
 
     Args:
         tracker: the requests of the engine.
@@ -90,11 +97,11 @@ class LiveFeed:
 
     def _end_part(self, now: float) -> None:
         """Compress the current part, begin the next one with the state of the engine, and remove the oldest parts."""
-        self._history.append(HistoryPart(now, zlib.compress(b",".join(self._part), 1)))
+        self._history.append(HistoryPart(now, _compressor.submit(zlib.compress, b",".join(self._part), 1)))
         self._begin_part(now)
-        num_bytes = sum(len(part.compressed) for part in self._history)
+        num_bytes = sum(part.num_bytes for part in self._history)
         while num_bytes > MAX_HISTORY_BYTES or self._history[0].end < now - HISTORY_SECONDS:
-            num_bytes -= len(self._history.popleft().compressed)
+            num_bytes -= self._history.popleft().num_bytes
 
     def _begin_part(self, now: float) -> None:
         self._part, self._part_start = self.opening(now), now
@@ -106,7 +113,7 @@ class LiveFeed:
         Later events are not included, even if the iteration takes long: they begin with the current `next_index`.
         """
         parts, last = tuple(self._history), b",".join(self._part)
-        earlier = (zlib.decompress(part.compressed) for part in parts)
+        earlier = (zlib.decompress(part.compressed.result()) for part in parts)
         return chain(earlier, [last] if last else [])
 
     def events_since(self, index: int, redactor: Redactor) -> list[bytes] | None:
