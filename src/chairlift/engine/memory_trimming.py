@@ -10,16 +10,23 @@ from typing import Final
 
 MADV_DONTNEED: Final = 4
 M_ARENA_MAX: Final = -8
+M_MMAP_THRESHOLD: Final = -3
 MAX_ARENAS: Final = 2
+
+MMAP_BYTES: Final = 1 << 20
+"""Allocations of this size are returned to the system when they are freed. By default glibc raises its limit to the
+size of the largest one so far, and keeps the memory of later ones in its heaps."""
 
 
 def limit_arenas() -> None:
     """Let all threads of this process share MAX_ARENAS heaps of glibc. Call it before the first thread is started.
 
     By default each thread has a heap of its own, and memory that one thread has freed is not used by the others.
+    Allocations of MMAP_BYTES or more are in none of these heaps.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_ARENA_MAX, MAX_ARENAS)
+        libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
 
 
 def trim_memory() -> None:

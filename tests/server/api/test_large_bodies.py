@@ -1,10 +1,15 @@
-"""A large body gives the same response as a small one."""
+"""A large body gives the same response as a small one, and other calls do not wait for it."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,9 +18,16 @@ from api_model import with_api_tokenizer
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.api import routes
 from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.served_model import NUM_THREADS
+from chairlift.server.preparation.conversation import ModelPlanner
+from chairlift.server.protocol.base import RequestBody
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
+from waiting import AMPLE_SECONDS, wait_for
 
 PADDING = b" " * LARGE_BODY
 MESSAGES = [{"role": "user", "content": "one two"}]
@@ -124,3 +136,120 @@ def test_large_bodies_need_the_content_type_of_json(server: RunningServer) -> No
         answer = httpx.post(f"{server.url}/v1/completions", content=b"[" * 100_000, headers=headers, verify=NO_TLS)
         assert answer.status_code == 400
         assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+class HeldThreads:
+    """Holds the parsing or planning of large bodies until it is released."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+        self.num_held = 0
+        self.release = threading.Event()
+        parse, render = routes.parse_json, ModelPlanner._render
+
+        def parse_json(body_type: Any, raw: bytes) -> Any:
+            if stage == "parse" and len(raw) >= LARGE_BODY:
+                self._hold()
+            return parse(body_type, raw)
+
+        def held_render(planner: ModelPlanner, body: Any, tools: Any) -> Any:
+            if stage == "plan" and body.messages[0].name == "large":
+                self._hold()
+            return render(planner, body, tools)
+
+        monkeypatch.setattr(routes, "parse_json", parse_json)
+        monkeypatch.setattr(ModelPlanner, "_render", held_render)
+
+    def _hold(self) -> None:
+        self.num_held += 1
+        assert self.release.wait(AMPLE_SECONDS)
+
+
+@pytest.fixture(params=["parse", "plan"])
+def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldThreads]:
+    threads = HeldThreads(monkeypatch, request.param)
+    yield threads
+    threads.release.set()
+
+
+SMALL_CHAT = {"messages": MESSAGES, "max_tokens": 3, **GREEDY}
+LARGE_CHAT = {**SMALL_CHAT, "messages": [{**MESSAGES[0], "name": "large"}]}
+
+
+def test_small_calls_finish_while_large_bodies_are_prepared(server: RunningServer, held: HeldThreads) -> None:
+    with ThreadPoolExecutor(NUM_THREADS + 1) as pool:
+        content = json.dumps(LARGE_CHAT).encode() + PADDING
+        large = [pool.submit(post, server, "/v1/chat/completions", content) for _ in range(NUM_THREADS + 1)]
+        wait_for(lambda: held.num_held > 0 and server.admission.num_calls == len(large))
+        small = server.post("/v1/chat/completions", SMALL_CHAT)
+        assert not any(call.done() for call in large)
+        held.release.set()
+    assert [call.result().status_code for call in large] == [200] * len(large)
+    assert small.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_call_counts_until_its_thread_has_ended(server: RunningServer, held: HeldThreads) -> None:
+    connection = server.send("/v1/chat/completions", {**LARGE_CHAT, "user": "x" * LARGE_BODY})
+    wait_for(lambda: held.num_held == 1)
+    connection.close()
+    server.post("/v1/chat/completions", SMALL_CHAT)  # The server has read the end of the other connection before it.
+    assert server.admission.num_calls == 1
+    held.release.set()
+    wait_for(lambda: server.admission.num_calls == 0)
+
+
+def existing_bodies() -> list[RequestBody]:
+    """All bodies, messages and parts."""
+    gc.collect()
+    return [each for each in gc.get_objects() if issubclass(type(each), RequestBody)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS}),
+        ("/v1/completions", {"prompt": "one two"}),
+        ("/v1/messages", {"messages": MESSAGES, "system": "be", "max_tokens": 9}),
+        ("/v1/responses", {"input": [{"role": "user", "content": "one"}]}),
+    ],
+)
+def test_a_call_keeps_its_content_only_until_it_is_planned(
+    server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    content = json.dumps({**body, "stream": True}).encode()
+    before = existing_bodies()
+    with ThreadPoolExecutor(1) as pool, server.hold_steps():
+        call = pool.submit(post, server, path, content)
+        wait_for(lambda: server.llm.num_unfinished == 1)
+        (kept,) = [body for body in existing_bodies() if body not in before]
+        assert all(getattr(kept, name) is None for name in kept.content_fields)
+    assert call.result().status_code == 200
+
+
+def parse_for_tenants(caller: routes.EndpointCaller, tenants: str) -> list[Any]:
+    """Let a tenant for each letter parse a large body at the same time."""
+
+    async def body() -> bytes:
+        return PADDING
+
+    async def run() -> list[Any]:
+        request: Any = SimpleNamespace(body=body)
+        calls: list[Any] = [SimpleNamespace(key=SimpleNamespace(tenant=tenant)) for tenant in tenants]
+        bodies = (caller._parse(SimpleNamespace(tenant=call.key.tenant), request, call) for call in calls)  # type: ignore[arg-type]
+        return await asyncio.gather(*bodies, return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+def test_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(routes, "parse_json", lambda kind, _raw: order.append(kind.tenant))
+    parse_for_tenants(routes.EndpointCaller(ModelManager([]), AdmissionController()), "aaabbc")
+    assert order == ["a", "b", "c", "a", "b", "a"]
+
+
+def test_bodies_that_wait_while_the_server_stops_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = ModelManager([])
+    monkeypatch.setattr(routes, "parse_json", lambda _kind, _raw: manager.stop("stopped"))
+    first, *others = parse_for_tenants(routes.EndpointCaller(manager, AdmissionController()), "aaa")
+    assert first is None
+    assert [str(error) for error in others] == ["stopped", "stopped"]

@@ -6,6 +6,7 @@ A new endpoint is a module with an `Endpoint` and one line here.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +28,7 @@ from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.preparation.request_plan import rename_fields_in_errors
+from chairlift.server.preparation.threads import run_to_end
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 
@@ -48,6 +50,7 @@ ENDPOINTS: Final[list[Endpoint[Any, Any]]] = [
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Body = TypeVar("Body", bound=RequestBody)
+Result = TypeVar("Result")
 
 
 class EndpointCaller:
@@ -57,7 +60,9 @@ class EndpointCaller:
         self._manager = manager
         self._admission = admission
         self._small_lock = asyncio.Lock()
-        self._large_parser = ThreadPoolExecutor(1, "large-bodies")
+        self._large_thread = ThreadPoolExecutor(1, "large-bodies")
+        self._large_turn = asyncio.Lock()
+        self._tenant_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def handle(self, endpoint: Endpoint[Any, Any], request: Request) -> Response:
         """Answer a call. If its client disconnects, the work for it ends."""
@@ -75,25 +80,35 @@ class EndpointCaller:
             call.slot.close()
 
     async def _respond(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
-        body = await self._parse(endpoint.body, request)
+        is_large = len(await request.body()) >= LARGE_BODY
+        body = await self._parse(endpoint.body, request, call)
         async with self._manager.lease(endpoint.id_prefix, body, call) as lease:
             service = lease.service
+            run = self._run_large if is_large else service.run
             with rename_fields_in_errors(body.chat_field_names):
-                plan = await service.run(endpoint.plan, service.planner, body)
+                plan = await run(endpoint.plan, service.planner, body)
+            body.drop_content()
             return await endpoint.serve(CallContext(endpoint, call, lease, self._admission), body, plan)
 
-    async def _parse(self, body_type: type[Body], request: Request) -> Body:
-        """Parse the body of a call. One large body is parsed at a time, on a thread, and one small body in each
-        iteration of the event loop. Otherwise many bodies that arrive together would delay all other work."""
+    async def _parse(self, body_type: type[Body], request: Request, call: Call) -> Body:
+        """Parse the body of a call. One large body is parsed or planned at a time, on a thread, for which one body of
+        each tenant waits; and one small body is parsed in each iteration of the event loop. Otherwise many bodies that
+        arrive together would delay all other work."""
         if len(await request.body()) >= LARGE_BODY:
-            parsing = self._large_parser.submit(parse_json, body_type, await request.body())
-            body = await asyncio.wrap_future(parsing)
+            async with self._tenant_turns[call.key.tenant]:
+                body: Body = await self._run_large(parse_json, body_type, await request.body())
         else:
             async with self._small_lock:
                 await asyncio.sleep(0)
             body = parse_json(body_type, await request.body())
         request._body = b""  # The body is not read again, but the request exists until its stream ends.
         return body
+
+    async def _run_large(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Call a function of a large body on the thread. The arguments of a cancelled call that waits are released."""
+        async with self._large_turn:
+            self._manager.check_running()
+            return await run_to_end(self._large_thread, function, *arguments)
 
 
 def check_media_type(request: Request) -> None:
@@ -113,7 +128,9 @@ def parse_json(body_type: type[Body], raw: bytes) -> Body:
     """Parse and validate the body of a call; raises RequestError."""
     check_depth(raw)
     try:
-        given = from_json(raw)  # Unlike the standard library's parser it rejects unpaired surrogates.
+        # Unlike the standard library's parser it rejects unpaired surrogates. By default it keeps short values for
+        # later calls, and each of them keeps the block of memory around it.
+        given = from_json(raw, cache_strings="keys")
     except ValueError as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from None
     try:

@@ -295,9 +295,13 @@ class ModelManager:
         model.last_used = time.monotonic()
         self._changed.set()
 
-    async def _wait_for_load(self, model: ServedModel) -> None:
+    def check_running(self) -> None:
+        """Raise EngineDeadError if the server stops."""
         if self._stop_reason is not None:
             raise EngineDeadError(self._stop_reason)
+
+    async def _wait_for_load(self, model: ServedModel) -> None:
+        self.check_running()
         if model.failure is not None and time.monotonic() - model.failed_at < RETRY_SECONDS:
             raise _load_error(model.name, model.failure, model.failed_at)
         if model.loading is None:

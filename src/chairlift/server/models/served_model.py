@@ -28,6 +28,7 @@ from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
+from chairlift.server.preparation.threads import run_to_end
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest, measure_engine
 from chairlift.server.telemetry.live_feed import LiveFeed
 
@@ -36,7 +37,7 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 Result = TypeVar("Result")
 
 NUM_THREADS: Final = 16
-"""The number of threads that plan the requests of a model."""
+"""The number of threads that plan the requests with small bodies and write the large outputs of a model."""
 
 MAX_ENDED_REPLICAS: Final = 8
 """Number of replicas of a model whose requests are kept after they have ended."""
@@ -76,8 +77,12 @@ class ModelService:
         self._threads.submit(self.planner.log_template_warnings)
 
     async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Call a function on a thread. A cancelled call that waits is not run."""
-        return await asyncio.wrap_future(self._threads.submit(function, *arguments))
+        """Call a function on a thread; see `run_to_end`. Raises EngineDeadError if the service is closed."""
+        try:
+            return await run_to_end(self._threads, function, *arguments)
+        except (asyncio.CancelledError, RuntimeError):  # The executor raises these when it is shut down.
+            self.llm.open()  # Raises the error with the reason if the engine has stopped.
+            raise
 
     async def aclose(self, seconds: float | None = None) -> None:
         """Stop the engine, and the threads after their current calls; see `AsyncLLM.aclose`."""

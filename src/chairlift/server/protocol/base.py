@@ -83,10 +83,12 @@ class RequestBody(BaseModel):
 
     Attributes:
         advisory_fields: the advisory fields, with the values that describe what the server does anyway.
+        content_fields: the fields that are not read after planning, and may be large.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    content_fields: ClassVar[Sequence[str]] = ()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -97,6 +99,11 @@ class RequestBody(BaseModel):
     def chat_field_names(self) -> Mapping[str, str]:
         """Name of a field of chat completions -> its name at this endpoint, if it differs."""
         return {}
+
+    def drop_content(self) -> None:
+        """Set `content_fields` to None, because the body exists until the end of its call."""
+        for name in self.content_fields:
+            setattr(self, name, None)
 
     def ignored_fields(self) -> list[str]:
         """The advisory fields that have no effect, also those of bodies in other fields."""

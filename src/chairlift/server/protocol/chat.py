@@ -182,6 +182,7 @@ ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(di
 class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     """The body of POST /v1/chat/completions."""
 
+    content_fields = ("messages", "tools", "documents", "chat_template_kwargs")
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None

@@ -16,6 +16,7 @@ from chairlift.server.protocol.sampling import SamplingFields
 class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
     """The body of POST /v1/completions."""
 
+    content_fields = ("prompt",)
     prompt: (
         str
         | Annotated[list[str], Field(max_length=MAX_PROMPTS)]

@@ -161,6 +161,7 @@ class OutputConfig(RequestBody):
 class ConversationFields(RequestBody):
     """The fields that define the prompt."""
 
+    content_fields = ("messages", "system", "tools", "output_config", "output_format")
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | TextBlocks | None = None

@@ -16,6 +16,7 @@ Tokens = Annotated[list[int], Field(min_length=1)]
 class EmbeddingRequest(CallFields):
     """The body of POST /v1/embeddings."""
 
+    content_fields = ("input",)
     input: str | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(

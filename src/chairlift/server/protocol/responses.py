@@ -61,8 +61,9 @@ class ResponsesStreamOptions(RequestBody):
 
 
 class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
-    """The body of POST /v1/responses."""
+    """The body of POST /v1/responses. The response repeats instructions and tools."""
 
+    content_fields = ("input", "chat_template_kwargs")
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None
