@@ -22,8 +22,8 @@ NUM_CALLS = 12
 NUM_TOOLS = 140_000
 NUM_MESSAGES = 32
 MAX_GROWTH_BYTES = 256 << 20
-"""Less than the parsed bodies of four of the 24 calls (70 MiB each): memory must not grow with calls. The allocator keeps
-about 100 MiB."""
+"""Less than the parsed bodies of four of the 24 calls (70 MiB each): memory must not grow with calls. The allocator
+keeps about 100 MiB."""
 
 PATH = "/v1/chat/completions"
 
