@@ -190,9 +190,8 @@ class ContinuousBatching(RunningBatch):
 
     def fill(self, plan: StepPlan) -> None:
         if (head := find_displacing_head(self.waiting, self.running, self._kv, self._config.max_num_seqs)) is not None:
-            num_preempted = len(self._meter.preempted)  # in attempts that scheduled nothing
             self.preempt_last(plan)
-            self._meter.record_displacement(head, self._meter.preempted[num_preempted:])
+            self._meter.record_displacement(head)
         chunks = ChunkAllowance(self._config.step_time, self.running, self._config.scheduling_policy == "edf")
         budget, has_preempted = self._schedule_running(plan, chunks)
         self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)

@@ -72,6 +72,7 @@ class SchedulerMeter:
         self._steps: deque[tuple[SchedulerOutput, dict[str, list[int]], dict[str, Any]]] = deque()
         self.blocked: tuple[Request, WaitReason] | None = None
         self.preempted: list[str] = []
+        self._num_preempted_before = 0
         self.swapped: list[str] = []
 
     # -- arrival and queue ---------------------------------------------------------------------------------------
@@ -149,9 +150,9 @@ class SchedulerMeter:
         self.preempted.append(request.request_id)
         self._recomputing.pop(request.request_id, None)
 
-    def record_displacement(self, head: Request, victims: Sequence[str]) -> None:
-        """Record that preempted requests give their seats to the head of the queue."""
-        self._displaced |= dict.fromkeys(victims, head.request_id)
+    def record_displacement(self, head: Request) -> None:
+        """Record that what was preempted since `begin_step` gives its seats to the head of the queue."""
+        self._displaced |= dict.fromkeys(self.preempted[self._num_preempted_before :], head.request_id)
 
     def record_accepted_drafts(self, request: Request, count: int, scheduled_time: float) -> None:
         request.meter.write_moment += count * self._num_groups * scheduled_time
@@ -161,6 +162,7 @@ class SchedulerMeter:
     def begin_step(self, released: Sequence[tuple[Request, list[int]]], now: float) -> None:
         """Start to observe the planning of a step; `released` are blocks that left a window by the last step."""
         self.blocked = None
+        self._num_preempted_before = len(self.preempted)  # in attempts that scheduled nothing
         for request, block_ids in released:
             self.record_released(request, block_ids, now)
 
