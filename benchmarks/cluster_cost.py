@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from statistics import median, quantiles
 from typing import Any, Final
@@ -111,7 +112,7 @@ def body(prompt: str, output_len: int) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": output_len, "ignore_eos": True, "temperature": 0}
 
 
-SYSTEMS: Final = {
+SYSTEMS: Final[dict[str, Callable[[], AbstractContextManager[str]]]] = {
     "plain": serve_plain,
     "replicas 1": partial(serve_plain, "--replicas=1"),
     "HAProxy": serve_on_ray,

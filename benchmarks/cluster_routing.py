@@ -15,7 +15,7 @@ import json
 import random
 import time
 from statistics import median, quantiles
-from typing import Final
+from typing import Any, Final
 
 import httpx
 from benchmarks.common import print_result, results_table
@@ -41,7 +41,8 @@ async def converse(client: httpx.AsyncClient, number: int, arguments: argparse.N
         messages.append({"role": "user", "content": " ".join(source.choices(WORDS, k=30))})
         body = {"messages": messages, "max_tokens": 24, "temperature": 0, "stream": True}
         body |= {"stream_options": {"include_usage": True}, "ignore_eos": True}
-        started, first, text, usage = time.perf_counter(), 0.0, "", {}
+        started, first, text = time.perf_counter(), 0.0, ""
+        usage: dict[str, Any] = {}
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):

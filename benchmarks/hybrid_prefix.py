@@ -17,6 +17,7 @@ import argparse
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -39,12 +40,12 @@ def main() -> None:
         for interval in [None, *options.intervals]:
             arms[f"{mebibytes} MiB, interval {interval or 'default'}"] = (mebibytes, interval, True)
     runs = run_interleaved(
-        {name: lambda arm=arm: converse(options, *arm) for name, arm in arms.items()}, options.rounds, num_warmups=0
+        {name: partial(converse, options, *arm) for name, arm in arms.items()}, options.rounds, num_warmups=0
     )
     answers = [run["answers"] for results in runs.values() for run in results]
     assert all(answer == answers[0] for answer in answers), "the answers differ"
     costs = run_interleaved(
-        {name: lambda on=on: new_prompts(options, on) for name, on in (("without", False), ("with", True))},
+        {name: partial(new_prompts, options, on) for name, on in (("without", False), ("with", True))},
         options.rounds,
     )
     report(options, runs, costs)

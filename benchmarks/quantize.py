@@ -235,7 +235,7 @@ def compressed_config(method: Method, ignored: list[str]) -> dict[str, Any]:
     strategy = (
         "block" if method.block else "tensor" if method.per_tensor else "group" if method.group_size else "channel"
     )
-    weights = {
+    weights: dict[str, Any] = {
         "num_bits": method.bits,
         "type": "float" if method.is_float else "int",
         "symmetric": method.symmetric,
@@ -300,7 +300,8 @@ def measure(folder: Path, source: Path, text: Path, num_windows: int) -> list[st
     from chairlift.config import EngineConfig
     from chairlift.engine.startup.weight_plan import file_parts
     from chairlift.kernels.kernel_set import find_kernel_set
-    from chairlift.lab.bench.perplexity import PerplexityOptions, run_perplexity
+    from chairlift.lab.bench.bench_options import PerplexityOptions
+    from chairlift.lab.bench.perplexity import run_perplexity
     from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 
     files = resolve_model(str(folder))
@@ -315,14 +316,13 @@ def measure(folder: Path, source: Path, text: Path, num_windows: int) -> list[st
     stored = load_file(folder / FILE)
     in_file = sum(t.nbytes for name, t in stored.items() if "_proj" in name and not name.endswith("bias"))
     options = PerplexityOptions(text=text, num_windows=num_windows, against=str(source))
-    result = run_perplexity(EngineConfig(model=str(folder)), options)
-    assert result.against is not None
+    ((values,),) = run_perplexity(EngineConfig(model=str(folder)), options).runs.values()
     return [
         f"{in_file:,}",
         f"{planned:,}",
         f"{planned / in_file:.3f}",
-        f"{result.perplexity:.3f} (source {result.against.perplexity:.3f})",
-        f"{result.against.mean_kl:.5f}",
+        f"{values['perplexity']:.3f} (source {values['reference_perplexity']:.3f})",
+        f"{values['mean_kl']:.5f}",
     ]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import random
 import socket
@@ -74,7 +75,7 @@ class Cluster:
         import ray
         from ray import serve
 
-        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
         serve.start(http_options={"host": "127.0.0.1", "port": self.port})
 
     def deploy(self, options: Mapping[str, Any], **arguments: Any) -> None:
@@ -90,7 +91,7 @@ class Cluster:
         import ray
         from ray import serve
 
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 

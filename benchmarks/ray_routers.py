@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
-from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 from chairlift.cluster.cluster_view import CallRoute
@@ -29,7 +29,7 @@ class RayRouter(PrefixAwareRouter):
         """Choose replicas of a request with Ray's router. Other calls name their replica."""
         if prompt_of(pending_request) is None:
             return await super().choose_replicas(candidate_replicas, pending_request)
-        return await super(PrefixAwareRouter, self).choose_replicas(candidate_replicas, pending_request)
+        return await super(PrefixAwareRouter, self).choose_replicas(candidate_replicas, pending_request)  # type: ignore[safe-super]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
         """Report the chosen replica to the view."""
@@ -48,7 +48,7 @@ class RayDefaultRouter(RayRouter, PowerOfTwoChoicesRequestRouter):
     """Ray Serve's default: the one with fewer calls of two random replicas."""
 
 
-class RayPrefixRouter(RayRouter, PrefixCacheAffinityRouter):
+class RayPrefixRouter(RayRouter, PrefixCacheAffinityRouter):  # type: ignore[misc]
     """Ray's prefix-aware router."""
 
     def _extract_text_from_request(self, pending_request: PendingRequest) -> str:

@@ -1,6 +1,6 @@
 """Checks continuous batching by its events: 48 requests at the start, a few seats, and one long prompt.
 
-    python benchmarks/seats.py [--max-num-seqs 16] [--max-num-batched-tokens 256] [--long-prompt 2048] [--svg FILE]
+    python -m benchmarks.seats [--max-num-seqs 16] [--max-num-batched-tokens 256] [--long-prompt 2048] [--svg FILE]
 
 Output lengths are forced, from 8 to 256 tokens, shuffled. The claims are checked with the events alone:
 
@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks.seats_picture import Cell, Picture
 from rich.console import Console
 from rich.table import Table
-from seats_picture import Cell, Picture
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import Engine, build_engine

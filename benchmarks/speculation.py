@@ -68,11 +68,11 @@ def make_requests(engine: Engine, workload: str, num_requests: int, max_tokens: 
     if workload == "copying":
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
         messages = [[{"role": "user", "content": prompt.message}] for prompt in copying_prompts()]
-        prompts = [processor.encode_chat(message, params) for message in messages]
+        prompts = [processor.encode_chat(message, params)[1] for message in messages]
     else:
         params = SamplingParams(temperature=1, max_tokens=max_tokens, ignore_eos=True)
-        prompts = [processor.encode(text, params) for text in passages()]
-    for index, (_, token_ids) in enumerate(islice(cycle(prompts), num_requests)):
+        prompts = [processor.encode(text, params)[1] for text in passages()]
+    for index, token_ids in enumerate(islice(cycle(prompts), num_requests)):
         request_params = replace(params, seed=SEED + index)
         requests += processor.make(f"r{index}", token_ids, request_params, arrival_time=0.0)
     return requests

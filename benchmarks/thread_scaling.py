@@ -133,8 +133,12 @@ def measure(layers: LinearPass, args: argparse.Namespace, work: StepWork) -> Mea
                 for rows, seconds in measured.items():
                     steps[n][rows].append(seconds)
     limit = None if args.bandwidth_limit is None else args.bandwidth_limit * 1e9
-    speeds = ({n: max(samples[n]) for n in samples} for samples in (read, rate))
-    scaling = Scaling(*speeds, {n: min(samples) for n, samples in barrier.items()}, limit)
+    scaling = Scaling(
+        {n: max(samples) for n, samples in read.items()},
+        {n: max(samples) for n, samples in rate.items()},
+        {n: min(samples) for n, samples in barrier.items()},
+        limit,
+    )
     return Measurements(scaling, {n: {rows: min(all_) for rows, all_ in by.items()} for n, by in steps.items()})
 
 

@@ -12,7 +12,8 @@ from benchmarks.peers.environment import run
 from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import ROOT
 
-from chairlift.lab.bench.perplexity import PerplexityOptions, read_text, split_windows
+from chairlift.lab.bench.bench_options import PerplexityOptions
+from chairlift.lab.bench.perplexity import read_text, split_windows
 from chairlift.loading.resolve import load_tokenizer
 
 EXPORT_REQUIREMENTS: Final = ("transformers", "gguf", "accelerate", "sentencepiece")

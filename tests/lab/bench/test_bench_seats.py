@@ -16,14 +16,10 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.events import Event, EventList, Step
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def seats() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        return importlib.import_module("seats")
+    return importlib.import_module("benchmarks.seats")
 
 
 @pytest.fixture(scope="module")
