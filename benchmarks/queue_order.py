@@ -5,10 +5,11 @@
         [--simulation-only] [--json]
 
 The capacity is measured first: the requests per second of the first policy when all requests arrive at once. A load is
-a share of it. For each load and seed all policies serve the same requests. Their lengths are drawn from the trace (such
-as one of Azure's), and scaled by one factor with which the longest request fits --max-model-len; without a trace they
-are log-normal with the published medians of Azure's conversations, 1,020 prompt and 129 output tokens. Requests belong
-to four tenants in turn, and outputs are forced to their lengths.
+a share of it. For each load and seed all policies serve the same requests; each seed begins with the next policy, so
+that a drift of the machine's speed meets each of them. Lengths are drawn from the trace (such as one of Azure's), and
+scaled by one factor with which the longest request fits --max-model-len; without a trace they are log-normal with the
+published medians of Azure's conversations, 1,020 prompt and 129 output tokens. Requests belong to four tenants in turn,
+and outputs are forced to their lengths.
 
 The simulation replays the same arrivals on a cost model that is fitted to the steps of the capacity run. The tables
 have means over the seeds, and the ratio of the mean latency to that of the first policy.
@@ -164,10 +165,11 @@ def compare(args: argparse.Namespace, comparison: Comparison, lengths: Lengths, 
     found: dict[tuple[str, float, str], list[Values]] = {}
     policies = [policy.name for policy in args.policies]
     for load in args.loads:
-        for seed in args.seeds:
+        for number, seed in enumerate(args.seeds):
             requests = draw_requests(lengths, args.num_prompts, seed, comparison.vocab_size, args.goodput)
             requests = at_rate(requests, load * capacity, seed)
-            for policy in policies:
+            first = number % len(policies)
+            for policy in policies[first:] + policies[:first]:
                 runs = {"simulation": comparison.simulate(policy, requests)}
                 if not args.simulation_only:
                     runs["engine"] = comparison.run(policy, requests)
