@@ -8,19 +8,22 @@ The capacity is measured first: the requests per second of the first policy when
 a share of it. For each load and seed all policies serve the same requests; each seed begins with the next policy, so
 that a drift of the machine's speed meets each of them. Lengths are drawn from the trace (such as one of Azure's), and
 scaled by one factor with which the longest request fits --max-model-len; without a trace they are log-normal with the
-published medians of Azure's conversations, 1,020 prompt and 129 output tokens. Requests belong to four tenants in turn,
-and outputs are forced to their lengths.
+published medians of Azure's conversations, 1,020 prompt and 129 output tokens. The traces have no clients: each request
+is assigned to one of four tenants at random, with different shares, by the seed. Outputs are forced to their lengths.
 
 The simulation replays the same arrivals on a cost model that is fitted to the steps of the capacity run. The tables
-have means over the seeds, and the ratio of the mean latency to that of the first policy.
+have means over the seeds, and the ratio of the mean latency to that of the first policy. The service gap is the largest
+difference between the services that two tenants received while both had waiting requests, in all runs. `fair` and
+`dlpm` bound it (see `lab.presets.service_gap`), and the exit status is 1 if a run exceeds its bound.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,12 +37,13 @@ from rich.table import Table
 from chairlift.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
-from chairlift.events import EngineStarted, Event, EventList
+from chairlift.events import EngineStarted, EventBroadcaster, EventList
 from chairlift.lab.bench.driver import drive_all_at_once, run_forced
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
 from chairlift.lab.bench.simulation import sim_config_from_recording
-from chairlift.lab.metrics.run import RunTally, summarize
+from chairlift.lab.metrics.run import RunMetrics, RunTally, summarize
+from chairlift.lab.presets.service_gap import ServiceTally, service_bound
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.fitted_cost_model import fit_cost_model
 from chairlift.lab.sim.simulator import simulate
@@ -51,7 +55,8 @@ from chairlift.slo import SLO, parse_slo
 
 POLICIES: Final = "fcfs,srpt:oracle,srpt:max_tokens,srpt:history,mlfq,fair,dlpm,edf"
 PROMPTS, OUTPUTS = parse_lengths("lognormal:1020,1.0,16..8192"), parse_lengths("lognormal:129,0.9,4..2048")
-NUM_TENANTS: Final = 4
+TENANT_SHARES: Final = {"a": 0.5, "b": 0.25, "c": 0.15, "d": 0.1}
+"""The share of the requests that each tenant sends."""
 CAPACITY_SEED: Final = 10_000
 SHOWN: Final = {
     "e2e_latency_mean": "latency mean, s",
@@ -64,16 +69,21 @@ SHOWN: Final = {
     "preemptions": "preemptions",
     "goodput": "goodput, /s",
     "slo_attainment": "within SLO",
+    "service_gap": "service gap, largest",
+    "service_bound": "bound",
 }
 
 Values = dict[str, float]
 Lengths = Sequence[tuple[int, int]]
 """Prompt and output lengths of requests."""
 
+OVER_SEEDS: Final[Mapping[str, Callable[[Iterable[float]], float]]] = {"service_gap": max, "service_bound": min}
+"""How a value is combined over the seeds, if it is not the mean."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The means over the seeds of the metrics of a policy at a load; `source` is "engine" or "simulation"."""
+    """The metrics of a policy at a load over the seeds; `source` is "engine" or "simulation"."""
 
     source: str
     load: float
@@ -100,6 +110,8 @@ def draw_requests(lengths: Lengths, count: int, seed: int, vocab_size: int, slo:
     rng = np.random.default_rng([seed, 1])
     limit = round(2 * fmean(output for _, output in lengths))
     drawn = [lengths[index] for index in rng.integers(len(lengths), size=count)]
+    shares = list(TENANT_SHARES.values())
+    tenants = np.random.default_rng([seed, 3]).choice(list(TENANT_SHARES), size=count, p=shares).tolist()
     return [
         WorkloadRequest(
             f"s{seed}-{index}",
@@ -107,7 +119,7 @@ def draw_requests(lengths: Lengths, count: int, seed: int, vocab_size: int, slo:
             rng.integers(vocab_size, size=prompt).tolist(),
             output,
             max(limit, output),
-            tenant=f"tenant-{index % NUM_TENANTS}",
+            tenant=tenants[index],
             slo=slo,
         )
         for index, (prompt, output) in enumerate(drawn)
@@ -142,22 +154,30 @@ class Comparison:
 
     def run(self, name: str, requests: Sequence[WorkloadRequest]) -> Values:
         """Serve the requests on the engine of a policy."""
-        log = EventList()
-        engine = build_engine(self._configs[name], loaded=self._loaded, events=log)
+        log, service = EventList(), ServiceTally()
+        engine = build_engine(self._configs[name], loaded=self._loaded, events=EventBroadcaster(log, service))
         run_forced(engine, log, requests)
-        return _values(log.events)
+        return _values(summarize(log.events), service, engine.facts.started, requests)
 
     def simulate(self, name: str, requests: Sequence[WorkloadRequest]) -> Values:
         """Serve the requests on the simulated engine of a policy."""
         assert self._cost_model is not None
         assert self._started is not None
-        tally = RunTally()
-        simulate(requests, sim_config_from_recording(self._configs[name], self._started), self._cost_model, tally)
-        return {name: value for name, value in tally.result().values().items() if value is not None}
+        tally, service = RunTally(), ServiceTally()
+        config = sim_config_from_recording(self._configs[name], self._started)
+        simulate(requests, config, self._cost_model, EventBroadcaster(tally, service))
+        return _values(tally.result(), service, config.engine_started(), requests)
 
 
-def _values(events: Sequence[Event]) -> Values:
-    return {name: value for name, value in summarize(events).values().items() if value is not None}
+def _values(
+    run: RunMetrics, service: ServiceTally, engine: EngineStarted, requests: Sequence[WorkloadRequest]
+) -> Values:
+    num_slots = engine.num_blocks * engine.block_size
+    values = run.values() | {
+        "service_gap": service.largest_gap,
+        "service_bound": service_bound(engine.scheduling_policy, requests, num_slots, engine.max_num_seqs),
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def compare(args: argparse.Namespace, comparison: Comparison, lengths: Lengths, capacity: float) -> list[Measured]:
@@ -175,14 +195,24 @@ def compare(args: argparse.Namespace, comparison: Comparison, lengths: Lengths, 
                     runs["engine"] = comparison.run(policy, requests)
                 for source, values in runs.items():
                     found.setdefault((source, load, policy), []).append(values)
-                    mean = values["e2e_latency_mean"]
-                    print(f"load {load:g}, seed {seed}, {policy}, {source}: mean latency {mean:.2f} s", file=sys.stderr)
-    return [Measured(*key, _means(runs)) for key, runs in sorted(found.items(), key=lambda each: each[0][:2])]
+                    print(f"load {load:g}, seed {seed}, {policy}, {source}: {describe_run(values)}", file=sys.stderr)
+    return [Measured(*key, over_seeds(runs)) for key, runs in sorted(found.items(), key=lambda each: each[0][:2])]
 
 
-def _means(runs: Sequence[Values]) -> Values:
+def describe_run(values: Values) -> str:
+    """The mean latency of a run, and its service gap with the bound of its policy."""
+    bound = f" of at most {values['service_bound']:,.0f}" if "service_bound" in values else ""
+    return f"mean latency {values['e2e_latency_mean']:.2f} s, service gap {values['service_gap']:,.0f}{bound}"
+
+
+def over_seeds(runs: Sequence[Values]) -> Values:
+    """The means of the values, or what OVER_SEEDS names."""
     names = set.intersection(*(set(values) for values in runs))
-    return {name: fmean(values[name] for values in runs) for name in sorted(names)}
+    return {name: OVER_SEEDS.get(name, fmean)(values[name] for values in runs) for name in sorted(names)}
+
+
+def exceeds_bound(row: Measured) -> bool:
+    return row.values["service_gap"] > row.values.get("service_bound", math.inf)
 
 
 # -- report --------------------------------------------------------------------------------------------------------
@@ -203,9 +233,13 @@ def make_table(source: str, rows: Sequence[Measured]) -> Table:
     table = Table("load", "policy", *names.values(), title=source)
     for row in rows:
         if row.source == source:
-            cells = (f"{row.values[name]:.3g}" if name in row.values else "" for name in names)
+            cells = (format_cell(row.values.get(name)) for name in names)
             table.add_row(f"{row.load:g}", row.policy, *cells)
     return table
+
+
+def format_cell(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def to_record(args: argparse.Namespace, capacity: float, rows: Sequence[Measured]) -> Mapping[str, Any]:
@@ -227,7 +261,7 @@ def _numbers(kind: type[int] | type[float]) -> Any:
     return lambda text: [kind(part) for part in text.split(",")]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="model as in chairlift serve")
     parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
@@ -260,12 +294,13 @@ def main() -> None:
     rows = with_ratios(compare(args, comparison, lengths, capacity), args.policies[0].name)
     if args.json:
         print(json.dumps(to_record(args, capacity, rows)))
-        return
-    console = Console(width=200)
-    console.print(f"capacity: {capacity:.2f} requests/s at {args.max_num_seqs} seats")
-    for source in dict.fromkeys(row.source for row in rows):
-        console.print(make_table(source, rows))
+    else:
+        console = Console(width=200)
+        console.print(f"capacity: {capacity:.2f} requests/s at {args.max_num_seqs} seats")
+        for source in dict.fromkeys(row.source for row in rows):
+            console.print(make_table(source, rows))
+    return 1 if any(map(exceeds_bound, rows)) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

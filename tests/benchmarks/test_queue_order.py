@@ -1,11 +1,27 @@
-"""The workload and the table of the benchmark of queue orders, without an engine."""
+"""The benchmark of queue orders: its workload and table, and a run on a tiny model."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.queue_order import Measured, at_rate, draw_requests, make_table, read_lengths, with_ratios
+import pytest
+from benchmarks.queue_order import (
+    TENANT_SHARES,
+    Measured,
+    at_rate,
+    draw_requests,
+    exceeds_bound,
+    make_table,
+    over_seeds,
+    read_lengths,
+    with_ratios,
+)
 
+from benchmarks import queue_order
 from chairlift.slo import SLO
 
 
@@ -22,7 +38,8 @@ def test_seeds_draw_other_requests_and_policies_get_the_same() -> None:
     lengths = [(10, 5), (20, 9)]
     first, again, other = (draw_requests(lengths, 20, seed, 100, SLO(100)) for seed in (1, 1, 2))
     assert first == again != other
-    assert len({request.tenant for request in first}) == 4
+    tenants = Counter(request.tenant for request in draw_requests(lengths, 400, 1, 100, SLO(100)))
+    assert [tenant for tenant, _ in tenants.most_common()] == list(TENANT_SHARES)
     arrivals = [request.arrival for request in at_rate(first, 5.0, 1)]
     assert arrivals == sorted(arrivals) == [request.arrival for request in at_rate(again, 5.0, 1)]
 
@@ -35,3 +52,29 @@ def test_the_table_has_the_ratio_to_the_first_policy() -> None:
     assert [row.values["ratio"] for row in rated] == [1.0, 0.5]
     assert make_table("engine", rated).row_count == 2
     assert make_table("simulation", rated).row_count == 0
+
+
+def test_of_all_seeds_the_largest_gap_and_the_smallest_bound_count() -> None:
+    runs = [{"service_gap": gap, "service_bound": bound, "goodput": gap} for gap, bound in ((5.0, 8.0), (9.0, 10.0))]
+    values = over_seeds(runs)
+    assert values == {"service_gap": 9.0, "service_bound": 8.0, "goodput": 7.0}
+    assert exceeds_bound(Measured("engine", 0.9, "fair", values))
+    assert not exceeds_bound(Measured("engine", 0.9, "fcfs", {"service_gap": 9.0}))
+
+
+def test_the_bounds_of_fair_sharing_hold_on_an_engine(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a load of 1,000 times the capacity all requests wait from the start, on any machine."""
+    arguments = ["--model", str(tiny_model_dir("llama")), "--policies", "fcfs,mlfq,srpt:oracle,edf,fair,dlpm"]
+    arguments += ["--num-prompts", "24", "--max-num-seqs", "2", "--max-model-len", "256", "--loads", "1000"]
+    monkeypatch.setattr(sys, "argv", ["queue_order", *arguments, "--seeds", "0", "--num-threads", "1", "--json"])
+    assert queue_order.main() == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 12
+    for row in rows:
+        assert row["service_gap"] > 0
+        if row["policy"] in ("fair", "dlpm"):
+            assert row["service_gap"] <= row["service_bound"]
+        else:
+            assert "service_bound" not in row

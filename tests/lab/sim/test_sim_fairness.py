@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +13,9 @@ from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.queues import queue_selection
-from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
-from chairlift.events import Event, RequestArrived, RequestFinished, Step
+from chairlift.events import Event, Step
+from chairlift.lab.presets.service_gap import ServiceTally, service_bound
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -30,69 +28,11 @@ QUANTUM = 20.0
 """Q of DLPM: about the service of one request of these loads."""
 
 
-@dataclass(slots=True)
-class ServiceLog:
-    """Computes the weighted service of every tenant from the events, and the largest difference between two of them.
-
-    Differences count while both tenants have requests in the queue. A prompt counts when its request is first admitted,
-    an output token when it is sampled.
-    """
-
-    weights: dict[str, float] = field(default_factory=dict)
-    prompt_lens: dict[str, int] = field(default_factory=dict)
-    tenant_of: dict[str, str] = field(default_factory=dict)
-    waiting: dict[str, set[str]] = field(default_factory=dict)
-    service: dict[str, float] = field(default_factory=dict)
-    ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    worst: float = 0.0
-    num_preempted: int = 0
-
-    def emit(self, event: Event) -> None:
-        if isinstance(event, RequestArrived):
-            self.prompt_lens[event.request_id] = event.num_prompt_tokens
-            self.tenant_of[event.request_id] = event.tenant
-            self.waiting.setdefault(event.tenant, set()).add(event.request_id)
-            self.service.setdefault(event.tenant, 0.0)
-        elif isinstance(event, RequestFinished):
-            self.waiting[self.tenant_of[event.request_id]].discard(event.request_id)
-        elif isinstance(event, Step):
-            self._compare()
-            self._add_step(event)
-            self._compare()
-
-    def _add_step(self, step: Step) -> None:
-        self.num_preempted += len(step.preempted)
-        for name in step.preempted:
-            self.waiting[self.tenant_of[name]].add(name)
-        for name in step.admitted:
-            self.waiting[self.tenant_of[name]].discard(name)
-            self._serve(name, PROMPT_TOKEN_COST * self.prompt_lens.pop(name, 0))
-        for name, num_new in zip(step.request_ids, step.num_new, strict=True):
-            self._serve(name, OUTPUT_TOKEN_COST * num_new)
-
-    def _serve(self, name: str, cost: float) -> None:
-        tenant = self.tenant_of[name]
-        self.service[tenant] += cost / self.weights.get(tenant, 1.0)
-
-    def _compare(self) -> None:
-        """Updates the ranges: the bound is on the difference over every interval in which both tenants wait."""
-        for pair in combinations(sorted(self.service), 2):
-            if not all(self.waiting[tenant] for tenant in pair):
-                self.ranges.pop(pair, None)
-                continue
-            ahead = self.service[pair[0]] - self.service[pair[1]]
-            low, high = self.ranges.get(pair, (ahead, ahead))
-            self.ranges[pair] = low, high = min(low, ahead), max(high, ahead)
-            self.worst = max(self.worst, high - low)
-
-
 def bound(requests: list[WorkloadRequest], weights: dict[str, float]) -> float:
-    """Returns 2 * max(w_p * L_input, w_q * M), the bound of VTC; pool and seats bound M."""
-    longest_prompt = max(len(item.prompt_token_ids) for item in requests)
-    longest = max(len(item.prompt_token_ids) + item.output_len for item in requests)
-    most_tokens = min(NUM_BLOCKS * BLOCK_SIZE, MAX_NUM_SEQS * longest)
-    largest = max(PROMPT_TOKEN_COST * longest_prompt, OUTPUT_TOKEN_COST * most_tokens)
-    return 2 * largest / min([1.0, *weights.values()])
+    """Returns the bound of VTC for tenants with these weights."""
+    of_equal_weights = service_bound("fair", requests, NUM_BLOCKS * BLOCK_SIZE, MAX_NUM_SEQS)
+    assert of_equal_weights is not None
+    return of_equal_weights / min([1.0, *weights.values()])
 
 
 def load(seed: int, sizes: dict[str, tuple[int, int, int]], gap: float) -> list[WorkloadRequest]:
@@ -128,7 +68,7 @@ def run(
     kv: str = "paged",
     batching: str = "continuous",
     listen: Callable[[Event], None] | None = None,
-) -> ServiceLog:
+) -> ServiceTally:
     limits = SchedulerConfig(
         MAX_MODEL_LEN,
         MAX_NUM_SEQS,
@@ -138,7 +78,7 @@ def run(
         static_batch_size=4,
         tenant_weights=weights or {},
     )
-    log = ServiceLog(weights or {})
+    log = ServiceTally(weights=weights)
     config = SimConfig(limits, NUM_BLOCKS, BLOCK_SIZE, kv=kv)
     result = simulate(requests, config, ConstantCost(), log if listen is None else Listener(listen))
     assert not result.rejected
@@ -174,33 +114,40 @@ def test_service_of_waiting_tenants_stays_within_the_published_bound(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue_selection, "PrefixFairQueue", partial(PrefixFairQueue, quantum=QUANTUM))
         log = run(requests, policy, weights, kv=kv, batching=batching)
-    assert log.worst <= bound(requests, weights) + (2 * QUANTUM if policy == "dlpm" else 0)
+    assert log.largest_gap <= bound(requests, weights) + (2 * QUANTUM if policy == "dlpm" else 0)
 
 
 def test_first_come_first_served_exceeds_the_bound() -> None:
     requests = load(3, {"a": (200, 24, 24), "b": (1, 24, 24)}, 0.0)
     requests += [WorkloadRequest(f"late{index}", 0.5, [index] * 9, 9, tenant="b") for index in range(100)]
-    assert run(requests, "fcfs").worst > bound(requests, {})
-    assert run(requests, "fair").worst <= bound(requests, {})
+    assert run(requests, "fcfs").largest_gap > bound(requests, {})
+    assert run(requests, "fair").largest_gap <= bound(requests, {})
 
 
 def test_the_bound_holds_with_preemptions() -> None:
     requests = load(5, {"a": (120, 2, 46), "b": (120, 2, 46)}, 0.0)
-    log = run(requests)
-    assert log.num_preempted > 20
-    assert log.worst <= bound(requests, {})
+    log, num_preempted = ServiceTally(), 0
+
+    def listen(event: Event) -> None:
+        nonlocal num_preempted
+        log.emit(event)
+        num_preempted += len(event.preempted) if isinstance(event, Step) else 0
+
+    run(requests, listen=listen)
+    assert num_preempted > 20
+    assert log.largest_gap <= bound(requests, {})
 
 
 def test_service_is_proportional_to_the_weight() -> None:
     requests = load(7, {"a": (150, 12, 12), "b": (150, 12, 12)}, 0.0)
     weights = {"a": 2.0}
-    log = ServiceLog(weights)
+    log = ServiceTally(weights=weights)
     while_both_wait: list[tuple[float, float]] = []
 
     def listen(event: Event) -> None:
         log.emit(event)
         if isinstance(event, Step) and log.waiting["a"] and log.waiting["b"]:
-            while_both_wait.append((2 * log.service["a"], log.service["b"]))
+            while_both_wait.append((2 * log.services["a"], log.services["b"]))
 
     run(requests, weights=weights, listen=listen)
     service_a, service_b = while_both_wait[-1]
