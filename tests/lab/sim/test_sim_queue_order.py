@@ -50,7 +50,7 @@ def goodput(policy: str, load: list[WorkloadRequest]) -> float:
     limits = SchedulerConfig(2048, 32, 512, scheduling_policy=policy, step_time=LinearCost.time)
     events = EventList()
     simulate(load, SimConfig(limits, 4000), LinearCost(), events)
-    return summarize(events.events).values()["goodput"] or 0.0
+    return summarize(events.events).values()["goodput"]
 
 
 def test_deadlines_raise_the_goodput_under_overload() -> None:
@@ -83,5 +83,5 @@ def test_levels_shorten_the_mean_latency_or_leave_it_as_it_is(
         events = EventList()
         limits = SchedulerConfig(2048, 8, 512, scheduling_policy=policy)
         simulate(load, SimConfig(limits, 4000), LinearCost(), events)
-        mean[policy] = summarize(events.events).values()["e2e_latency_mean"] or 0.0
+        mean[policy] = summarize(events.events).values()["e2e_latency_mean"]
     assert mean["mlfq"] < ratio * mean["fcfs"]

@@ -84,11 +84,11 @@ class RunMetrics:
     accepted_draft_tokens: int = 0
     memory: dict[str, float] | None
 
-    def values(self) -> dict[str, float | None]:
+    def values(self) -> dict[str, float]:
         """The metrics that are not None by name. Those of summaries are named as `ttft_p50`, and shares of memory by
         their kind of slot. Without draft tokens there are no values of speculative decoding, without SLOs there is no
         goodput, and without swapped blocks their number is missing."""
-        values: dict[str, float | None] = {}
+        values: dict[str, float] = {}
         for name, value in asdict(self).items():
             if isinstance(value, dict):
                 prefix = "" if name == "memory" else f"{name}_"

@@ -106,13 +106,8 @@ def measure_run(system: StudySystem, requests: Sequence[WorkloadRequest], rate: 
     requests_tally = RequestTally(lambda _, metrics: finished.append(metrics))
     sinks = EventBroadcaster(tally, requests_tally)
     simulate_outputs(system, at_rate(requests, rate), sinks)
-    values = {"itl_p99": 0.0, "swapped_blocks": 0.0} | {
-        name: value for name, value in tally.result().values().items() if value is not None
-    }
-    return values | {
-        "completion_ratio": completion_ratio(finished),
-        "normalized_latency": values["normalized_latency_mean"],
-    }
+    values = {"itl_p99": 0.0, "swapped_blocks": 0.0} | tally.result().values()
+    return values | {"completion_ratio": completion_ratio(finished)}
 
 
 def latency_percentiles(requests: Sequence[RequestMetrics]) -> dict[str, float]:

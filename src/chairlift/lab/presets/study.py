@@ -18,6 +18,7 @@ from rich.table import Table
 
 from chairlift.config import SCHEDULING_POLICIES, SchedulerConfig
 from chairlift.errors import ConfigError
+from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.sim.devices import DEVICES, Device
 from chairlift.lab.sim.disaggregation import Instances
 from chairlift.lab.sim.executor import TOP_TOKEN
@@ -47,10 +48,7 @@ SYSTEMS: Final = {
 POLICY_SETTINGS: Final = ("scheduling_policy", "length_predictor", "batching", "static_batch_size", "static_run_to")
 """The settings of an engine that are fields of `SchedulerConfig` and may be missing."""
 
-LABELS: Final = {
-    "token_states": "token states, %",
-    "reserved": "reserved, %",
-    "internal": "internal fragmentation, %",
+HEADINGS: Final = {metric.key: metric.heading for metric in REPORTED_METRICS} | {
     "external": "external fragmentation and others, %",
     "waste": "all but token states, %",
     "batch": "running requests",
@@ -58,36 +56,24 @@ LABELS: Final = {
     "saved": "memory saved, %",
     "hit_rate": "hit rate",
     "service_gap": "difference of service at the last arrival",
-    "largest_service_gap": "largest difference",
+    "largest_service_gap": "largest difference while both wait",
     "finished_per_s": "requests/s",
     "held": "slots reserved",
     "written": "slots written",
     "never_used": "slots never used",
-    "total_tokens_per_s": "prompt and output tokens/s",
-    "requests_per_s": "requests/s",
     "num_steps": "steps",
     "peak_batch_size": "largest batch",
-    "mean_batch_size": "batch",
-    "preemptions": "preemptions",
-    "swapped_blocks": "blocks swapped",
-    "recomputed_tokens": "tokens recomputed",
     "swap_out_ms": "swap out, ms",
     "swap_ms": "swap out and in, ms",
     "recompute_ms": "recompute, ms",
     "swap_by_recompute": "swap out and in divided by recompute",
-    "ttft_p50": "TTFT p50, s",
     "itl_p99": "ITL p99, s",
     "queue_time_p50": "queue time p50, s",
-    "goodput": "requests/s within the SLO",
     "completion_ratio": "finished requests per arrival",
-    "e2e_latency_mean": "E2E latency mean, s",
-    "e2e_latency_p50": "E2E latency p50, s",
     "e2e_latency_p90": "E2E latency p90, s",
-    "e2e_latency_p99": "E2E latency p99, s",
-    "normalized_latency": "E2E latency per output token, mean, s",
-    "normalized_latency_p50": "E2E latency per output token, p50, s",
+    "normalized_latency_p50": "E2E latency by output token, p50, s",
 }
-"""The headings of the measures."""
+"""The headings of the measures: those of the metrics of runs, and of others."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +292,7 @@ class StudyResult:
     Attributes:
         rows: the values of each row by its label.
         keys: the case, within which ratios are computed, and the system of each row.
-        headings: the headings of measures that are not in LABELS.
+        headings: the headings of measures that are not in HEADINGS.
     """
 
     study: Study
@@ -383,7 +369,7 @@ class StudyResult:
 
     def _heading(self, name: str) -> str:
         measure = name.removesuffix(" ratio")
-        label = self.headings.get(measure) or LABELS.get(measure, measure)
+        label = self.headings.get(measure) or HEADINGS[measure]
         if measure == name:
             return label
         settings = self.study.settings["ratio"]
