@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from preset_studies import systems
 
 from chairlift.events import EventBroadcaster, EventList, Step
-from chairlift.lab.presets.memory_use import WARM_UP_SHARE, SteadyStateTally, simulate_siblings
-from chairlift.lab.presets.study import at_rate
+from chairlift.lab.presets.memory_use import WARM_UP_SHARE, SteadyStateTally, simulate_outputs
+from chairlift.lab.presets.study import StudySystem, at_rate
 from chairlift.lab.report.memory import true_kinds
 from chairlift.lab.report.trace import trace_events
 from chairlift.lab.sim.simulator import simulate
@@ -53,11 +54,17 @@ def test_steady_state_equals_the_report_with_true_lengths(name: str) -> None:
     assert tally.value("saved") == 0
 
 
+def with_outputs(count: int) -> StudySystem:
+    """A system with several outputs for each prompt."""
+    system = systems("vllm-fig2", 0, 5)["vLLM = paged"]
+    return replace(system, workload={**system.workload, "num_outputs": count})
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_siblings_share_the_full_blocks_of_their_prompt(count: int) -> None:
     """A prompt of 33 tokens has two full blocks, which all siblings except one save."""
-    events, system = EventList(), systems("vllm-fig2", 0, 5)["vLLM = paged"]
-    simulate_siblings(system, [WorkloadRequest(f"r{i}", 0.0, bytes(33), 15) for i in range(5)], count, events)
+    events, system = EventList(), with_outputs(count)
+    simulate_outputs(system, [WorkloadRequest(f"r{i}", 0.0, bytes(33), 15) for i in range(5)], events)
     steps = [event for event in events.events if isinstance(event, Step)]
     assert steps[0].saved == 0, "the leaders compute their prompts first"
     assert max(step.saved for step in steps) == 5 * (count - 1) * 32
@@ -65,6 +72,6 @@ def test_siblings_share_the_full_blocks_of_their_prompt(count: int) -> None:
 
 
 def test_a_prompt_of_one_block_is_not_shared() -> None:
-    events, system = EventList(), systems("vllm-fig2", 0, 5)["vLLM = paged"]
-    simulate_siblings(system, [WorkloadRequest(f"r{i}", float(i), bytes(16), 20) for i in range(5)], 2, events)
+    events, system = EventList(), with_outputs(2)
+    simulate_outputs(system, [WorkloadRequest(f"r{i}", float(i), bytes(16), 20) for i in range(5)], events)
     assert {event.saved for event in events.events if isinstance(event, Step)} == {0}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from chairlift.clock import VirtualClock
 from chairlift.errors import ConfigError
 from chairlift.events import Event, EventSink, Step
 from chairlift.lab.presets.study import Study, StudySystem, at_rate
-from chairlift.lab.sim.simulator import make_engine_core, simulate
+from chairlift.lab.sim.simulator import forced_requests, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.observability.tracker import SLOT_KINDS
 from chairlift.request import Request
@@ -119,32 +117,19 @@ def simulate_outputs(system: StudySystem, items: Sequence[WorkloadRequest], even
 
     Memory that is reserved has no beam search, so that beams are independent outputs there.
     """
-    if (count := system.workload.get("num_outputs", 1)) == 1:
-        result = simulate(items, system.config, system.cost_model, events)
-        assert not result.rejected, result.rejected[0]
-        return
+    count = system.workload.get("num_outputs", 1)
     has_beams = system.workload.get("beam_search", False) and system.config.kv == "paged"
-    simulate_siblings(system, items, count, events, has_beams)
+
+    def make_siblings(item: WorkloadRequest) -> list[Request]:
+        return siblings(item, count, has_beams)
+
+    requests_for = forced_requests if count == 1 else make_siblings
+    result = simulate(items, system.config, system.cost_model, events, requests_for=requests_for)
+    assert not result.rejected, result.rejected[0]
 
 
-def simulate_siblings(
-    system: StudySystem, items: Sequence[WorkloadRequest], count: int, events: EventSink, has_beams: bool = False
-) -> None:
-    """Simulate requests in order of arrival, with `count` outputs or beams per prompt."""
-    clock = VirtualClock()
-    core, _ = make_engine_core(system.config, system.cost_model, clock, events)
-    upcoming = deque(items)
-    while upcoming or core.has_work:
-        if not core.has_work:
-            clock.advance(max(0.0, upcoming[0].arrival - clock.now()))
-        while upcoming and upcoming[0].arrival <= clock.now():
-            for request in siblings(upcoming.popleft(), count, has_beams):
-                core.add(request)
-        core.step()
-
-
-def siblings(item: WorkloadRequest, count: int, has_beams: bool = False) -> list[Request]:
-    """Return `count` requests for the same prompt, of which the first is the leader."""
+def siblings(item: WorkloadRequest, count: int, has_beams: bool) -> list[Request]:
+    """Return `count` requests for the outputs or beams of one prompt, of which the first is the leader."""
     leader_id = f"{item.request_id}-0"
     params = SamplingParams(
         n=count if has_beams else 1, ignore_eos=True, max_tokens=item.output_len, use_beam_search=has_beams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.clock import VirtualClock
@@ -113,6 +113,25 @@ class SimResult:
         return self.num_steps / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
 
+def forced_request(item: WorkloadRequest) -> Request:
+    """Returns the engine's request for a workload request, with its output length forced and its declared limit."""
+    return Request(
+        item.request_id,
+        list(item.prompt_token_ids),
+        item.sampling_params,
+        item.max_output_len,
+        arrival_time=item.arrival,
+        priority=item.priority,
+        tenant=item.tenant,
+        output_len=item.output_len,
+    )
+
+
+def forced_requests(item: WorkloadRequest) -> list[Request]:
+    """Returns the one request of `forced_request`."""
+    return [forced_request(item)]
+
+
 def simulate(
     workload: RequestFeed | Sequence[WorkloadRequest],
     config: SimConfig,
@@ -120,6 +139,7 @@ def simulate(
     events: EventSink | None = None,
     *,
     tokens: TokenRecording | None = None,
+    requests_for: Callable[[WorkloadRequest], Sequence[Request]] = forced_requests,
 ) -> SimResult:
     """Simulates a workload to its end; every output has exactly its forced length.
 
@@ -131,17 +151,37 @@ def simulate(
         events: receives the events of the run, with times in virtual seconds. A long run has many large events, which
             `metrics.run.RunTally` aggregates as they come.
         tokens: recorded output tokens to replay, because they enter block hashes; None: all are 0.
+        requests_for: returns the requests of the engine for one of the workload, such as several outputs of a prompt.
 
     Raises:
         ConfigError: the pool is too small for the policy (see `make_kv_cache_manager`).
     """
-    clock = VirtualClock()
+    started, clock, result = time.perf_counter(), VirtualClock(), SimResult()
     if events is not None:
         events.emit(config.engine_started())
     feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
     core, executor = make_engine_core(config, cost_model, clock, events, tokens)
-    result = _SimulationRun(core, clock, feed).run_to_end()
-    result.num_steps = executor.num_steps
+    while True:
+        while due := feed.pop_due(clock.now()):
+            for item in due:
+                try:
+                    for request in requests_for(item):
+                        core.add(request)
+                except RequestError as error:
+                    result.rejected.append((item.request_id, str(error)))
+                    feed.finish(item.request_id, clock.now())
+            result.num_requests += len(due)
+        if core.has_work:
+            for output in core.step():
+                if output.finish_reason is not None:
+                    feed.finish(output.request_id, clock.now())
+        elif (next_time := feed.next_time()) is not None:
+            clock.advance(max(0.0, next_time - clock.now()))
+        else:
+            break
+    assert feed.is_exhausted, "every request is due once no other is unfinished"
+    result.num_steps, result.seconds = executor.num_steps, clock.now()
+    result.wall_seconds = time.perf_counter() - started
     return result
 
 
@@ -174,61 +214,3 @@ def make_engine_core(
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
     executor = SimExecutor(cost_model, clock, tokens, config.swap, config.top_token)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
-
-
-class _SimulationRun:
-    """The loop that adds the requests of one workload to one engine and steps it."""
-
-    def __init__(self, core: EngineCore, clock: VirtualClock, feed: RequestFeed) -> None:
-        self._core = core
-        self._clock = clock
-        self._feed = feed
-        self._result = SimResult()
-
-    def run_to_end(self) -> SimResult:
-        started = time.perf_counter()
-        while True:
-            self._add_due()
-            if self._core.has_work:
-                self._step()
-            elif (next_time := self._feed.next_time()) is not None:
-                self._clock.advance(max(0.0, next_time - self._clock.now()))
-            else:
-                break
-        assert self._feed.is_exhausted, "every request is due once no other is unfinished"
-        self._result.seconds = self._clock.now()
-        self._result.wall_seconds = time.perf_counter() - started
-        return self._result
-
-    def _add_due(self) -> None:
-        now = self._clock.now()
-        while due := self._feed.pop_due(now):
-            for item in due:
-                self._add(item, now)
-
-    def _add(self, item: WorkloadRequest, now: float) -> None:
-        self._result.num_requests += 1
-        try:
-            self._core.add(forced_request(item))
-        except RequestError as error:
-            self._result.rejected.append((item.request_id, str(error)))
-            self._feed.finish(item.request_id, now)
-
-    def _step(self) -> None:
-        for output in self._core.step():
-            if output.finish_reason is not None:
-                self._feed.finish(output.request_id, self._clock.now())
-
-
-def forced_request(item: WorkloadRequest) -> Request:
-    """Returns the engine's request for a workload request, with its output length forced and its declared limit."""
-    return Request(
-        item.request_id,
-        list(item.prompt_token_ids),
-        item.sampling_params,
-        item.max_output_len,
-        arrival_time=item.arrival,
-        priority=item.priority,
-        tenant=item.tenant,
-        output_len=item.output_len,
-    )
