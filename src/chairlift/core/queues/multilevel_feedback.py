@@ -98,7 +98,7 @@ class MultilevelFeedbackQueue(RequestQueue):
             self._entries.popleft()
 
     def discard(self, request: Request) -> None:
-        self._requests.remove(request)  # an error may have dropped its pending token, which changes its key
+        super().discard(request)
         del self._entered[request]
 
     def displaces(self, head: Request, running: Request) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -54,8 +54,8 @@ class RequestQueue:
         return head
 
     def discard(self, request: Request) -> None:
-        """Remove a request, which is in the queue."""
-        del self._requests[bisect_left(self._requests, self.key(request), key=self.key)]
+        """Remove a request, which is in the queue. Its key may have changed: an error drops its pending token."""
+        self._requests.remove(request)
 
     def begin_step(self, now: float) -> None:
         """Called before a step is planned, with the time in seconds of the engine's clock."""

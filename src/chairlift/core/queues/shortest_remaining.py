@@ -52,9 +52,6 @@ class ShortestRemainingQueue(RequestQueue):
         work = remaining_work(predicted, request.num_tokens - num_prompt_tokens, num_left)
         return (work, 0, request.arrival_index)
 
-    def discard(self, request: Request) -> None:
-        self._requests.remove(request)  # an error may have dropped its pending token, which changes its key
-
     def displaces(self, head: Request, running: Request) -> bool:
         left = self.key(running)[0]
         return left != SETTLED and self.key(head)[0] < left

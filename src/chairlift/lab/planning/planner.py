@@ -153,17 +153,7 @@ def make_plan(
     Raises:
         ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
     """
-    if config.speculative is not None and config.speculative.model is not None:
-        raise ConfigError(
-            f"speculative_config has model={config.speculative.model!r}, but a plan does not count the memory of a "
-            "draft model: plan without it, with a smaller memory"
-        )
-    if hardware is None and load.request_rate is not None:
-        raise ConfigError(
-            f"request_rate={load.request_rate:g} needs a device to simulate: name one with device, or leave it out"
-        )
-    if memory_bytes is not None and (config.num_kv_blocks or config.kv_cache_memory_bytes) is not None:
-        raise ConfigError("memory cannot be combined: give memory, kv_cache_memory_bytes or num_kv_blocks")
+    _check(config, load, memory_bytes, hardware)
     memory = plan_memory(config, model.config, model.formats, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
     pool = planned_pool(config, context, num_blocks, memory.pool.windows, checkpoint_plan(memory.pool))
@@ -175,19 +165,10 @@ def make_plan(
     policies = [_policy_fit(other, model.config, memory, limits, load) for other in configs]
     speed = None
     if hardware is not None and fit.num_running:
-        shape = _shape(model, config, memory)
-        policy = (pool.kv, pool.kv_arena, None)
-        sim = SimConfig(
-            limits,
-            pool.num_blocks,
-            pool.block_size,
-            *policy,
-            shape,
-            pool.windows,
-            pool.checkpoints,
-            swap=simulate_swap(memory.pool.num_swap_blocks, pool.block_size, shape, hardware),
-        )
-        speed = predict_speed(Roofline(shape, hardware), sim, accepted_lengths(pool, load), fit.num_running, load)
+        sim = _sim_config(model, config, memory, pool, limits, hardware)
+        assert sim.model is not None
+        lengths = accepted_lengths(pool, load)
+        speed = predict_speed(Roofline(sim.model, hardware), sim, lengths, fit.num_running, load)
     return DeploymentPlan(
         model=model,
         config=config,
@@ -199,6 +180,21 @@ def make_plan(
         serve=serve_command(model, config, memory),
         notes=_notes(model, config, fit, memory.choice, hardware),
     )
+
+
+def _check(config: EngineConfig, load: PlannedWorkload, memory_bytes: int | None, hardware: Device | None) -> None:
+    """Raises ConfigError for what cannot be planned."""
+    if config.speculative is not None and config.speculative.model is not None:
+        raise ConfigError(
+            f"speculative_config has model={config.speculative.model!r}, but a plan does not count the memory of a "
+            "draft model: plan without it, with a smaller memory"
+        )
+    if hardware is None and load.request_rate is not None:
+        raise ConfigError(
+            f"request_rate={load.request_rate:g} needs a device to simulate: name one with device, or leave it out"
+        )
+    if memory_bytes is not None and (config.num_kv_blocks or config.kv_cache_memory_bytes) is not None:
+        raise ConfigError("memory cannot be combined: give memory, kv_cache_memory_bytes or num_kv_blocks")
 
 
 def _policy_fit(
@@ -226,12 +222,29 @@ def _policy_fit(
     return PolicyFit(fit, [fit.num_fit, *(count(load.seed + i).num_fit for i in range(1, num_draws))])
 
 
-def _shape(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> ModelShape:
-    """The shape of the model, with the bytes per weight and per KV value in the planned data types."""
+def _sim_config(
+    model: PlannedModel,
+    config: EngineConfig,
+    memory: MemoryPlan,
+    pool: KVPool,
+    limits: SchedulerConfig,
+    hardware: Device,
+) -> SimConfig:
+    """The planned engine. The bytes per weight and per KV value of its shape are those of the planned data types."""
     num_weights = sum(matrix.num_weights for matrix in model.config.read_matrices)
     read_bytes = step_weight_bytes(model.config, memory.choice.memory(config.device.split(":")[0]), model.formats)
-    return ModelShape(
-        model.name, model.config, read_bytes / num_weights, memory.token_bytes / model.config.kv_values_per_token
+    kv_value_bytes = memory.token_bytes / model.config.kv_values_per_token
+    shape = ModelShape(model.name, model.config, read_bytes / num_weights, kv_value_bytes)
+    return SimConfig(
+        limits,
+        pool.num_blocks,
+        pool.block_size,
+        pool.kv,
+        pool.kv_arena,
+        model=shape,
+        windows=pool.windows,
+        checkpoints=pool.checkpoints,
+        swap=simulate_swap(memory.pool.num_swap_blocks, pool.block_size, shape, hardware),
     )
 
 
