@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tiny_engine import tiny_options
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "ray"
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 
 
 def serve_options(folder: Path, **options: Any) -> dict[str, Any]:

@@ -12,8 +12,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -28,7 +30,7 @@ from running_server import completion_body
 from tiny_engine import tiny_options
 from waiting import AMPLE_SECONDS, wait_for
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 
 START_SECONDS = 240.0
 MARK = "SERVER_OF_A_TEST"
@@ -67,73 +69,81 @@ class ReplicatedServer:
 
     def processes(self) -> list[psutil.Process]:
         """All processes of the server and of its Ray."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return processes_with(self.mark)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ReplicatedServer]:
-    """A server with one replica, on a machine whose environment has the settings of a cluster with HAProxy."""
-    options = tiny_options(tmp_path)
-    command = [
-        sys.executable, "-m", "chairlift", "serve", str(options["model"]), "--load-format", "dummy", "--replicas", "1",
-        "--port", "0", "--num-threads", "1", "--num-kv-blocks", "64", "--allow-other-users",
-    ]  # fmt: skip
-    environment = {**os.environ, **read_settings(), MARK: str(tmp_path)}
+def processes_with(mark: str) -> list[psutil.Process]:
+    """The processes whose environment has this mark."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def marked_process(command: list[str], mark: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process whose environment has a mark and the settings of a cluster with HAProxy; it ends with its children."""
+    environment = {**os.environ, **read_settings(), MARK: mark}
     environment.pop("RAY_ADDRESS", None)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, process_group=0)
-    found = ReplicatedServer(process, str(tmp_path))
-    threading.Thread(target=found.read, daemon=True).start()
+    process = subprocess.Popen(command, text=True, env=environment, **options)
     try:
-        found.wait_until_ready()
-        yield found
+        yield process
     finally:
-        for each in found.processes():
+        for each in processes_with(mark):
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         process.wait(AMPLE_SECONDS)
 
 
-def test_a_signal_to_the_process_group_lets_a_stream_finish(server: ReplicatedServer) -> None:
-    """Ray's processes are not in the group, so that the replica answers until the server has drained."""
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ReplicatedServer]:
+    """A server with one replica."""
+    options = tiny_options(tmp_path)
+    command = [
+        sys.executable, "-m", "chairlift", "serve", str(options["model"]), "--load-format", "dummy", "--replicas", "1",
+        "--port", "0", "--num-threads", "1", "--num-kv-blocks", "64", "--allow-other-users",
+    ]  # fmt: skip
+    with marked_process(command, str(tmp_path), stderr=subprocess.PIPE, process_group=0) as process:
+        found = ReplicatedServer(process, str(tmp_path))
+        threading.Thread(target=found.read, daemon=True).start()
+        found.wait_until_ready()
+        yield found
+
+
+def test_signals_to_the_process_group_let_a_stream_finish_and_then_end_the_server_and_ray(
+    server: ReplicatedServer,
+) -> None:
+    """Ray's processes are not in the group, so that the replica answers while the server drains."""
     in_group = [each.name() for each in server.processes() if os.getpgid(each.pid) == server.process.pid]
     assert not {"gcs_server", "raylet"} & set(in_group), in_group
     assert {"gcs_server", "raylet"} <= {each.name() for each in server.processes()}
-    body = {**completion_body(400), "stream": True}
-    with httpx.stream("POST", f"{server.url}/completions", json=body) as response:
-        lines = response.iter_lines()
+    check_privacy(server.processes())
+    endless = {**completion_body(500), "prompt": [[5, 6, 7]] * 64}
+    with stream(server, completion_body(400)) as response, stream(server, endless) as other:
+        lines, other_lines = response.iter_lines(), other.iter_lines()  # whose end would close the connection
         next(lines)
+        next(other_lines)
         server.send_signal_to_group(signal.SIGTERM)
         received = list(lines)
-    assert "data: [DONE]" in received, received[-3:]
-    assert any('"finish_reason":"length"' in line for line in received)
-    assert server.process.wait(AMPLE_SECONDS) == 0, server.text()
-    wait_for(lambda: not server.processes())
-    assert "Thread 0x" not in server.text()
-    assert "Token authentication" not in server.text()
-    assert "\x1b[" not in server.text()
-
-
-def test_a_second_signal_ends_the_server_and_ray_at_once(server: ReplicatedServer) -> None:
-    with httpx.stream("POST", f"{server.url}/completions", json={**completion_body(500), "stream": True}) as response:
-        lines = response.iter_lines()  # whose end would close the connection
-        next(lines)
-        server.send_signal_to_group(signal.SIGINT)
+        assert "data: [DONE]" in received, received[-3:]
+        assert any('"finish_reason":"length"' in line for line in received)
         wait_for(lambda: "shutting down" in server.text())
         server.send_signal_to_group(signal.SIGINT)
         assert server.process.wait(AMPLE_SECONDS) == 0, server.text()
-    assert "1 calls end with an error because the server stops" in server.text()
     wait_for(lambda: not server.processes())
-    assert "Thread 0x" not in server.text()
+    assert "1 calls end with an error because the server stops" in server.text()
+    for text in ("Thread 0x", "Token authentication", "\x1b["):
+        assert text not in server.text()
 
 
-def test_ray_is_private_and_ends_with_a_server_that_is_killed(server: ReplicatedServer) -> None:
-    """Its agents would continue for a minute, and its folder would be accessible to all users."""
-    processes = server.processes()
+def stream(server: ReplicatedServer, body: dict[str, Any]) -> contextlib.AbstractContextManager[httpx.Response]:
+    return httpx.stream("POST", f"{server.url}/completions", json={**body, "stream": True})
+
+
+def check_privacy(processes: list[psutil.Process]) -> None:
+    """Check that Ray cannot be used by others. Its folder would be accessible to all users."""
     listening = [each.laddr for one in processes for each in one.net_connections("tcp") if each.status == "LISTEN"]
     assert len(listening) >= 8
     assert {ip_address(address.ip.removeprefix("::ffff:")).is_loopback for address in listening} == {True}
@@ -142,14 +152,35 @@ def test_ray_is_private_and_ends_with_a_server_that_is_killed(server: Replicated
     assert [stat.S_IMODE(path.stat().st_mode) for path in (token.parent, token)] == [0o700, 0o600]
     (log_folder,) = [each.split("=")[1] for each in gcs.cmdline() if each.startswith("--log_dir=")]
     assert token.parent in Path(log_folder).parents
-    server.process.kill()
-    wait_for(lambda: not server.processes())
-    shutil.rmtree(token.parent)
+
+
+RAY_WITH_AN_ACTOR = """
+from chairlift.cluster.local_cluster import set_ray_variables
+set_ray_variables()
+from chairlift.cluster.ray_processes import RayProcesses
+processes = RayProcesses(print, num_cpus=1, include_dashboard=False)
+import os, ray, sys
+actor = ray.remote(type("Actor", (), {"pid": lambda self: os.getpid()})).remote()
+print(processes.folder, ray.get(actor.pid.remote()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ray_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    """Its agents would continue for a minute."""
+    command, pipes = [sys.executable, "-c", RAY_WITH_AN_ACTOR], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with marked_process(command, str(tmp_path), **pipes) as process:
+        assert process.stdout is not None
+        folder, actor = process.stdout.readline().split()
+        assert int(actor) in {each.pid for each in processes_with(str(tmp_path))}
+        process.kill()
+        process.wait()
+        wait_for(lambda: not processes_with(str(tmp_path)))
+    shutil.rmtree(folder)
 
 
 def test_without_the_gcs_the_server_answers_and_then_ends_with_a_message(server: ReplicatedServer) -> None:
-    body = {**completion_body(400), "stream": True}
-    with httpx.stream("POST", f"{server.url}/completions", json=body) as response:
+    with stream(server, completion_body(400)) as response:
         lines = response.iter_lines()
         next(lines)
         (gcs,) = [each for each in server.processes() if each.name() == "gcs_server"]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -22,7 +23,7 @@ from chairlift.cluster.usage_aggregator import SharedUsage
 from tiny_engine import tiny_options
 from waiting import AMPLE_SECONDS, wait_for
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 
 
 @dataclass
@@ -61,6 +62,8 @@ def settings() -> Iterator[None]:
         patch.setenv("HOME", home)
         for name, value in read_settings().items():
             patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))  # A runtime_env would start workers anew.
+        patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")  # No client is left when it ends.
         # Ray has read this setting when it was imported: the driver would choose another address than Ray's processes.
         patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
         for module in (api, client):  # It would give up after 60 s, which a busy machine needs.
@@ -83,8 +86,7 @@ def server(settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     limits = {"num-threads": 1, "num-kv-blocks": 64, "max-num-seqs": 4, "scheduling-policy": "fair"}
     config.write_text(json.dumps({"models": model, "seed": 0, "allow-unauthenticated": True, **limits}))
     port = free_port()
-    tests = str(Path(__file__).parent.parent)
-    ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": tests}})
+    ray.init(num_cpus=4, include_dashboard=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         application = chairlift.cluster.app({"config": str(config), "replicas": "2"})

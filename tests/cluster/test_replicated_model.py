@@ -146,25 +146,30 @@ def send_and_kill(server: ClusterServer) -> list[int]:
     return [call.result().status_code for call in calls]
 
 
-def test_lost_requests_are_found_and_those_that_were_sent_again_once(serve: Serve) -> None:
-    with serve(max_num_seqs=1) as server:
-        statuses = send_and_kill(server)
-        assert sorted(statuses) == [200] * 7 + [503]
-        for index, status in enumerate(statuses):
-            (found,) = server.get(f"/v1/requests/cmpl-r{index}")["sequences"]
-            (explained,) = server.get(f"/v1/requests/cmpl-r{index}/explain")["sequences"]
-            assert found["state"] == explained["state"] == ("finished" if status == 200 else "lost")
-            num_tokens = found["num_output_tokens"]
-            assert num_tokens == NUM_TOKENS if status == 200 else 0 < num_tokens < NUM_TOKENS
-            assert found["num_blocks"] == 0
-            assert found["replica"] == explained["replica"] == ("replica-1" if status == 200 else "replica-0")
-
-
-def test_traces_and_access_log_show_the_replicas_of_a_call(
+def test_a_lost_replica_is_shown_in_requests_traces_and_the_access_log(
     serve: Serve, log: Path, exporter: InMemorySpanExporter
 ) -> None:
     with serve(max_num_seqs=1) as server:
         statuses = send_and_kill(server)
+        assert sorted(statuses) == [200] * 7 + [503]
+        check_requests(server, statuses)
+    check_telemetry(log, exporter, statuses)
+
+
+def check_requests(server: ClusterServer, statuses: list[int]) -> None:
+    """Check that lost requests are found, and those that were sent again once."""
+    for index, status in enumerate(statuses):
+        (found,) = server.get(f"/v1/requests/cmpl-r{index}")["sequences"]
+        (explained,) = server.get(f"/v1/requests/cmpl-r{index}/explain")["sequences"]
+        assert found["state"] == explained["state"] == ("finished" if status == 200 else "lost")
+        num_tokens = found["num_output_tokens"]
+        assert num_tokens == NUM_TOKENS if status == 200 else 0 < num_tokens < NUM_TOKENS
+        assert found["num_blocks"] == 0
+        assert found["replica"] == explained["replica"] == ("replica-1" if status == 200 else "replica-0")
+
+
+def check_telemetry(log: Path, exporter: InMemorySpanExporter, statuses: list[int]) -> None:
+    """Check that traces and access log show the replicas of each call."""
     lines = {line["request_id"]: line for line in map(json.loads, log.read_text().splitlines()) if "ttft" in line}
     spans: dict[str, list[ReadableSpan]] = {}
     for span in exporter.get_finished_spans():
