@@ -1,4 +1,4 @@
-"""Check the native kernels of an installed Chairlift: their types, one product against its reference, and the default
+"""Check the native kernels of an installed Chairlift: their types, one product against that of torch, and the default
 model."""
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 import chairlift
-from chairlift.kernels import reference
 from chairlift.kernels.cpu import load
 
 
@@ -27,9 +26,9 @@ def try_product() -> None:
     x, out = torch.randint(-127, 128, (5, 160)) / 64, torch.empty(5, 96)
     x[:, ::32] = 127 / 64
     native.FusedLinear([matrix])(x.data_ptr(), 160, 5, out.data_ptr(), 96, False)
-    expected = reference.linear(x, torch.from_numpy(matrix.unpack(0, 96)), None)
+    expected = x @ torch.from_numpy(matrix.unpack(0, 96)).t()
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
-    print(f"products: largest difference from the reference {(out - expected).abs().max():.1e}")
+    print(f"products: largest difference from torch {(out - expected).abs().max():.1e}")
 
 
 def try_model() -> None:

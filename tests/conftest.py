@@ -16,8 +16,10 @@ import torch
 from hypothesis import HealthCheck, settings
 from safetensors.torch import load_file, save_file
 
+from chairlift.kernels.kernel_set import KERNEL_SETS
 from waiting import AMPLE_SECONDS
 
+KERNEL_SETS["reference"] = "reference_kernels:ReferenceKernelSet"
 torch.set_num_threads(1)
 # How long an example takes depends on what else the machine does.
 settings.register_profile("chairlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])

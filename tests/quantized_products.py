@@ -86,7 +86,7 @@ def quantized_linear(
     prologue: NativePrologueKind,
     has_row_scale: bool = False,
 ) -> torch.Tensor:
-    """`reference.linear` with a matrix of integers, after a prologue of the given kind.
+    """`reference_kernels.linear` with a matrix of integers, after a prologue of the given kind.
 
     Args:
         x: [T, in], quantized by `quantize_rows` or `quantize_groups`.

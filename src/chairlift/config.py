@@ -21,7 +21,7 @@ PRIORITY_POLICIES = ("priority", "fair")
 LENGTH_PREDICTORS = ("none", "max_tokens", "history", "oracle")
 DEFAULT_LENGTH_PREDICTOR = {"srpt": "history"}
 """The length predictor of a scheduling policy that needs one."""
-KERNEL_SETS = ("auto", "native", "torch", "reference")
+KERNEL_SETS = ("auto", "native", "torch")
 QUANTIZATIONS = ("int8", "q8_0", "q4_0", "q4_1")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
 BATCHINGS = ("continuous", "static")
@@ -176,9 +176,7 @@ class EngineConfig:
         choices=DTYPES,
     )
     kernels: str = option(
-        "auto",
-        "Kernel set. auto is native on the CPU if it is compiled, else torch. reference defines both.",
-        choices=KERNEL_SETS,
+        "auto", "Kernel set. auto is native on the CPU if it is compiled, else torch.", choices=KERNEL_SETS
     )
     quantization: str | None = option(
         None,
@@ -429,7 +427,7 @@ class EngineConfig:
             raise ConfigError(f"kernels=native cannot be combined with {conflict}: remove one of them")
         if self.quantization is not None:
             option = f"quantization={self.quantization}"
-        elif self.kv_cache_dtype == "int8" and self.kernels != "reference":
+        elif self.kv_cache_dtype == "int8":
             option = "kv_cache_dtype=int8"
         else:
             return

@@ -19,7 +19,7 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from native import needs_native
 from pooling_models import TEXTS, write_pooling_model
 
-KERNELS = ["reference", "torch", pytest.param("native", marks=needs_native)]
+KERNELS = ["torch", pytest.param("native", marks=needs_native)]
 EMBEDDERS = [
     *(("bert", "mean"), ("bert", "cls"), ("roberta", "mean"), ("modernbert", "cls")),
     *(("qwen3", "lasttoken"), ("qwen3bare", "lasttoken")),

@@ -232,12 +232,6 @@ def columns(step: Step) -> list[tuple[int, int, int]]:
     return list(zip(step.num_computed, step.num_scheduled, step.num_padding, strict=True)) if step.num_padding else []
 
 
-def test_the_reference_kernels_give_the_same_answers(tiny_model_dir: Callable[..., Path]) -> None:
-    folder = tiny_model_dir("llama")
-    answers, _ = engine_answers(folder, kernels="reference", max_num_batched_tokens=32, max_num_seqs=4)
-    assert answers == reference_tokens(folder, answers)
-
-
 def test_the_prefix_of_a_running_request_is_reused(tiny_model_dir: Callable[..., Path]) -> None:
     config = EngineConfig(
         model=str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=100, num_threads=1

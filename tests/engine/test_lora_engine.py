@@ -83,13 +83,11 @@ def answers_of(llm: LLM, names: list[str | None]) -> dict[str | None, list[list[
     return found
 
 
-@pytest.mark.parametrize("kernels", ["reference", "torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("squeeze", SQUEEZES)
 def test_mixed_adapters_give_the_tokens_of_merged_models(
     squeeze: str, kernels: str, model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]]
 ) -> None:
-    if kernels == "reference" and squeeze != "roomy":
-        pytest.skip("the reference is slow")
     llm = LLM(**options(model, kernels=kernels, kv_cache_dtype="float32", lora_modules=adapters, **SQUEEZES[squeeze]))
     names = [*adapters, None]
     assert answers_of(llm, names) == expected

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from chairlift.kernels import reference
 from chairlift.kernels.activations import activation_kernel
 from chairlift.kernels.cpu import load
+from chairlift.kernels.grouped_mixture import route
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LoadedMatrix, Mixture, Prologue, RowKernel
 from chairlift.kernels.kernel_set import get_kernels
-from chairlift.kernels.portable import REFERENCE
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from native import needs_native
+from reference_kernels import REFERENCE
 
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
 SIZE, INNER = 40, 24
@@ -115,10 +115,10 @@ def test_routing_by_sigmoid_with_a_bias_of_the_choice(kernels: str, softmax: Any
 def test_a_bias_changes_the_choice_but_not_the_weights() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     bias = torch.tensor([-1.0, 0.0, 0.0, 1.0])
-    experts, weights = reference.route(logits, ExpertRouting(2, "all", has_sigmoid=True, scale=2.0), None, bias)
+    experts, weights = route(logits, ExpertRouting(2, "all", has_sigmoid=True, scale=2.0), None, bias)
     assert experts.tolist() == [[3, 1]]
     torch.testing.assert_close(weights, 2 * torch.tensor([[-1.0, 1.0]]).sigmoid())
-    _, shares = reference.route(logits, ExpertRouting(2, "chosen", has_sigmoid=True, sum_eps=0.5), None, bias)
+    _, shares = route(logits, ExpertRouting(2, "chosen", has_sigmoid=True, sum_eps=0.5), None, bias)
     torch.testing.assert_close(shares, weights / 2 / (weights.sum() / 2 + 0.5))
 
 
@@ -188,7 +188,7 @@ def test_rows_do_not_depend_on_other_rows_threads_or_order(weight_format: str | 
 @pytest.mark.parametrize("softmax", ["all", "chosen"])
 def test_routing_takes_the_largest_logits_and_of_equal_ones_the_first(softmax: Any) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.5, 0.5, 0.5, 0.5]])
-    experts, weights = reference.route(logits, ExpertRouting(2, softmax))
+    experts, weights = route(logits, ExpertRouting(2, softmax))
     assert experts.tolist() == [[1, 2], [0, 1]]
     every = torch.softmax(logits, dim=-1).gather(1, experts)
     expected = every if softmax == "all" else every / every.sum(-1, keepdim=True)

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference_kernels as reference
 from chairlift.errors import ConfigError
-from chairlift.kernels import reference
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.kernels import reference
+import reference_kernels as reference
 from chairlift.kernels.activations import GATED_SUFFIX, NativePrologueKind
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import ROUNDED

@@ -26,8 +26,8 @@ from chairlift.kernels.recurrence import (
     ShortConvolution,
     StateStep,
 )
-from chairlift.kernels.reference_recurrence import ReferenceRecurrence
 from native import needs_native
+from reference_recurrence import ReferenceRecurrence
 
 pytestmark = [needs_native, pytest.mark.usefixtures("same_threads")]
 

@@ -24,11 +24,11 @@ from chairlift.kernels.cpu.native_set import NativeKernelSet
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
 from chairlift.kernels.kernel_set import MAX_THREADS, KernelsUnavailableError, get_kernels
-from chairlift.kernels.portable import REFERENCE
 from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, Weights, packed_tensor
 from ggml_blocks import random_blocks
 from native import needs_native
+from reference_kernels import REFERENCE
 
 Q = gguf.GGMLQuantizationType
 
@@ -296,7 +296,6 @@ def test_options_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(device="cuda") == ("torch", "bfloat16", "bfloat16", None)
     assert chosen(device="cuda", dtype="float16") == ("torch", "float16", "float16", None)
     assert chosen(kernels="torch") == ("torch", "float32", "float32", None)
-    assert chosen(kernels="reference", kv_cache_dtype="int8") == ("reference", "float32", "int8", None)
 
 
 def test_without_the_extension_torch_is_used_with_one_warning(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.kernels import reference
+import reference_kernels as reference
 from chairlift.kernels.attention import AttentionShape, KVCache
 from chairlift.kernels.interface import NO_PROLOGUE, Prologue
 from chairlift.models.declaration import RopeConfig

@@ -256,7 +256,7 @@ def make_prompts() -> list[list[int]]:
     return [[draw.randrange(VOCAB) for _ in range(length)] for length in (1, 5, 8, 9, 10, 40, 71)]
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("budget", [512, 11])
 def test_declared_architecture_generates_the_tokens_of_its_torch_twin(folder: Path, backend: str, budget: int) -> None:
     config = engine_config(folder, kernels=backend, max_num_batched_tokens=budget, max_num_seqs=6)

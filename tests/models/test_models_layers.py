@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
-from chairlift.kernels.portable import PORTABLE_KERNELS
+from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration import ATTENTION, MLP, MatrixSpec, ModelConfig, NormSpec, RopeConfig
 from chairlift.models.decoder import build_model
@@ -39,9 +39,9 @@ class Parameters:
         return packed_tensor(self.tensor(name, shape))
 
 
-@pytest.fixture(params=sorted(PORTABLE_KERNELS))
+@pytest.fixture(params=["reference", "torch"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return PORTABLE_KERNELS[request.param]
+    return get_kernels(request.param)
 
 
 def tiny(tied: bool = False) -> ModelConfig:

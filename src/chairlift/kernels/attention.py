@@ -100,7 +100,7 @@ class AttentionShape:
     Attributes:
         scale: the factor of the dot products.
         dtype: the type of activations.
-        logits_soft_cap: see `reference.paged_attention`.
+        logits_soft_cap: c, where a score s becomes c * tanh(s / c) before the softmax (Gemma 2), or None.
         kv_cache_dtype: the type of K and V in memory; None for `dtype`. torch.int8 has a scale for each token and head.
     """
 
@@ -147,11 +147,13 @@ def zeroed(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 class RotaryStep:
-    """The rotary embedding at the positions of one step, for all layers.
+    """The rotary embedding (Su et al., 2021) at the positions of one step, for all layers.
+
+    Of the first n dimensions of a head, i and i + n/2 are a pair, which is rotated by position * frequency i.
 
     Args:
         positions: int64 [T].
-        cos_sin_cache: float32 [max_position, rotated dimensions], see `reference.rotate`.
+        cos_sin_cache: float32 [max_position, n], the cosines of the n/2 angles, then their sines.
         query_scales: float32 [max_position], the factor of the query at each position, or None for no factors.
     """
 
@@ -232,16 +234,18 @@ class AttentionBackend(ABC, Generic[PlanT]):
         qk_norm: QKNorm | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalize and rotate query and key, write K and V into their slots, and compute attention.
+        """Normalize and rotate query and key, write K and V into their slots, and compute attention (Kwon et al., 2023,
+        section 4.1). Head h of the query reads KV head h // `group_size`.
 
         Args:
             qkv: [T, heads * head_dim], contiguous, which may be overwritten: the heads of query, key and value of each
                 token. Without heads of values, the projected keys are the values as well. With heads of the query only,
                 `cache` contains K and V of this step already, and remains as it is.
             rotary: None leaves query and key as they are.
-            sliding_window: see `reference.paged_attention`.
+            sliding_window: a query at position p sees keys p - sliding_window + 1 to p; None for keys 0 to p.
             qk_norm: None leaves query, key and value as they are.
-            sinks: see `reference.paged_attention`.
+            sinks: [num_heads], a score of each head that is part of its softmax, but has no value (gpt-oss; after Xiao
+                et al., 2023), or None.
 
         Returns:
             [T, num_heads * head_dim], valid until the next call of `forward` with any plan.

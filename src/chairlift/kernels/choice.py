@@ -18,7 +18,7 @@ class KernelChoice:
     """The kernel set and number formats that the options of an engine resolve to.
 
     Attributes:
-        kernels: "native", "torch" or "reference".
+        kernels: "native" or "torch".
         dtype: the type of activations, and of weights except with native kernels.
         kv_cache_dtype: the type of K and V in memory.
         quantization: the format of all matrices; None for those of the file.

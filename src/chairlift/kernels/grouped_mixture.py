@@ -1,4 +1,4 @@
-"""GroupedMixture: a mixture of experts from the other kernels of a set."""
+"""GroupedMixture: a mixture of experts from the other kernels of a set; `route` chooses the experts of each row."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ from collections.abc import Callable
 
 import torch
 
-from chairlift.kernels import reference
+from chairlift.kernels.activations import sigmoid
 from chairlift.kernels.interface import NO_PROLOGUE, LinearKernel, Mixture, Prologue, RowKernel
+from chairlift.kernels.routing import ExpertRouting
 
 MakeLinear = Callable[..., LinearKernel]
 """`Kernels.make_linear`."""
+
+
+def route(
+    logits: torch.Tensor,
+    routing: ExpertRouting,
+    expert_scales: torch.Tensor | None = None,
+    selection_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the experts of each row from the logits of the router, [T, num_experts].
+
+    Args:
+        expert_scales, selection_bias: see Mixture.
+
+    Returns:
+        The experts of each row, int64 [T, experts_per_token], and their weights, float32 of the same shape.
+    """
+    scores = sigmoid(logits.float()) if routing.has_sigmoid else logits.float()
+    biased = scores if selection_bias is None else scores + selection_bias.float()
+    chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : routing.experts_per_token]
+    weights = scores.gather(1, chosen)
+    if routing.has_sigmoid and routing.softmax == "chosen":
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.sum_eps)
+    elif not routing.has_sigmoid:
+        weights = weights.softmax(-1) if routing.softmax == "chosen" else scores.softmax(-1).gather(1, chosen)
+    weights = weights * routing.scale
+    return chosen, weights if expert_scales is None else weights * expert_scales.float()[chosen]
 
 
 class GroupedMixture:
@@ -39,7 +66,7 @@ class GroupedMixture:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         normed = x if self._norm is None else self._norm(x)
         logits = self._router(x if self._has_router_norm else normed)
-        chosen, weights = reference.route(logits, self._routing, self._expert_scales, self._selection_bias)
+        chosen, weights = route(logits, self._routing, self._expert_scales, self._selection_bias)
         out = torch.zeros_like(normed)
         for expert in sorted({expert for row in chosen.tolist() for expert in row}):
             up, down = self._experts[expert]

@@ -31,7 +31,7 @@ class KernelSet(ABC):
     """A named set of kernels.
 
     Attributes:
-        name: a value of `EngineConfig.kernels`.
+        name: a value of `EngineConfig.kernels`, or the name of a set of the tests.
     """
 
     name: str
@@ -90,8 +90,7 @@ class KernelSet(ABC):
 
 KERNEL_SETS: Final = {
     "native": "chairlift.kernels.cpu.native_set:NativeKernelSet",
-    "reference": "chairlift.kernels.portable_set:ReferenceKernelSet",
-    "torch": "chairlift.kernels.portable_set:TorchKernelSet",
+    "torch": "chairlift.kernels.torch_set:TorchKernelSet",
 }
 """Name of a kernel set -> the module and name of its `KernelSet`."""
 

@@ -20,6 +20,9 @@ import torch
 
 from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, Mamba2Sizes
 
+L2_EPS = 1e-6
+"""Is added to the sum of squares of the q and k of a head in `GatedDelta`."""
+
 
 class SequenceSpan(NamedTuple):
     """The rows of a sequence in a step, `start` to `stop`, and its slots; see StateStep.
@@ -118,10 +121,10 @@ class GatedDelta(GatedDeltaSizes):
     """The gated delta rule of rows [q | k | v | z | b | a]: [T, in] -> [T, num_heads * value_dim].
 
     q, k and v pass through the convolution and SiLU. Then q and k are divided by the square root of their sum of
-    squares plus 1e-6 in each head, and q is multiplied by key_dim**-0.5. Head h reads q and k of head h // (num_heads /
-    num_key_heads), or with `has_tiled_keys` of head h % num_key_heads. With beta = beta_scale * sigmoid(b) and
-    g = decay * softplus(a + dt_bias), the result is rms_norm(o) * silu(z), where each head is normed by the same
-    weights.
+    squares plus L2_EPS in each head, and q is multiplied by key_dim**-0.5. Head h reads q and k of head
+    h // (num_heads / num_key_heads), or with `has_tiled_keys` of head h % num_key_heads. With beta = beta_scale *
+    sigmoid(b) and g = decay * softplus(a + dt_bias), the result is rms_norm(o) * silu(z), where each head is normed by
+    the same weights.
 
     Attributes:
         decay: [num_heads], -exp(A_log).

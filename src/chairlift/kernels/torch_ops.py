@@ -1,4 +1,4 @@
-"""Fast torch kernels for every device; `chairlift.kernels.reference` defines the results of each function."""
+"""Row kernels of torch, for every device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PackedLinear:
 
 
 def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Compute `reference.gate` in the memory of x."""
+    """`Kernels.gate`, computed in the memory of x."""
     return x.mul_(sigmoid(logits))
 
 
@@ -62,7 +62,7 @@ def activate_and_multiply(gate_up: torch.Tensor, of_gate: RowKernel, of_up: RowK
 
 
 def make_prologue(prologue: Prologue) -> RowKernel:
-    """The function of rows that computes `reference.apply_prologue` for the given prologue."""
+    """The function of rows that computes a prologue."""
     if prologue.kind not in NORM_KINDS:
         activation, is_gated = find_activation(prologue.kind)
         if not is_gated:
@@ -76,7 +76,7 @@ def make_prologue(prologue: Prologue) -> RowKernel:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Compute `reference.rotate` from `RotaryStep.rows`, as x * cos + (x with swapped halves) * signed_sin."""
+    """Rotate x [T, heads, head_dim] by `RotaryStep.rows`, as x * cos + (x with swapped halves) * signed_sin."""
     num_dims = cos.shape[-1]
     x32 = x[..., :num_dims].float()
     swapped = x32.roll(num_dims // 2, dims=-1)

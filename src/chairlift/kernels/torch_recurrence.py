@@ -10,6 +10,7 @@ import torch
 
 from chairlift.kernels.activations import sigmoid
 from chairlift.kernels.recurrence import (
+    L2_EPS,
     Convolution,
     GatedDelta,
     Mamba2,
@@ -19,7 +20,6 @@ from chairlift.kernels.recurrence import (
     StateStep,
     allocate_state,
 )
-from chairlift.kernels.reference_recurrence import L2_EPS
 
 LINEAR_SOFTPLUS = 20.0
 """softplus(x) is x where x is greater."""

@@ -50,15 +50,15 @@ def test_profile_step(tiny_model_dir: TinyModel) -> None:
     assert vars(model_runner)["gather_input_batch"] is gather
 
 
-def test_profiles_of_two_kernel_sets(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_of_a_kernel_set(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
     profile = script("profile_step")
     sizes = ["--batch-sizes", "1,2", "--context", "20", "--steps", "3", "--rounds", "2", "--num-threads", "1"]
-    arguments = ["--model", str(tiny_model_dir("opt")), "--kernels", "reference,torch", *sizes]
+    arguments = ["--model", str(tiny_model_dir("opt")), "--kernels", "torch", *sizes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["profile_step.py", *arguments])
         profile.main()
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(record["milliseconds"]) == ["reference", "torch"]
+    assert list(record["milliseconds"]) == ["torch"]
     for by_batch_size in record["milliseconds"].values():
         assert list(by_batch_size) == ["1", "2"]
         assert all(milliseconds > 0 for sections in by_batch_size.values() for milliseconds in sections.values())

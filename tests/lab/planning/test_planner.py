@@ -22,7 +22,7 @@ from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_
 from chairlift.engine.startup.weight_plan import plan_weights
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import total
-from chairlift.kernels.portable_set import TorchMemory
+from chairlift.kernels.torch_set import TorchMemory
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
@@ -55,7 +55,7 @@ def seats(num: int = 10_000) -> SchedulerConfig:
 
 def test_planned_matrices_are_those_that_a_step_reads() -> None:
     for shape in MODEL_SHAPES.values():
-        items = plan_weights(shape.config, TorchMemory("float16", "cuda", packs=True), formats)
+        items = plan_weights(shape.config, TorchMemory("float16", "cuda"), formats)
         matrices = [item for item in items if item.name in ("attention", "MLP", "embedding", "embedding and LM head")]
         assert total(matrices) == shape.weight_bytes, shape.name
 

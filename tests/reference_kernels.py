@@ -1,8 +1,11 @@
-"""The reference implementation of every kernel in plain torch. It is slow; tests compare the fast kernels with it."""
+"""The kernel set "reference", which defines what kernels compute in plain torch: tests compare others with it.
+
+`tests/conftest.py` adds it to the sets that `find_kernel_set` finds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -15,11 +18,22 @@ from chairlift.kernels.attention import (
     QKNorm,
     RotaryStep,
 )
-from chairlift.kernels.interface import NORM_KINDS, LoadedMatrix, Mixture, Prologue
-from chairlift.kernels.routing import ExpertRouting
-
-RMSNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""`rms_norm`."""
+from chairlift.kernels.grouped_mixture import route
+from chairlift.kernels.interface import (
+    NORM_KINDS,
+    ComposedLinear,
+    ComposedResidualSum,
+    Kernels,
+    LinearKernel,
+    LoadedMatrix,
+    Mixture,
+    Prologue,
+    RowKernel,
+)
+from chairlift.kernels.lora import AdaptedLinear, LoraLayer
+from chairlift.kernels.torch_set import TorchKernelSet
+from chairlift.kernels.weights import load_tensor
+from reference_recurrence import ReferenceRecurrence
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -71,32 +85,6 @@ def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
     return layer_norm(x, prologue.weight, prologue.bias, prologue.eps)
 
 
-def route(
-    logits: torch.Tensor,
-    routing: ExpertRouting,
-    expert_scales: torch.Tensor | None = None,
-    selection_bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the experts of each row from the logits of the router, [T, num_experts].
-
-    Args:
-        expert_scales, selection_bias: see Mixture.
-
-    Returns:
-        The experts of each row, int64 [T, experts_per_token], and their weights, float32 of the same shape.
-    """
-    scores = sigmoid(logits.float()) if routing.has_sigmoid else logits.float()
-    biased = scores if selection_bias is None else scores + selection_bias.float()
-    chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : routing.experts_per_token]
-    weights = scores.gather(1, chosen)
-    if routing.has_sigmoid and routing.softmax == "chosen":
-        weights = weights / (weights.sum(-1, keepdim=True) + routing.sum_eps)
-    elif not routing.has_sigmoid:
-        weights = weights.softmax(-1) if routing.softmax == "chosen" else scores.softmax(-1).gather(1, chosen)
-    weights = weights * routing.scale
-    return chosen, weights if expert_scales is None else weights * expert_scales.float()[chosen]
-
-
 def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The product of x [T, n] and the sigmoid of logits, [T, n] or [T, 1], which may be computed in the memory of x."""
     return x * sigmoid(logits)
@@ -140,16 +128,16 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
     return torch.cat((rotated, x[..., num_dims:]), dim=-1)
 
 
-def normalize_heads(heads: ProjectedHeads, qk_norm: QKNorm | None, norm: RMSNorm = rms_norm) -> ProjectedHeads:
-    """Apply the norms of heads by `norm`, with a weight of ones for V."""
+def normalize_heads(heads: ProjectedHeads, qk_norm: QKNorm | None) -> ProjectedHeads:
+    """Apply the norms of heads, with a weight of ones for V."""
     if qk_norm is None:
         return heads
     query, key, value = heads
     if key is not None and qk_norm.key is not None:
-        key = norm(key, qk_norm.key, qk_norm.eps)
+        key = rms_norm(key, qk_norm.key, qk_norm.eps)
     if value is not None and qk_norm.norms_values:
-        value = norm(value, value.new_ones(value.shape[-1]), qk_norm.eps)
-    return ProjectedHeads(norm(query, qk_norm.query, qk_norm.eps), key, value)
+        value = rms_norm(value, value.new_ones(value.shape[-1]), qk_norm.eps)
+    return ProjectedHeads(rms_norm(query, qk_norm.query, qk_norm.eps), key, value)
 
 
 def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -288,3 +276,39 @@ class ReferenceAttention(AttentionBackend[AttentionMetadata]):
         shape = self.shape
         attended = paged_attention(query, cache, plan, shape.scale, sliding_window, shape.logits_soft_cap, sinks)
         return attended.flatten(1)
+
+
+def _make_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
+    return ComposedLinear(_make_prologue(prologue), partial(linear, weight=weight, bias=bias))
+
+
+def _make_prologue(prologue: Prologue) -> RowKernel:
+    return partial(apply_prologue, prologue=prologue)
+
+
+def _add_lora(base: LinearKernel, prologue: Prologue, layer: LoraLayer) -> LinearKernel:
+    return AdaptedLinear(base, _make_prologue(prologue), layer)
+
+
+REFERENCE = Kernels(
+    name="reference",
+    load_matrix=load_tensor,
+    load_router=load_tensor,
+    make_embedding=lambda table: partial(embedding, table=table),
+    make_linear=_make_linear,
+    add_lora=_add_lora,
+    make_residual_sum=partial(ComposedResidualSum, make_prologue=_make_prologue),
+    make_mixture=ReferenceMixture,
+    make_recurrence=ReferenceRecurrence,
+    gate=gate,
+    attention=ReferenceAttention,
+)
+
+
+class ReferenceKernelSet(TorchKernelSet):
+    """The set of the kernels in this module, with the memory of the torch kernels."""
+
+    name = "reference"
+
+    def make_kernels(self, quantization: str | None) -> Kernels:
+        return REFERENCE

@@ -1,6 +1,6 @@
-"""The kernel sets that need no extension module: "torch" and its definition, "reference", without torch itself.
+"""The kernel set "torch" before a model is loaded, and its memory. It needs neither torch nor an extension module yet.
 
-Their memory is that of parameters in the compute type, and an upper bound of a step.
+Its memory is that of parameters in the compute type, and an upper bound of a step.
 
 With T tokens, N sequences, L slots of the longest one, hidden size H, inner size I, and b bytes for each value:
 
@@ -40,17 +40,17 @@ PACKED_DTYPES: Final = ("float32", "bfloat16")
 
 
 class TorchMemory(KernelMemory):
-    """The memory of the sets "torch" and "reference".
+    """The memory of the torch kernels.
 
     The float32 logits of a sampled row (4 bytes a token) have copies for logprobs (4), drawn rows (4) and filtered rows
     (4), a full sort (values 4, ids 8), its cumulative sum and the sum before each token (8 + 8), and penalty counts
     (4); those of prompt logprobs (4) have log_softmax and ranks (8). The logits in the compute type are added.
     """
 
-    def __init__(self, dtype: str, device: str, *, packs: bool) -> None:
+    def __init__(self, dtype: str, device: str) -> None:
         size = self.value_bytes = DTYPE_BYTES[dtype]
         self.logit_bytes, self.prompt_logit_bytes = 48 + size, 12 + size
-        self.copies_tied_table = packs and device == "cpu" and dtype in PACKED_DTYPES
+        self.copies_tied_table = device == "cpu" and dtype in PACKED_DTYPES
         self._tile_bytes = TILE_BYTES[device]
 
     def weight_bytes(self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False) -> int:
@@ -124,27 +124,21 @@ def _backend(layer: LayerSizes) -> tuple[float, int, int, int]:
 
 
 class TorchKernelSet(KernelSet):
-    """The fast kernels of torch, for every device."""
+    """The kernels of torch, for every device."""
 
     name = "torch"
 
     def memory(self, dtype: str, device: str, quantization: str | None) -> TorchMemory:
-        return TorchMemory(dtype, device, packs=self.name == "torch")
+        return TorchMemory(dtype, device)
 
     def make_kernels(self, quantization: str | None) -> Kernels:
-        from chairlift.kernels.portable import PORTABLE_KERNELS
+        from chairlift.kernels.torch_kernels import TORCH
 
         assert quantization is None, "only native kernels quantize"
-        return PORTABLE_KERNELS[self.name]
+        return TORCH
 
     def set_num_threads(self, num_threads: int) -> int:
         import torch
 
         torch.set_num_threads(num_threads)
         return 1
-
-
-class ReferenceKernelSet(TorchKernelSet):
-    """The reference implementation, which is slow."""
-
-    name = "reference"

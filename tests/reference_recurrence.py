@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.kernels.recurrence import (
+    L2_EPS,
     Convolution,
     GatedDelta,
     Mamba2,
@@ -15,8 +16,6 @@ from chairlift.kernels.recurrence import (
     StateStep,
     allocate_state,
 )
-
-L2_EPS = 1e-6
 
 
 class ReferenceRecurrence:

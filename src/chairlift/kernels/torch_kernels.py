@@ -1,0 +1,41 @@
+"""The kernels of the set "torch", which need no extension module."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from chairlift.kernels import torch_ops
+from chairlift.kernels.grouped_mixture import GroupedMixture
+from chairlift.kernels.interface import ComposedLinear, ComposedResidualSum, Kernels, LinearKernel, Prologue
+from chairlift.kernels.lora import AdaptedLinear, LoraLayer
+from chairlift.kernels.torch_attention import TorchAttention
+from chairlift.kernels.torch_recurrence import TorchRecurrence
+from chairlift.kernels.weights import load_tensor
+
+
+def _make_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
+    packs = torch_ops.PackedLinear.supports(weight)
+    product = torch_ops.PackedLinear(weight, bias) if packs else partial(F.linear, weight=weight, bias=bias)
+    return ComposedLinear(None if prologue.kind == "none" else torch_ops.make_prologue(prologue), product)
+
+
+def _add_lora(base: LinearKernel, prologue: Prologue, layer: LoraLayer) -> LinearKernel:
+    return AdaptedLinear(base, None if prologue.kind == "none" else torch_ops.make_prologue(prologue), layer)
+
+
+TORCH = Kernels(
+    name="torch",
+    load_matrix=load_tensor,
+    load_router=load_tensor,
+    make_embedding=lambda table: partial(F.embedding, weight=table),
+    make_linear=_make_linear,
+    add_lora=_add_lora,
+    make_residual_sum=partial(ComposedResidualSum, make_prologue=torch_ops.make_prologue),
+    make_mixture=partial(GroupedMixture, make_linear=_make_linear, make_prologue=torch_ops.make_prologue),
+    make_recurrence=TorchRecurrence,
+    gate=torch_ops.gate,
+    attention=TorchAttention,
+)
