@@ -40,7 +40,9 @@ from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.weight_formats import FLOATS, ORDERED
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
-from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ModelConfig, ProductSpec
+from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec, ProductSpec
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.layers import attention_shape
 from chairlift.models.rotary import rotary_table
 

@@ -37,7 +37,7 @@ from chairlift import EngineConfig, SamplingParams
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 
 SEED: Final = 0
 WEIGHT_SIZE: Final = 0.01

@@ -36,7 +36,8 @@ from chairlift.engine.startup.threads import default_num_threads
 from chairlift.kernels.cpu import load
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
-from chairlift.models.declaration import LM_HEAD, ModelConfig
+from chairlift.models.declaration.matrix_spec import LM_HEAD
+from chairlift.models.declaration.model_config import ModelConfig
 
 RATE_ROWS: Final = 256
 """Number of rows with which the rate of products is measured: so many that memory is no limit."""

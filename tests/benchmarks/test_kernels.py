@@ -24,7 +24,8 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.cpu.tape import MAX_ROWS
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.models.declaration import LM_HEAD, MatrixSpec, ModelConfig
+from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec
+from chairlift.models.declaration.model_config import ModelConfig
 from native import needs_native
 
 TinyModel = Callable[..., Path]

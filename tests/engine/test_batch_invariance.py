@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from chairlift.config import KV_POLICIES, EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.kernels.cpu import load
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
 from native import needs_native, unavailable_reason
 from request_runner import SAMPLING, RequestRunner, RequestSpec

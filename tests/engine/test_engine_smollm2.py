@@ -16,7 +16,7 @@ import transformers
 from chairlift import LLM, SamplingParams
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
 from native import needs_native
 
 PROMPTS = [

@@ -20,7 +20,7 @@ from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.tape import record_calls
 from chairlift.kernels.kernel_set import KernelsUnavailableError
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.rotary import RotaryTable
 from native import ROUNDING_TO_BF16
 from packed_steps import Tables, pack

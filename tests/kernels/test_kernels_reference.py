@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import reference_kernels as reference
 from chairlift.kernels.attention import AttentionShape, KVCache
 from chairlift.kernels.interface import NO_PROLOGUE, Prologue
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.rotary import rotary_table
 from packed_steps import Tables, pack
 

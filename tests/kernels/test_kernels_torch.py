@@ -21,7 +21,7 @@ from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.torch_kernels import TORCH
 from chairlift.kernels.torch_plan import cut_tiles
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.rotary import rotary_table
 from packed_steps import Tables, pack
 from reference_kernels import REFERENCE

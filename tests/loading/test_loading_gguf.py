@@ -19,7 +19,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights, dequantize
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from gguf_files import finish, gguf_name, write_gguf
 
 CPU = torch.device("cpu")

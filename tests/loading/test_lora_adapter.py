@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.lora_adapter import read_lora_adapter
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_hf_config
 from lora_adapters import write_adapter
 

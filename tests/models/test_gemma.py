@@ -16,7 +16,8 @@ from test_gguf_parity import GGUF_FIELDS, assert_logits_of_transformers, load, w
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_hf_config
 
 TinyModelDir = Callable[..., Path]

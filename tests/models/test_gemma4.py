@@ -20,7 +20,8 @@ from chairlift.engine.startup.pool_plan import kv_slot_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_gguf_config, read_hf_config
 
 TinyModelDir = Callable[..., Path]

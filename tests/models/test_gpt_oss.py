@@ -23,7 +23,9 @@ from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
-from chairlift.models.declaration import EXPERTS, ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.matrix_spec import EXPERTS
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.models.registry import read_hf_config
 from chairlift.models.torch_operations import torch_operations

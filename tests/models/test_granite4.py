@@ -11,7 +11,7 @@ from test_gguf_parity import ARCHITECTURE_NAMES, OVERRIDES, assert_logits_of_tra
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.registry import read_hf_config
 
 TinyModelDir = Callable[..., Path]

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chairlift.loading.resolve import ModelFiles, load_config
-from chairlift.models.declaration import AttentionSpec, ModelConfig
+from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
 
 GEMMA3 = [512, 512, 512, 512, 512, None]

@@ -38,20 +38,11 @@ from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
-from chairlift.models.declaration import (
-    ATTENTION,
-    EMBEDDING,
-    LM_HEAD,
-    MLP,
-    AttentionSpec,
-    BranchNorms,
-    FeedForwardSpec,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    RopeConfig,
-)
+from chairlift.models.declaration.attention_spec import AttentionSpec, RopeConfig
+from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, EMBEDDING, LM_HEAD, MLP, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields

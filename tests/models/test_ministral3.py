@@ -14,7 +14,7 @@ from test_gguf_parity import assert_logits_of_transformers, load, write_gguf
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.registry import read_hf_config
 
 TinyModelDir = Callable[..., Path]

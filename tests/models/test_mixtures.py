@@ -25,7 +25,8 @@ from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ExpertCost, LayerCost, ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.loading.resolve import load_config, open_weights, resolve_model
-from chairlift.models.declaration import EXPERTS, ROUTER, ModelConfig
+from chairlift.models.declaration.matrix_spec import EXPERTS, ROUTER
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import build_model
 from chairlift.models.registry import read_hf_config
 from chairlift.models.torch_operations import torch_operations

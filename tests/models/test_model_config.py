@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_gguf_config, read_hf_config
 
 TinyModelDir = Callable[..., Path]

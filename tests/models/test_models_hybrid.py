@@ -11,23 +11,12 @@ from tests.packed_steps import Tables, pack
 from tests.recurrences import state_step
 
 from chairlift.kernels.recurrence import StateStep
-from chairlift.models.declaration import (
-    EMBEDDING,
-    LM_HEAD,
-    MLP,
-    RECURRENCE,
-    AttentionSpec,
-    BranchNorms,
-    ConvolutionSpec,
-    FeedForwardSpec,
-    GatedDeltaSpec,
-    LayerSpec,
-    Mamba2Spec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    RecurrenceSpec,
-)
+from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
+from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, MLP, RECURRENCE, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, GatedDeltaSpec, Mamba2Spec, RecurrenceSpec
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.kv_layout import KVLayout
 from chairlift.models.parameter_memory import parameter_bytes

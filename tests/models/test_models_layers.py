@@ -14,7 +14,9 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.weights import PackedRows, packed_tensor
-from chairlift.models.declaration import ATTENTION, MLP, MatrixSpec, ModelConfig, NormSpec, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.matrix_spec import ATTENTION, MLP, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import build_model
 from chairlift.models.layers import LayerBuilder
 from chairlift.models.reading.llama_sizes import LlamaSizes

@@ -15,7 +15,7 @@ from chairlift.config import QUANTIZATIONS
 from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from native import ROUNDING_TO_BF16, needs_native
 from packed_steps import Tables, pack

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from chairlift.models.architectures.opt import OPTSizes
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.random_weights import RandomWeights
 from chairlift.models.reading.llama_sizes import LlamaSizes
 

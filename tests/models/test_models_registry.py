@@ -14,7 +14,7 @@ from chairlift.errors import ChairliftError, ModelLoadError
 from chairlift.loading.resolve import ModelFiles, matrix_formats
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.architectures.opt import OPTSizes
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.random_weights import RandomWeights
 from chairlift.models.reading.llama_sizes import LlamaSizes

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_gguf_config, read_hf_config
 
 FILE = Path(__file__).parents[1] / "data" / "published_configs.jsonl"

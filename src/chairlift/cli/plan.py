@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.devices import Device
     from chairlift.loading.resolve import ModelFiles
-    from chairlift.models.declaration import ModelConfig
+    from chairlift.models.declaration.model_config import ModelConfig
 
 CPU, CUDA = "cpu", "cuda"
 

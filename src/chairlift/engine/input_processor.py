@@ -13,7 +13,7 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.marked_text import unmarked
 from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.request import Request
 from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
 

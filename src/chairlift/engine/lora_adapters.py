@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from chairlift.counts import are, counted
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.lora import LoRARequest
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from chairlift.kernels.lora import LoraAdapters

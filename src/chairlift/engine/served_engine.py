@@ -12,7 +12,7 @@ from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.lora import LoRARequest
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.pooling import PoolingTask
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan

@@ -16,7 +16,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights, skipped_notes
 from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.lora import LoraMatrices
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture
 from chairlift.system.input_files import MAX_OPTIONS_BYTES, read_bytes

@@ -9,7 +9,7 @@ from typing import Any, Final
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.loading.text.hf_tokenizer import read_json
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.pooling import PoolingConfig, PoolingType
 from chairlift.system.input_files import read_text
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.loading.gguf_file import ROPE_FACTORS, SPLIT_NAME, GGUFFile, existing_parts, part_paths
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.quantization import quantized_module
 from chairlift.models.registry import find_gguf_architecture, get_architecture, read_gguf_config, read_hf_config
 from chairlift.sampling_params import SamplingDefaults

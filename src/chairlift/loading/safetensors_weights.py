@@ -18,7 +18,7 @@ from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.block_rows import MXFP4_INPUTS, NAN_SCALE, decode_mxfp4, mxfp4_rows
 from chairlift.loading.file_weights import FileWeights, skipped_notes
 from chairlift.loading.quantized_tensors import QuantizedReader
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.quantization import MXFP4_ENDS, quantized_module
 from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture

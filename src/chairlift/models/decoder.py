@@ -16,7 +16,7 @@ from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.kernels.recurrence import RecurrentState, StateStep
 from chairlift.kernels.weights import Weights
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.per_layer_inputs import PerLayerInputs

@@ -13,7 +13,7 @@ from chairlift.kernels.interface import run_in_order
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.packed_attention import PackedAttention, PackedTexts
 from chairlift.kernels.weights import Weights
-from chairlift.models.declaration import ClassifierSpec, EncoderSpec, ModelConfig, PositionTableSpec
+from chairlift.models.declaration.model_config import ClassifierSpec, EncoderSpec, ModelConfig, PositionTableSpec
 from chairlift.models.layers import DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.rotary import RotaryTable
 

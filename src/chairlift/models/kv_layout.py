@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.models.declaration import AttentionSpec, ModelConfig
+from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.model_config import ModelConfig
 
 EQUAL_SIZES_FACTOR: Final = 1.25
 """Kinds of layers whose numbers differ by less are groups of the larger number, so that there are fewer groups."""

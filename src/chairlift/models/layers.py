@@ -32,19 +32,12 @@ from chairlift.kernels.recurrence import (
 )
 from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, Mamba2Sizes, sizes_of
 from chairlift.kernels.weights import Weights
-from chairlift.models.declaration import (
-    AttentionSpec,
-    BranchNorms,
-    FeedForwardSpec,
-    GatedDeltaSpec,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    ParallelExpertsSpec,
-    PerLayerBranchSpec,
-    RecurrenceSpec,
-)
+from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, ParallelExpertsSpec
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec, PerLayerBranchSpec
+from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.declaration.recurrence_spec import GatedDeltaSpec, RecurrenceSpec
 
 
 class LayerBuilder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from chairlift.kernels.row_buffers import RowBuffers
-from chairlift.models.declaration import PerLayerInputsSpec
+from chairlift.models.declaration.model_config import PerLayerInputsSpec
 from chairlift.models.layers import LayerBuilder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 
 PoolingType = Literal["cls", "mean", "last"]
 PoolingTask = Literal["embed", "score"]

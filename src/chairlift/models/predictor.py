@@ -6,7 +6,7 @@ import torch
 
 from chairlift.kernels.attention import StepContext
 from chairlift.kernels.interface import LinearKernel
-from chairlift.models.declaration import PredictorSpec
+from chairlift.models.declaration.model_config import PredictorSpec
 from chairlift.models.layers import DecoderLayer, LayerBuilder
 
 

@@ -9,7 +9,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 
 STD: Final = 0.02
 BIAS_SUFFIX: Final = ".bias"

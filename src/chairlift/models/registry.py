@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.models import architectures
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, HFReader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened, unique
 from chairlift.models.reading.nearest_names import describe_unsupported

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
 
 EXTRA_POSITIONS: Final = 1024
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chairlift.kernels.activations import NATIVE_PROLOGUES
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 
 
 def torch_operations(config: ModelConfig) -> list[str]:

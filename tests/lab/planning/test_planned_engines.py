@@ -33,7 +33,7 @@ from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_pl
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
-from chairlift.models.declaration import EMBEDDING, LM_HEAD, PER_LAYER_EMBEDDING
+from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, PER_LAYER_EMBEDDING
 from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end

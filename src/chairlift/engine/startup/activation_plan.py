@@ -14,7 +14,10 @@ from chairlift.kernels.kernel_memory import (
     RecurrenceSizes,
     StepSizes,
 )
-from chairlift.models.declaration import FeedForwardSpec, LayerSpec, ModelConfig, RecurrenceSpec
+from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec
+from chairlift.models.declaration.layer_spec import LayerSpec
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.kv_layout import KVLayout
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS
 

@@ -33,7 +33,7 @@ from chairlift.loading.resolve import (
 )
 from chairlift.loading.text.template_check import add_turn_ends
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.encoder import EncoderModel
 from chairlift.models.kv_layout import KVLayout

@@ -24,7 +24,7 @@ from chairlift.engine.startup.weight_plan import MatrixFormats, plan_lora, plan_
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.kernel_memory import MemoryItem, total
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory

@@ -13,7 +13,7 @@ from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import DTYPE_BYTES, SPARE_BLOCKS
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory

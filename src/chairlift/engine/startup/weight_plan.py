@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from chairlift.config import EngineConfig
 from chairlift.kernels.kernel_memory import DTYPE_BYTES, KernelMemory, MemoryItem
-from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec, ModelConfig
+from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, MatrixSpec
+from chairlift.models.declaration.model_config import ModelConfig
 
 MatrixFormats = Callable[[str], str]
 """Maps the name of a parameter to its format in the file, as in `PackedRows.format`."""

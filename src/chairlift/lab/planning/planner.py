@@ -29,7 +29,7 @@ from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.sim.swap_cost import simulate_swap
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
 
 MAX_DRAWS: Final = 20

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from chairlift.models.declaration import LayerSpec, ModelConfig
+from chairlift.models.declaration.layer_spec import LayerSpec
+from chairlift.models.declaration.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

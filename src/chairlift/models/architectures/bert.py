@@ -10,21 +10,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from chairlift.models.declaration import (
-    ATTENTION,
-    EMBEDDING,
-    LM_HEAD,
-    AttentionSpec,
-    BranchNorms,
-    ClassifierSpec,
-    EncoderSpec,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    PositionTableSpec,
-    declare_network,
-)
+from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.feed_forward_spec import declare_network
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, EMBEDDING, LM_HEAD, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ClassifierSpec, EncoderSpec, ModelConfig, PositionTableSpec
 from chairlift.models.reading.architecture import Architecture, HFReader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 

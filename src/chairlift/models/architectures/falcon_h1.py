@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration import BranchNorms, LayerSpec, ModelConfig, NormSpec
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
+from chairlift.models.declaration.matrix_spec import NormSpec
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader
-from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, HFReader
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows

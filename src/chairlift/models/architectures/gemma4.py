@@ -17,19 +17,11 @@ from typing import Any, Final
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.architectures.gemma import GEMMA3, NORMS, read_soft_cap, read_with_images
 from chairlift.models.architectures.llama import LlamaConfigReader
-from chairlift.models.declaration import (
-    PER_LAYER_EMBEDDING,
-    PER_LAYER_INPUTS,
-    BranchNorms,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    ParallelExpertsSpec,
-    PerLayerBranchSpec,
-    PerLayerInputsSpec,
-    RopeConfig,
-)
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.feed_forward_spec import ParallelExpertsSpec
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec, PerLayerBranchSpec
+from chairlift.models.declaration.matrix_spec import PER_LAYER_EMBEDDING, PER_LAYER_INPUTS, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig, PerLayerInputsSpec
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.reading.gguf_sizes import read_gguf_sizes, read_gguf_windows, read_uniform

@@ -12,7 +12,8 @@ from typing import Final
 
 from chairlift.kernels.activations import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
 from chairlift.models.architectures.llama import LlamaConfigReader
-from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts

@@ -15,7 +15,8 @@ from typing import Final
 
 from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration import ModelConfig, declare_network
+from chairlift.models.declaration.feed_forward_spec import declare_network
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts

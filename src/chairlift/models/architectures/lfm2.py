@@ -11,7 +11,9 @@ from typing import Final
 
 from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration import RECURRENCE, ConvolutionSpec, MatrixSpec, ModelConfig, RecurrenceSpec
+from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, RecurrenceSpec
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import SIGMOID_GATING, read_experts, read_softmax

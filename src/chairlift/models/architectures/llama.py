@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, uniform_windows
-from chairlift.models.declaration import ModelConfig, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes

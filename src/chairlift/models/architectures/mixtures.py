@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_uniform_window, uniform_windows
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_dense_layers, read_experts, read_softmax

@@ -7,21 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.models.declaration import (
-    ATTENTION,
-    EMBEDDING,
-    LM_HEAD,
-    AttentionSpec,
-    BranchNorms,
-    ClassifierSpec,
-    EncoderSpec,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    RopeConfig,
-    declare_network,
-)
+from chairlift.models.declaration.attention_spec import AttentionSpec, RopeConfig
+from chairlift.models.declaration.feed_forward_spec import declare_network
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, EMBEDDING, LM_HEAD, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ClassifierSpec, EncoderSpec, ModelConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.layer_fields import read_layer_windows

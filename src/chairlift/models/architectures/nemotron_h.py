@@ -6,19 +6,10 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.models.declaration import (
-    EXPERTS,
-    MLP,
-    ROUTER,
-    BranchNorms,
-    FeedForwardSpec,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    RouterSpec,
-    declare_network,
-)
+from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, RouterSpec, declare_network
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
+from chairlift.models.declaration.matrix_spec import EXPERTS, MLP, ROUTER, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.expert_fields import SIGMOID_GATING

@@ -13,7 +13,10 @@ from functools import partial
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration import ModelConfig, NormSpec, RecurrenceSpec, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.matrix_spec import NormSpec
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes

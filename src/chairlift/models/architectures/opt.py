@@ -10,20 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.models.declaration import (
-    ATTENTION,
-    EMBEDDING,
-    LM_HEAD,
-    PROJECTIONS,
-    AttentionSpec,
-    BranchNorms,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    PositionTableSpec,
-    declare_network,
-)
+from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.feed_forward_spec import declare_network
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, EMBEDDING, LM_HEAD, PROJECTIONS, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig, PositionTableSpec
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 

@@ -16,19 +16,12 @@ from functools import partial
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration import (
-    ATTENTION,
-    PROJECTIONS,
-    ROUTER,
-    LayerSpec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    PredictorSpec,
-    RecurrenceSpec,
-    RopeConfig,
-    declare_network,
-)
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.declaration.feed_forward_spec import declare_network
+from chairlift.models.declaration.layer_spec import LayerSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, PROJECTIONS, ROUTER, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig, PredictorSpec
+from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes

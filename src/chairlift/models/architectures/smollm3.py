@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes

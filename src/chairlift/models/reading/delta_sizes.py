@@ -6,14 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, sizes_of
-from chairlift.models.declaration import (
-    RECURRENCE,
-    ConvolutionSpec,
-    GatedDeltaSpec,
-    MatrixSpec,
-    NormSpec,
-    RecurrenceSpec,
-)
+from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec, NormSpec
+from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, GatedDeltaSpec, RecurrenceSpec
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.reading.layer_fields import read_width
 from chairlift.models.reading.llama_sizes import LlamaSizes

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.declaration import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.reading.neutral_fields import IMAGE_FIELDS
 

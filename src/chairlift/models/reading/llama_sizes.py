@@ -14,24 +14,19 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.models.declaration import (
+from chairlift.models.declaration.attention_spec import AttentionSpec, HeadNormSpec, RopeConfig
+from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, RouterSpec, declare_network
+from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
+from chairlift.models.declaration.matrix_spec import (
     ATTENTION,
     EMBEDDING,
     EXPERTS,
     LM_HEAD,
     ROUTER,
-    AttentionSpec,
-    BranchNorms,
-    FeedForwardSpec,
-    HeadNormSpec,
-    LayerSpec,
     MatrixSpec,
-    ModelConfig,
     NormSpec,
-    RopeConfig,
-    RouterSpec,
-    declare_network,
 )
+from chairlift.models.declaration.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.kernels.recurrence_sizes import Mamba2Sizes, sizes_of
-from chairlift.models.declaration import (
-    RECURRENCE,
-    ConvolutionSpec,
-    Mamba2Spec,
-    MatrixSpec,
-    ModelConfig,
-    NormSpec,
-    RecurrenceSpec,
-)
+from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec, NormSpec
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, Mamba2Spec, RecurrenceSpec
 from chairlift.models.reading.architecture import GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.layer_fields import read_width

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 
 WHOLE_HEAD = "the rotation must cover the whole head"

@@ -1,0 +1,135 @@
+"""The attention of a layer: its projections, norms of heads, rotary embedding and window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding (Su et al., 2021) and its scaling.
+
+    Attributes:
+        scaling: "none", "linear" (uses factor), "llama3" (uses factor, low_freq_factor, high_freq_factor and
+            original_max_position_embeddings), "yarn" (Peng et al., 2023; uses factor, beta_fast, beta_slow, truncate
+            and original_max_position_embeddings), "factors" (uses freq_factors), or "longrope" (Ding et al., 2024; uses
+            freq_factors, or long_factors if sequences may be longer than original_max_position_embeddings).
+        freq_factors, long_factors: divisors, one for each inverse frequency. GGUF files store the llama3 scaling in
+            this form (tensor `rope_freqs.weight`).
+        rotary_dim: the number of first dimensions of a head that are rotated; None for all.
+        truncate: whether the range of dimensions that YaRN interpolates is rounded to whole dimensions.
+        attention_factor: the factor of all cosines and sines.
+        query_scaling_beta: b, where a query at position p is multiplied by 1 + b * log(1 + floor(p / n)) with
+            n = original_max_position_embeddings, as in Llama 4; 0 for no factor.
+    """
+
+    theta: float = 10000.0
+    scaling: str = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    freq_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    rotary_dim: int | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    query_scaling_beta: float = 0.0
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether queries are multiplied by a factor that depends on their position."""
+        return self.query_scaling_beta != 0
+
+    def num_dims(self, head_dim: int) -> int:
+        """The number of dimensions of a head that are rotated."""
+        return head_dim if self.rotary_dim is None else self.rotary_dim
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNormSpec:
+    """RMSNorm of query and key before the rotation, with the parameters `<query>.weight` and `<key>.weight`.
+
+    Attributes:
+        key: None in a layer that reads K and V of another layer.
+        norms_values: whether the heads of V have an RMSNorm too, without a weight.
+        weight_offset: see NormSpec.
+        across_heads: whether the heads of a token are normed together, by weights [heads * head_dim], instead of each
+            head by the same weights [head_dim].
+    """
+
+    query: str
+    key: str | None
+    eps: float
+    weight_offset: float = 0.0
+    across_heads: bool = False
+    norms_values: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.query,) if self.key is None else (self.query, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Grouped-query attention over paged KV memory.
+
+    Attributes:
+        qkv: the projections of query, key and value, one part each or all in one. Without a projection of the value,
+            the projected keys are the values as well; a layer with a kv_source has the projection of the query only.
+        scale: the factor of the products of query and key.
+        rope: the rotary embedding of query and key, or None.
+        sliding_window: the number of keys that a query attends to, including its own, or None for all preceding keys.
+        head_norm: the norm of query and key heads, or None.
+        logits_soft_cap: c in c * tanh(score / c), which is applied to the scores before the softmax, or None.
+        kv_source: the index of the earlier layer whose K and V this layer reads instead of its own, or None.
+        sinks: the name of a parameter with a score for each query head, which is part of the softmax but has no value;
+            or None.
+        gate: the projection of the input to as many values as attention has before `output`, which are multiplied by
+            the sigmoid of them; or None.
+    """
+
+    qkv: MatrixSpec
+    output: MatrixSpec
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeConfig | None = None
+    sliding_window: int | None = None
+    head_norm: HeadNormSpec | None = None
+    logits_soft_cap: float | None = None
+    kv_source: int | None = None
+    sinks: str | None = None
+    gate: MatrixSpec | None = None
+
+    @property
+    def matrices(self) -> tuple[MatrixSpec, ...]:
+        return (self.qkv, self.output) if self.gate is None else (self.qkv, self.gate, self.output)
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """The number of values in the keys of one token. Its values, V, have the same number."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_kept_kv_heads(self) -> int:
+        """The number of heads of K and V that the layer keeps in memory of its own."""
+        return self.num_kv_heads if self.kv_source is None else 0
+
+    @property
+    def head_norms(self) -> tuple[NormSpec, ...]:
+        """The norms of query and key before the rotation; empty without norms."""
+        if (norm := self.head_norm) is None:
+            return ()
+        sizes = (self.query_size, self.key_size) if norm.across_heads else (self.head_dim, self.head_dim)
+        named = zip(norm.names, sizes, strict=False)
+        return tuple(NormSpec("rms_norm", name, size, norm.eps, norm.weight_offset) for name, size in named)

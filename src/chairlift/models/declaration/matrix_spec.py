@@ -1,0 +1,107 @@
+"""The matrices, products and norms of a declaration.
+
+Names are those of the parameters in Hugging Face checkpoints, without `.weight` and `.bias`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+LM_HEAD: Final = "LM head"
+EMBEDDING: Final = "embedding"
+ATTENTION: Final = "attention"
+RECURRENCE: Final = "recurrence"
+MLP: Final = "MLP"
+EXPERTS: Final = "experts"
+ROUTER: Final = "router"
+PROJECTIONS: Final = "projections"
+PER_LAYER_EMBEDDING: Final = "per-layer embeddings"
+PER_LAYER_INPUTS: Final = "per-layer inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """A norm of rows of `size` values, with the parameters `<name>.weight` and, for LayerNorm, `<name>.bias`.
+
+    Attributes:
+        weight_offset: the number that is added to the weight of the checkpoint: 1 for Gemma's, whose weights are
+            differences from 1.
+        weight_multiplier: the factor of the weight of the checkpoint.
+        has_bias: whether the checkpoint of a LayerNorm has the bias; otherwise it is 0.
+    """
+
+    kind: Literal["rms_norm", "layer_norm"]
+    name: str
+    size: int
+    eps: float
+    weight_offset: float = 0.0
+    weight_multiplier: float = 1.0
+    has_bias: bool = True
+
+    @property
+    def num_values(self) -> int:
+        return self.size * (2 if self.kind == "layer_norm" else 1)
+
+
+def norm_prologue(norm: NormSpec | None) -> str:
+    """Return the name of the prologue that computes `norm`."""
+    return "none" if norm is None else norm.kind
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixSpec:
+    """Matrices with the same input, which are multiplied as one product.
+
+    Attributes:
+        group: the heading in the memory plan: ATTENTION, RECURRENCE, MLP, EXPERTS, ROUTER, PROJECTIONS,
+            PER_LAYER_EMBEDDING, PER_LAYER_INPUTS, EMBEDDING or LM_HEAD.
+        kernel: the name of the product in the kernel benchmark: "qkv", "output", "gate_up", ...
+        parts: (name, output features) of each matrix, in the order of the output.
+        has_bias: whether every part has a bias.
+    """
+
+    group: str
+    kernel: str
+    parts: tuple[tuple[str, int], ...]
+    in_features: int
+    has_bias: bool = False
+
+    @property
+    def out_features(self) -> int:
+        return sum(out for _, out in self.parts)
+
+    @property
+    def num_weights(self) -> int:
+        return self.out_features * self.in_features
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """The names of the parameters, with `.weight`."""
+        return tuple(f"{name}.weight" for name, _ in self.parts)
+
+    @property
+    def keeps_format(self) -> bool:
+        """Whether the matrix keeps the format of its file if all others are quantized.
+
+        A router is small, and its rounding errors would choose other experts.
+        """
+        return self.group == ROUTER
+
+    def of_expert(self, index: int) -> MatrixSpec:
+        """The matrices of one expert; the names of this declaration have "{}" in place of its number."""
+        return replace(self, parts=tuple((name.format(index), out) for name, out in self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSpec:
+    """A matrix product of a step, with the operations that its kernel fuses.
+
+    Attributes:
+        prologue: the function of a row before the product: "none", the kind of a norm, or an activation kernel.
+        adds_residual: whether the kernel adds the product to the residual stream.
+    """
+
+    matrix: MatrixSpec
+    prologue: str
+    adds_residual: bool = False
