@@ -343,7 +343,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.device != "cpu" and self.device.split(":")[0] != "cuda":
+        if self.device != "cpu" and self.device_type != "cuda":
             raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
         if self.tenant_weights is not None:
             object.__setattr__(self, "tenant_weights", parse_weights(self.tenant_weights, "tenant_weights"))
@@ -453,6 +453,11 @@ class EngineConfig:
             raise ConfigError(
                 f"lora_modules has {len(modules)} adapters, but max_loras={self.max_loras}: increase max_loras"
             )
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, without its number: "cpu" or "cuda"."""
+        return self.device.split(":")[0]
 
     @property
     def num_loras(self) -> int:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.arena import BuddyArena
 from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.engine.startup.pool_plan import checkpoint_interval, plan_pool, plan_pool_with_states
+from chairlift.engine.startup.pool_plan import CacheSizes, checkpoint_interval, plan_pool
 from chairlift.errors import ConfigError
 from chairlift.worker import kv_cache_plan
 from chairlift.worker.kv_cache_plan import KVCachePlan
@@ -20,7 +22,7 @@ BLOCK_BYTES = 16 * SLOT_BYTES
 
 def _plan(memory_bytes: int, max_num_seqs: int = 8, max_model_len: int | None = None, kv: str = "paged") -> KVCachePlan:
     config = EngineConfig(max_num_seqs=max_num_seqs, max_model_len=max_model_len, kv=kv)
-    return plan_pool(config, SLOT_BYTES, CONTEXT, memory_bytes)
+    return plan_pool(config, CacheSizes(CONTEXT, SLOT_BYTES), memory_bytes)
 
 
 def test_the_pool_has_as_many_blocks_as_fit_in_the_budget() -> None:
@@ -35,7 +37,7 @@ def test_the_pool_has_no_more_blocks_than_can_be_used() -> None:
 
 
 def test_half_the_bytes_per_slot_give_twice_the_blocks() -> None:
-    plan = plan_pool(EngineConfig(max_num_seqs=8), SLOT_BYTES // 2, CONTEXT, 10 * BLOCK_BYTES)
+    plan = plan_pool(EngineConfig(max_num_seqs=8), CacheSizes(CONTEXT, SLOT_BYTES // 2), 10 * BLOCK_BYTES)
     assert plan.num_blocks == 19
 
 
@@ -92,7 +94,7 @@ def test_states_blocks_and_checkpoints_share_one_budget(caching: bool, num_draft
         max_num_seqs=4, enable_prefix_caching=caching, max_model_len=CONTEXT, speculative_config=speculative
     )
     state_bytes = (3 if num_drafts == 0 else 2) * BLOCK_BYTES
-    plan = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 100 * BLOCK_BYTES, FULL, state_bytes)
+    plan = plan_pool(config, CacheSizes(CONTEXT, SLOT_BYTES, FULL, state_bytes), 100 * BLOCK_BYTES)
     assert plan.num_states == 4
     assert plan.num_draft_states == num_drafts, "as many as rows of logits, without the one after the last known token"
     assert plan.num_bytes <= 100 * BLOCK_BYTES
@@ -103,7 +105,7 @@ def test_states_blocks_and_checkpoints_share_one_budget(caching: bool, num_draft
 
 def test_checkpoints_use_their_half_of_a_budget_that_blocks_do_not_need() -> None:
     config = EngineConfig(max_num_seqs=1, max_model_len=CONTEXT, kv_cache_memory_bytes=1000 * BLOCK_BYTES)
-    plan = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 0, FULL, 100 * BLOCK_BYTES)
+    plan = plan_pool(config, CacheSizes(CONTEXT, SLOT_BYTES, FULL, 100 * BLOCK_BYTES), 0)
     assert plan.limited_by == "demand"
     assert plan.num_checkpoints == min(4, plan.num_blocks), "450 blocks, while the blocks of one request are fewer"
     assert plan.num_bytes <= 1000 * BLOCK_BYTES
@@ -111,8 +113,9 @@ def test_checkpoints_use_their_half_of_a_budget_that_blocks_do_not_need() -> Non
 
 def test_a_draft_model_has_states_of_its_own() -> None:
     config = EngineConfig(max_num_seqs=4, max_model_len=CONTEXT, speculative_config={"model": "smaller"})
-    pair = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 100 * BLOCK_BYTES, FULL, 2 * BLOCK_BYTES, BLOCK_BYTES)
+    sizes = CacheSizes(CONTEXT, SLOT_BYTES, FULL, 2 * BLOCK_BYTES, draft_state_bytes=BLOCK_BYTES)
+    pair = plan_pool(config, sizes, 100 * BLOCK_BYTES)
     assert pair.running_state_bytes == (4 + 4) * 3 * BLOCK_BYTES
     assert pair.num_bytes <= 100 * BLOCK_BYTES
-    alone = plan_pool_with_states(config, SLOT_BYTES, CONTEXT, 100 * BLOCK_BYTES, FULL, 0, BLOCK_BYTES)
+    alone = plan_pool(config, replace(sizes, state_bytes=0), 100 * BLOCK_BYTES)
     assert (alone.num_checkpoints, alone.num_blocks) == (0, 100 - 8 - 1), "only the draft model has states"

@@ -25,7 +25,7 @@ from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
-from chairlift.engine.startup.pool_plan import checkpoint_plan, plan_pool_with_states
+from chairlift.engine.startup.pool_plan import checkpoint_plan, plan_pool
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.lab.sim.executor import SimExecutor
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
@@ -167,7 +167,7 @@ IDS = [
 
 def plan_with_many_checkpoints(*args: Any) -> KVCachePlan:
     """A plan in which a tiny model, whose states are large beside K and V, has enough checkpoints for hits."""
-    plan = plan_pool_with_states(*args)
+    plan = plan_pool(*args)
     return replace(plan, num_checkpoints=30, checkpoint_interval=2 * BLOCK_SIZE) if plan.state_bytes else plan
 
 
@@ -182,7 +182,7 @@ def test_simulator_schedules_like_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decoder_engine, "measured_row_time", lambda *_: None)
-    monkeypatch.setattr(decoder_engine, "plan_pool_with_states", plan_with_many_checkpoints)
+    monkeypatch.setattr(decoder_engine, "plan_pool", plan_with_many_checkpoints)
     batching, _, run_to = batching.partition("-")
     options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
     num_blocks = NUM_BLOCKS[kv] * (2 if arch == "gemma3" else 1)

@@ -16,13 +16,13 @@ from chairlift.engine.startup.disk_prefix_cache import kv_caches, open_block_sto
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.memory_plan import draft_config
 from chairlift.engine.startup.pool_plan import (
+    CacheSizes,
     beam_search_problem,
     checkpoint_plan,
     kv_slot_bytes,
     plan_layout,
-    plan_pool_with_states,
+    plan_pool,
     planned_pool,
-    sequence_state_bytes,
     swap_bytes_in,
 )
 from chairlift.engine.startup.prepared_engine import PreparedEngine
@@ -57,14 +57,14 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
         ModelLoadError: the draft model cannot be found, read or run.
         ConfigError: this model or this machine cannot satisfy an option.
     """
-    layout, context = plan_layout(config, loaded.config), loaded.config.max_position_embeddings
+    layout = plan_layout(config, loaded.config)
     draft = _provide_draft_model(config, loaded, layout)
-    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype, layout)
-    draft_bytes = 0 if draft is None else kv_slot_bytes(draft.config, draft.choice.kv_cache_dtype)
-    memory_bytes = default_memory_bytes(loaded.device) - swap_bytes_in(config, loaded.device.type)
-    states = sequence_state_bytes(loaded.config), 0 if draft is None else sequence_state_bytes(draft.config)
-    plan = plan_pool_with_states(config, slot_bytes + draft_bytes, context, memory_bytes, layout.windows, *states)
-    pool = planned_pool(config, context, plan.num_blocks, plan.windows, checkpoint_plan(plan), plan.num_swap_blocks)
+    sizes = CacheSizes.of_model(loaded.config, loaded.choice.kv_cache_dtype, layout)
+    if draft is not None:
+        sizes = sizes.with_draft(draft.config, draft.choice.kv_cache_dtype)
+    plan = plan_pool(config, sizes, default_memory_bytes(loaded.device) - swap_bytes_in(config, loaded.device.type))
+    checkpoints = checkpoint_plan(plan)
+    pool = planned_pool(config, sizes.context, plan.num_blocks, plan.windows, checkpoints, plan.num_swap_blocks)
     loaded.provide_kv_cache(plan, layout)
     if draft is not None:
         draft.provide_kv_cache(replace(plan, num_checkpoints=0), KVLayout.one_group(draft.config))
@@ -80,10 +80,10 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
             loaded, limits.max_num_seqs, limits.max_model_len, plan, draft, _make_block_copier(config, loaded, plan)
         ),
         max_request_slots=pool.max_request_slots,
-        describe=lambda: _describe(pool, loaded, limits, plan, draft, draft_bytes),
+        describe=lambda: _describe(pool, loaded, limits, plan, draft, sizes.draft_slot_bytes),
         has_prefix_cache=config.has_prefix_cache,
         token_bytes=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
-        slot_bytes=slot_bytes,
+        slot_bytes=sizes.slot_bytes,
         block_stores=block_stores,
     )
 

@@ -11,7 +11,7 @@ import torch
 
 from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
-from chairlift.engine.startup.memory_plan import ENCODER_LACKS
+from chairlift.engine.startup.model_pooling import read_pooling
 from chairlift.engine.startup.threads import set_threads
 from chairlift.engine.startup.weight_plan import MatrixFormats, plan_lora, plan_weights
 from chairlift.errors import ConfigError, ModelLoadError
@@ -21,7 +21,6 @@ from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
-from chairlift.loading.pooling_config import load_pooling_config
 from chairlift.loading.resolve import (
     ModelFiles,
     close_gguf,
@@ -209,20 +208,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """
     config.check_files()
     files = resolve_model(config.model, accept_terms=config.accept_terms)
-    model_config = load_config(files, needs_predictor=config.needs_predictor)
-    if (pooling := _read_pooling(config, files, model_config)) is not None:
-        model_config = pooling.without_unused_head(model_config)
+    model_config, pooling = read_pooling(config, files, load_config(files, needs_predictor=config.needs_predictor))
     device = _device(config.device)
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype, is_pooling=pooling is not None)
     num_callers = set_threads(config.num_threads, choice)
-    dtype = _torch_dtype(choice.dtype)
     is_random = config.load_format == "dummy"
+    source = model_config, _torch_dtype(choice.dtype), device
     weights: FileWeights | RandomWeights
-    if is_random:
-        weights = RandomWeights(model_config, dtype, device)
-    else:
-        weights = open_weights(files, model_config, dtype, device)
+    weights = RandomWeights(*source) if is_random else open_weights(files, *source)
     tokenizer = _load_tokenizer(config, files, model_config)
     if pooling is None and isinstance(tokenizer, Tokenizer):
         ends = add_turn_ends(model_config.eos_token_ids, tokenizer, files.name)
@@ -237,11 +231,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     for note in weights.notes():
         logger.info("%s", note)
     close_gguf()
-    types = "" if model_config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
-    logger.info(
-        f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, "
-        f"kernels: {choice.description}{types}"
-    )
+    _log_model(files.name, model_config, device, choice)
     kind: type[LoadedModel] = LoadedDecoder if model_config.encoder is None else LoadedEncoder
     return kind(
         engine_config=config,
@@ -258,6 +248,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
+def _log_model(name: str, config: ModelConfig, device: torch.device, choice: KernelChoice) -> None:
+    types = "" if config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
+    logger.info(f"{name} ({config.name}, {config.num_layers} layers) on {device}, kernels: {choice.description}{types}")
+
+
 def load_decoder(config: EngineConfig) -> LoadedDecoder:
     """Load a model with KV memory; arguments and errors as for `load_model`.
 
@@ -268,36 +263,6 @@ def load_decoder(config: EngineConfig) -> LoadedDecoder:
     if not isinstance(loaded, LoadedDecoder):
         raise ConfigError(f"model {loaded.name!r} is an encoder, which has no KV memory: use a decoder")
     return loaded
-
-
-def _read_pooling(config: EngineConfig, files: ModelFiles, model_config: ModelConfig) -> PoolingConfig | None:
-    """The pooling of the model, after a check of the options that depend on it; None if the model generates text."""
-    pooling = load_pooling_config(files, model_config)
-    if model_config.encoder is not None:
-        assert pooling is not None, "an encoder has a kind of pooling"
-        _check_encoder_options(config, files.name)
-        return pooling
-    if config.classifier_from_token is not None:
-        if pooling is not None:
-            raise ConfigError(f"classifier_from_token has no use for {files.name!r}, which computes vectors: remove it")
-        pooling = PoolingConfig("score", "last")
-    if pooling is not None and config.record_trace is not None:
-        raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
-    return pooling
-
-
-def _check_encoder_options(config: EngineConfig, name: str) -> None:
-    defaults = EngineConfig()
-    for option in ENCODER_LACKS:
-        if getattr(config, option) != getattr(defaults, option):
-            raise ConfigError(f"{option} has no use for {name!r}, an encoder: remove it")
-    if config.device != "cpu" or config.batching != "continuous":
-        raise ConfigError(
-            f"model {name!r} is an encoder, which runs on device=cpu with batching=continuous, got "
-            f"device={config.device} and batching={config.batching}"
-        )
-    if config.skip_tokenizer_init:
-        raise ConfigError(f"skip_tokenizer_init cannot be combined with {name!r}, an encoder that reads texts")
 
 
 def _build(

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from chairlift.config import EngineConfig
+from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.pool_plan import (
     NO_POOL,
+    CacheSizes,
     kv_slot_bytes,
     plan_layout,
-    plan_pool_with_states,
+    plan_pool,
     planned_pool,
-    sequence_state_bytes,
     swap_bytes_in,
 )
 from chairlift.engine.startup.weight_plan import MatrixFormats, plan_lora, plan_weights
@@ -31,26 +31,6 @@ from chairlift.worker.memory import format_memory
 
 ENCODER_TOKENS: Final = 2048
 """The default token budget of an encoder, unless a text may be longer. More tokens in a step are not faster."""
-
-ENCODER_LACKS: Final = (
-    "kv_cache_memory_bytes",
-    "num_kv_blocks",
-    "kv",
-    "kv_arena",
-    "kv_cache_dtype",
-    "enable_prefix_caching",
-    "prefix_cache_dir",
-    "speculative_config",
-    "lora_modules",
-    "max_loras",
-    "record_trace",
-    "preemption_mode",
-    "swap_space",
-    "length_predictor",
-    "pacing_tokens_per_second",
-    "classifier_from_token",
-)
-"""Options of KV memory, of generation and of adapters. An encoder has none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,43 +112,45 @@ def plan_memory(
     Raises:
         ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
     """
-    context = model_config.max_position_embeddings
     choice = choose_kernels(config, model_config.dtype, is_pooling=is_pooling)
-    memory = choice.memory(config.device.split(":")[0])
-    limits = config.scheduler_config(min(config.max_model_len or context, context))
-    is_encoder = model_config.encoder is not None
-    if is_encoder:
-        limits = replace(limits, max_num_batched_tokens=encoder_token_budget(config, limits.max_model_len))
-    layout = plan_layout(config, model_config)
+    limits, layout = _planned_limits(config, model_config), plan_layout(config, model_config)
+    memory = choice.memory(config.device_type)
     weights = plan_weights(model_config, memory, formats) + plan_lora(model_config, config, choice.dtype)
     activations = plan_activations(model_config, memory, limits, config.block_size, layout)
-    slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype, layout)
-    states = [sequence_state_bytes(model_config)]
+    sizes = CacheSizes.of_model(model_config, choice.kv_cache_dtype, layout)
     if draft is not None:
         other = choose_kernels(draft.config, draft.model_config.dtype)
-        kernels = other.memory(draft.config.device.split(":")[0])
+        kernels = other.memory(draft.config.device_type)
         weights += plan_weights(draft.model_config, kernels, draft.formats)
         activations += plan_activations(draft.model_config, kernels, limits, config.block_size)
-        slot_bytes += kv_slot_bytes(draft.model_config, other.kv_cache_dtype)
-        states.append(sequence_state_bytes(draft.model_config))
+        sizes = sizes.with_draft(draft.model_config, other.kv_cache_dtype)
     kv_bytes, pool, max_model_len = config.kv_cache_memory_bytes, NO_POOL, limits.max_model_len
-    if not is_encoder:
+    if model_config.encoder is None:
         if config.num_kv_blocks is None and kv_bytes is None:
             kv_bytes = _left_for_kv(config, memory_bytes, total(weights), total(activations), free_share, budget)
-        pool = plan_pool_with_states(config, slot_bytes, context, kv_bytes or 0, layout.windows, *states)
-        max_model_len = planned_pool(config, context, pool.num_blocks, pool.windows).max_model_len
+        pool = plan_pool(config, sizes, kv_bytes or 0)
+        max_model_len = planned_pool(config, sizes.context, pool.num_blocks, pool.windows).max_model_len
     return MemoryPlan(
         choice=choice,
         weights=weights,
         activations=activations,
         token_bytes=kv_slot_bytes(model_config, choice.kv_cache_dtype),
-        slot_bytes=slot_bytes,
+        slot_bytes=sizes.slot_bytes + sizes.draft_slot_bytes,
         memory_bytes=memory_bytes,
         free_share=free_share,
         kv_bytes=kv_bytes,
         pool=pool,
         max_model_len=max_model_len,
     )
+
+
+def _planned_limits(config: EngineConfig, model_config: ModelConfig) -> SchedulerConfig:
+    """The limits of the scheduler before the length that the pool allows is known."""
+    context = model_config.max_position_embeddings
+    max_model_len = min(config.max_model_len or context, context)
+    if model_config.encoder is not None:
+        config = replace(config, max_num_batched_tokens=encoder_token_budget(config, max_model_len))
+    return config.scheduler_config(max_model_len)
 
 
 def _left_for_kv(
@@ -188,7 +170,7 @@ def _left_for_kv(
             f"{format_memory(weights)} and the activations of a step up to {format_memory(activations)}. Give more "
             "memory, choose a smaller dtype or model, or lower max_num_batched_tokens, max_num_seqs or max_model_len"
         )
-    if (left := left - swap_bytes_in(config, config.device.split(":")[0])) <= 0:
+    if (left := left - swap_bytes_in(config, config.device_type)) <= 0:
         raise ConfigError(
             f"the swap space of {format_memory(config.swap_bytes)} leaves nothing for K and V: lower swap_space, or "
             "set preemption_mode=recompute"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift.config import EngineConfig
@@ -64,34 +64,93 @@ def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
     return KVLayout.by_window(model_config, model_config.max_position_embeddings)
 
 
-def plan_pool(
-    config: EngineConfig,
-    slot_bytes: int,
-    context: int,
-    memory_bytes: int,
-    windows: tuple[int | None, ...] = FULL,
-) -> KVCachePlan:
-    """Plan the pool: `num_kv_blocks`, or the blocks that fit in `kv_cache_memory_bytes`, or else in `memory_bytes`, but
-    no more than `max_num_seqs` sequences of full length can use.
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """The sizes of what a model keeps for its requests, and of what a draft model keeps in the same blocks.
 
-    Args:
-        slot_bytes: bytes of K and V of one token in the layers of one group.
+    Attributes:
         context: the model's maximum number of tokens.
+        slot_bytes: bytes of K and V of one token in the layers of one group.
         windows: the window of each group of layers.
+        state_bytes: bytes of the recurrent state of one sequence; 0 for a model without recurrent layers.
+        draft_slot_bytes, draft_state_bytes: the same of the draft model, in all of its layers; 0 without one.
+    """
+
+    context: int
+    slot_bytes: int
+    windows: tuple[int | None, ...] = FULL
+    state_bytes: int = 0
+    draft_slot_bytes: int = 0
+    draft_state_bytes: int = 0
+
+    @classmethod
+    def of_model(cls, model: ModelConfig, kv_cache_dtype: str, layout: KVLayout) -> CacheSizes:
+        """The sizes of a model without a draft model."""
+        slot_bytes = kv_slot_bytes(model, kv_cache_dtype, layout)
+        return cls(model.max_position_embeddings, slot_bytes, layout.windows, sequence_state_bytes(model))
+
+    def with_draft(self, draft: ModelConfig, kv_cache_dtype: str) -> CacheSizes:
+        """The sizes with those of a draft model."""
+        slot_bytes, state_bytes = kv_slot_bytes(draft, kv_cache_dtype), sequence_state_bytes(draft)
+        return replace(self, draft_slot_bytes=slot_bytes, draft_state_bytes=state_bytes)
+
+
+def plan_pool(config: EngineConfig, sizes: CacheSizes, memory_bytes: int) -> KVCachePlan:
+    """Plan the blocks of K and V, beside them the recurrent states of running requests and of checkpoints, and the swap
+    space.
+
+    The budget is `kv_cache_memory_bytes`, or else `memory_bytes`. A cache full of long prefixes has as many bytes of K
+    and V as of checkpoints (see `checkpoint_interval`), so each gets half of what running requests leave. These have a
+    state each, and one for each draft token of a step.
 
     Raises:
         ConfigError: the budget does not hold one sequence of `max_model_len` tokens; or one block, if `max_model_len`
             is None, because the caller then lowers it to the size of the pool.
     """
-    block_size, max_model_len = config.block_size, config.max_model_len
-    block_bytes = slot_bytes * block_size
+    each = sizes.state_bytes + sizes.draft_state_bytes
+    if not each:
+        return _with_swap_space(config, _plan_blocks(config, sizes, memory_bytes))
+    num_drafts = 0 if config.speculative is None else config.scheduler_config(sizes.context).max_logit_rows - 1
+    budget, running = config.kv_cache_memory_bytes or memory_bytes, (config.max_num_seqs + num_drafts) * each
+    kept = max((budget - running) // 2, sizes.state_bytes) if config.has_prefix_cache and sizes.state_bytes else 0
+    left = budget - running - kept
+    try:
+        pool = _plan_blocks(replace(config, kv_cache_memory_bytes=None), sizes, left)
+    except ConfigError:
+        drafts = f" and of {num_drafts} draft tokens" if num_drafts else ""
+        raise ConfigError(
+            f"the budget of {format_memory(budget)} for K and V and recurrent states is too small: the states of "
+            f"max_num_seqs={config.max_num_seqs} requests{drafts} take {format_memory(running)} "
+            f"({format_memory(each)} each), checkpoints of prefixes {format_memory(kept)}, and "
+            f"{format_memory(max(0, left))} are left for K and V, which does not hold one request of max_model_len "
+            "tokens: lower max_num_seqs or max_model_len, or set a larger kv_cache_memory_bytes"
+        ) from None
+    # The blocks may need less than their half; a budget that the user has set is for checkpoints then.
+    room = kept if config.kv_cache_memory_bytes is not None else pool.num_blocks * pool.block_bytes
+    planned = replace(
+        pool,
+        state_bytes=sizes.state_bytes,
+        num_states=config.max_num_seqs,
+        num_draft_states=num_drafts,
+        num_checkpoints=max(1, min(pool.num_blocks, room // sizes.state_bytes)) if kept else 0,
+        checkpoint_interval=checkpoint_interval(config.block_size, pool.block_bytes, sizes.state_bytes),
+        draft_model_state_bytes=sizes.draft_state_bytes,
+    )
+    return _with_swap_space(config, planned)
+
+
+def _plan_blocks(config: EngineConfig, sizes: CacheSizes, memory_bytes: int) -> KVCachePlan:
+    """Plan the blocks: `num_kv_blocks`, or those that fit in the budget, but no more than `max_num_seqs` sequences of
+    full length can use. Raises as `plan_pool`."""
+    block_size, max_model_len, windows = config.block_size, config.max_model_len, sizes.windows
+    block_bytes = (sizes.slot_bytes + sizes.draft_slot_bytes) * block_size
     if config.num_kv_blocks is not None:
         return KVCachePlan(config.num_kv_blocks, block_size, block_bytes, "num_kv_blocks", windows)
     rounded = int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size
     groups = KVGroups(windows, block_size, config.largest_token_budget)
     memory_bytes = config.kv_cache_memory_bytes or memory_bytes
     affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
-    blocks_per_seq = rounded(sum(groups.most_blocks(max_model_len or context)))
+    blocks_per_seq = rounded(sum(groups.most_blocks(max_model_len or sizes.context)))
     needed = len(windows) if max_model_len is None else blocks_per_seq
     if affordable >= needed:
         usable = config.max_num_seqs * blocks_per_seq
@@ -108,62 +167,6 @@ def plan_pool(
         f"{budget}, at most {longest} tokens for one request, but max_model_len={max_model_len} needs {needed} blocks: "
         f"{required}, or max_model_len to at most {longest}"
     )
-
-
-def plan_pool_with_states(
-    config: EngineConfig,
-    slot_bytes: int,
-    context: int,
-    memory_bytes: int,
-    windows: tuple[int | None, ...],
-    state_bytes: int,
-    draft_model_state_bytes: int = 0,
-) -> KVCachePlan:
-    """Plan the pool as `plan_pool`, the recurrent states of running requests and of checkpoints beside it, and the swap
-    space.
-
-    The budget is that of K and V and of states. A cache full of long prefixes has as many bytes of K and V as of
-    checkpoints (see `checkpoint_interval`), so each gets half of what running requests leave. These have a state each,
-    and one for each draft token of a step.
-
-    Args:
-        state_bytes: bytes of the recurrent state of one sequence; 0 for a model without recurrent layers.
-        draft_model_state_bytes: the same of the draft model.
-    """
-    each = state_bytes + draft_model_state_bytes
-    if not each:
-        return _with_swap_space(config, plan_pool(config, slot_bytes, context, memory_bytes, windows))
-    num_drafts = 0 if config.speculative is None else config.scheduler_config(context).max_logit_rows - 1
-    budget, running = config.kv_cache_memory_bytes or memory_bytes, (config.max_num_seqs + num_drafts) * each
-    left = budget - running
-    kept = max(left // 2, state_bytes) if config.has_prefix_cache and state_bytes else 0
-    left -= kept
-    try:
-        pool = plan_pool(replace(config, kv_cache_memory_bytes=None), slot_bytes, context, left, windows)
-    except ConfigError:
-        drafts = f" and of {num_drafts} draft tokens" if num_drafts else ""
-        raise ConfigError(
-            f"the budget of {format_memory(budget)} for K and V and recurrent states is too small: the states of "
-            f"max_num_seqs={config.max_num_seqs} requests{drafts} take {format_memory(running)} "
-            f"({format_memory(each)} each), checkpoints of prefixes {format_memory(kept)}, and "
-            f"{format_memory(max(0, left))} are left for K and V, which does not hold one request of max_model_len "
-            "tokens: lower max_num_seqs or max_model_len, or set a larger kv_cache_memory_bytes"
-        ) from None
-    num_checkpoints = 0
-    if config.has_prefix_cache and state_bytes:
-        # The blocks may need less than their half; a budget that the user has set is for checkpoints then.
-        room = pool.num_blocks * pool.block_bytes if config.kv_cache_memory_bytes is None else kept
-        num_checkpoints = max(1, min(pool.num_blocks, room // state_bytes))
-    planned = replace(
-        pool,
-        state_bytes=state_bytes,
-        num_states=config.max_num_seqs,
-        num_draft_states=num_drafts,
-        num_checkpoints=num_checkpoints,
-        checkpoint_interval=checkpoint_interval(config.block_size, pool.block_bytes, state_bytes),
-        draft_model_state_bytes=draft_model_state_bytes,
-    )
-    return _with_swap_space(config, planned)
 
 
 def swap_bytes_in(config: EngineConfig, device: str) -> int:

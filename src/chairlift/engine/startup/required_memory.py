@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift.config import EngineConfig
-from chairlift.engine.startup.memory_plan import ENCODER_LACKS, MemoryPlan, PlannedDraft, draft_config, plan_memory
+from chairlift.engine.startup.memory_plan import MemoryPlan, PlannedDraft, draft_config, plan_memory
+from chairlift.engine.startup.model_pooling import ENCODER_LACKS, read_pooling
 from chairlift.kernels.kernel_memory import total
-from chairlift.loading.pooling_config import load_pooling_config
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 from chairlift.worker.memory import format_memory
@@ -63,8 +63,7 @@ def plan_required_memory(
     model_config = load_config(files, needs_predictor=config.needs_predictor)
     if model_config.encoder is not None and common is not None:
         config = _encoder_config(config, common, files.name)
-    if (pooling := load_pooling_config(files, model_config)) is not None:
-        model_config = pooling.without_unused_head(model_config)
+    model_config, pooling = read_pooling(config, files, model_config)
     formats = matrix_formats(files, model_config)
     draft = _planned_draft(config)
     close_gguf()
@@ -75,7 +74,7 @@ def plan_required_memory(
             model_config,
             formats,
             memory_bytes - PROCESS_BYTES,
-            FREE_MEMORY_SHARE[config.device.split(":")[0]],
+            FREE_MEMORY_SHARE[config.device_type],
             budget=f"models_memory_bytes={format_memory(memory_bytes)} for model {files.name!r}",
             is_pooling=pooling is not None,
             draft=draft,

@@ -14,7 +14,7 @@ from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.counts import counted
 from chairlift.engine.progress import AdvanceBar, progress_bar
 from chairlift.engine.startup.memory_plan import plan_memory
-from chairlift.engine.startup.pool_plan import checkpoint_plan, plan_pool_with_states, planned_pool
+from chairlift.engine.startup.pool_plan import CacheSizes, checkpoint_plan, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, open_event_log, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
@@ -219,8 +219,7 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
         slot_bytes = recorded.kv_bytes_per_slot
         if has_groups:
             slot_bytes = recorded.kv_bytes_per_block // recorded.block_size or slot_bytes // len(windows)
-        state_bytes = recorded.state_bytes
-        pool = plan_pool_with_states(sized, slot_bytes, recorded.max_model_len, 0, windows, state_bytes)
+        pool = plan_pool(sized, CacheSizes(recorded.max_model_len, slot_bytes, windows, recorded.state_bytes), 0)
         num_blocks, block_size, checkpoints = pool.num_blocks, pool.block_size, checkpoint_plan(pool)
     context = config.max_model_len or recorded.max_model_len
     max_model_len = planned_pool(replace(sized, block_size=block_size), context, num_blocks, windows).max_model_len

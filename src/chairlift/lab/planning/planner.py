@@ -232,7 +232,7 @@ def _sim_config(
 ) -> SimConfig:
     """The planned engine. The bytes per weight and per KV value of its shape are those of the planned data types."""
     num_weights = sum(matrix.num_weights for matrix in model.config.read_matrices)
-    read_bytes = step_weight_bytes(model.config, memory.choice.memory(config.device.split(":")[0]), model.formats)
+    read_bytes = step_weight_bytes(model.config, memory.choice.memory(config.device_type), model.formats)
     kv_value_bytes = memory.token_bytes / model.config.kv_values_per_token
     shape = ModelShape(model.name, model.config, read_bytes / num_weights, kv_value_bytes)
     return SimConfig(

@@ -10,13 +10,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.attention_spec import declare_attention
 from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
-from chairlift.models.declaration.matrix_spec import ATTENTION, EMBEDDING, LM_HEAD, MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ClassifierSpec, EncoderSpec, ModelConfig, PositionTableSpec
 from chairlift.models.reading.architecture import Architecture, HFReader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.layer_fields import check_single_score
 
 ACTIVATIONS: Final = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 """The value of `hidden_act` -> the activation."""
@@ -39,9 +40,9 @@ def _read(fields: ConfigFields, name: str, offset: int, classifier: ClassifierSp
     if offset:
         fields.integer("pad_token_id", ROBERTA_OFFSET - 1, low=ROBERTA_OFFSET - 1, high=ROBERTA_OFFSET - 1)
     if classifier is not None:
-        _check_single_score(fields)
+        check_single_score(fields)
     fields.get("tie_word_embeddings")  # concerns the head of masked language models
-    inner, eps, head_dim = fields.integer("intermediate_size"), fields.number("layer_norm_eps", 1e-12), hidden // heads
+    inner, eps = fields.integer("intermediate_size"), fields.number("layer_norm_eps", 1e-12)
     count, num_positions = fields.integer("num_hidden_layers", high=4096), fields.integer("max_position_embeddings")
     tables = "embeddings"
     words = ((f"{tables}.word_embeddings", fields.integer("vocab_size")),)
@@ -52,16 +53,9 @@ def _read(fields: ConfigFields, name: str, offset: int, classifier: ClassifierSp
 
     def layer(root: str) -> LayerSpec:
         qkv = tuple((f"{root}.attention.self.{part}", hidden) for part in ("query", "key", "value"))
-        output, up = ((f"{root}.attention.output.dense", hidden),), ((f"{root}.intermediate.dense", inner),)
+        up = ((f"{root}.intermediate.dense", inner),)
         return LayerSpec(
-            AttentionSpec(
-                qkv=MatrixSpec(ATTENTION, "qkv", qkv, hidden, has_bias=True),
-                output=MatrixSpec(ATTENTION, "output", output, hidden, has_bias=True),
-                num_heads=heads,
-                num_kv_heads=heads,
-                head_dim=head_dim,
-                scale=head_dim**-0.5,
-            ),
+            declare_attention(qkv, f"{root}.attention.output.dense", hidden, heads, bias=True),
             BranchNorms(of_sum=norm(f"{root}.attention.output")),
             declare_network(up, f"{root}.output.dense", hidden, activation, gated=False, has_bias=True),
             BranchNorms(of_sum=norm(f"{root}.output")),
@@ -81,14 +75,6 @@ def _read(fields: ConfigFields, name: str, offset: int, classifier: ClassifierSp
         unneeded_modules=("pooler.dense", f"{tables}.position_ids") if classifier is None else (),
         encoder=EncoderSpec(norm(tables), types, classifier),
     )
-
-
-def _check_single_score(fields: ConfigFields) -> None:
-    """A cross-encoder has one score; other classifiers have several, which nothing here could use."""
-    labels = fields.get("id2label")
-    count = len(labels) if isinstance(labels, dict) else fields.get("num_labels", 2)
-    if count != 1:
-        raise fields.error("id2label", f"must have one label, as cross-encoders do, got {count}")
 
 
 def _readers(prefix: str, name: str, offset: int, dense: str, output: str) -> dict[str, HFReader]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.models.declaration.attention_spec import AttentionSpec, RopeConfig
+from chairlift.models.declaration.attention_spec import RopeConfig, declare_attention
 from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
-from chairlift.models.declaration.matrix_spec import ATTENTION, EMBEDDING, LM_HEAD, MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ClassifierSpec, EncoderSpec, ModelConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
-from chairlift.models.reading.layer_fields import read_layer_windows
+from chairlift.models.reading.layer_fields import check_single_score, read_layer_windows
 
 ACTIVATIONS: Final = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 
@@ -39,13 +39,11 @@ def _read(fields: ConfigFields, classifier: bool) -> ModelConfig:
 
     def layer(index: int) -> LayerSpec:
         root = f"layers.{index}"
-        attention = AttentionSpec(
-            qkv=MatrixSpec(ATTENTION, "qkv", ((f"{root}.attn.Wqkv", 3 * hidden),), hidden),
-            output=MatrixSpec(ATTENTION, "output", ((f"{root}.attn.Wo", hidden),), hidden),
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=hidden // heads,
-            scale=(hidden // heads) ** -0.5,
+        attention = declare_attention(
+            ((f"{root}.attn.Wqkv", 3 * hidden),),
+            f"{root}.attn.Wo",
+            hidden,
+            heads,
             rope=RopeConfig(theta=thetas[is_global[index]]),
             sliding_window=None if is_global[index] else window,
         )
@@ -103,9 +101,7 @@ def _read_encoder(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_cross_encoder(fields: ConfigFields) -> ModelConfig:
-    labels = fields.get("id2label")
-    if not isinstance(labels, dict) or len(labels) != 1:
-        raise fields.error("id2label", "must have one label, as cross-encoders do")
+    check_single_score(fields)
     return _read(fields, classifier=True)
 
 

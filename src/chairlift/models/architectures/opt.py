@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.models.declaration.attention_spec import AttentionSpec
+from chairlift.models.declaration.attention_spec import AttentionSpec, declare_attention
 from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
-from chairlift.models.declaration.matrix_spec import ATTENTION, EMBEDDING, LM_HEAD, PROJECTIONS, MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, PROJECTIONS, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig, PositionTableSpec
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
@@ -90,17 +90,11 @@ class OPTSizes:
         return BranchNorms(before=norm) if self.norm_before else BranchNorms(of_sum=norm)
 
     def _attention(self, prefix: str) -> AttentionSpec:
-        size, bias, kv_heads = self.hidden_size, self.has_biases, self.num_kv_heads or self.num_heads
+        size, kv_heads = self.hidden_size, self.num_kv_heads or self.num_heads
         keys = kv_heads * (size // self.num_heads)
         qkv = tuple((f"{prefix}.{part}_proj", out) for part, out in zip("qkv", (size, keys, keys), strict=True))
-        return AttentionSpec(
-            qkv=MatrixSpec(ATTENTION, "qkv", qkv, size, bias),
-            output=MatrixSpec(ATTENTION, "output", ((f"{prefix}.out_proj", size),), size, bias),
-            num_heads=self.num_heads,
-            num_kv_heads=kv_heads,
-            head_dim=size // self.num_heads,
-            scale=(size // self.num_heads) ** -0.5,
-        )
+        output = f"{prefix}.out_proj"
+        return declare_attention(qkv, output, size, self.num_heads, self.has_biases, num_kv_heads=kv_heads)
 
     def _norm(self, name: str) -> NormSpec:
         return NormSpec("layer_norm", name, self.hidden_size, NORM_EPS)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +134,18 @@ class AttentionSpec:
         sizes = (self.query_size, self.key_size) if norm.across_heads else (self.head_dim, self.head_dim)
         named = zip(norm.names, sizes, strict=False)
         return tuple(NormSpec("rms_norm", name, size, norm.eps, norm.weight_offset) for name, size in named)
+
+
+def declare_attention(
+    qkv: tuple[tuple[str, int], ...], output: str, hidden_size: int, num_heads: int, bias: bool = False, **others: Any
+) -> AttentionSpec:
+    """Return the declaration of attention whose heads divide hidden_size. `others` are further attributes."""
+    head_dim = hidden_size // num_heads
+    return AttentionSpec(
+        qkv=MatrixSpec(ATTENTION, "qkv", qkv, hidden_size, bias),
+        output=MatrixSpec(ATTENTION, "output", ((output, hidden_size),), hidden_size, bias),
+        num_heads=num_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        **{"num_kv_heads": num_heads, **others},
+    )

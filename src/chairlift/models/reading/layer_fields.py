@@ -96,6 +96,14 @@ def read_text_model(fields: ConfigFields, read: Callable[[ConfigFields], ModelCo
     return replace(read(text), bos_token_id=bos[0] if bos else None, eos_token_ids=text.token_ids("eos_token_id"))
 
 
+def check_single_score(fields: ConfigFields) -> None:
+    """Check that a classifier is a cross-encoder, which has one score; others have several, which have no use here."""
+    labels = fields.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else fields.get("num_labels", 2)
+    if count != 1:
+        raise fields.error("id2label", f"must have one label, as cross-encoders do, got {count}")
+
+
 def repeat_windows(layers: int, window: int | None, pattern: int) -> Sequence[int | None]:
     """Return the windows of layers of which every `pattern`-th has none."""
     return tuple(window if (layer + 1) % pattern else None for layer in range(layers))
