@@ -324,10 +324,7 @@ def _open_privately(path: str, flags: int) -> int:
 
 def cache_tensors(cache: KVCache | RecurrentState) -> list[torch.Tensor]:
     """The tensors of a layer's memory. Their first dimension is that of blocks, or of slots of states."""
-    if isinstance(cache, RecurrentState):
-        return [tensor for tensor in cache if tensor is not None]
-    given = (cache.key, cache.value, cache.key_scale, cache.value_scale)
-    return [tensor for tensor in given if tensor is not None]
+    return [tensor for tensor in cache if tensor is not None]
 
 
 def _digest(block_hash: bytes, payload: memoryview) -> bytes:

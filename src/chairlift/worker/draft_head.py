@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.sampling import TokenSampler
+from chairlift.models.decoder import DecoderModel
 from chairlift.worker.draft_model import propose_tokens
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.transfer import to_device
-
-
-class PredictingModel(Protocol):
-    """The methods of a model with a predictor; see `models.decoder.DecoderModel`."""
-
-    def plan(self, *metadata: AttentionMetadata) -> Any: ...
-
-    def final_hidden(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-    def predict(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, plan: Any
-    ) -> torch.Tensor: ...
-
-    def predicted_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class DraftHead:
@@ -51,7 +37,7 @@ class DraftHead:
         choose: the sampler of the model.
     """
 
-    def __init__(self, model: PredictingModel, choose: TokenSampler, rows: RequestRows) -> None:
+    def __init__(self, model: DecoderModel, choose: TokenSampler, rows: RequestRows) -> None:
         self._model = model
         self._choose = choose
         self._rows = rows

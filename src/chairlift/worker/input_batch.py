@@ -98,9 +98,7 @@ def gather_input_batch(
     counts: IntArray = np.fromiter(num_scheduled_tokens.values(), np.int64, len(request_ids))
     computed = rows.num_computed_tokens[batch_rows]
     seq_lens = computed + counts
-    drafts: IntArray = np.zeros_like(counts)
-    if draft_token_ids:
-        drafts = np.array([len(draft_token_ids.get(request_id, ())) for request_id in request_ids], dtype=np.int64)
+    drafts: IntArray = np.array([len(draft_token_ids.get(request_id, ())) for request_id in request_ids])
     known = rows.num_tokens[batch_rows] + drafts
     sequences, totals = _Sequences(batch_rows, counts, computed, seq_lens), counts
     if num_padding_tokens:

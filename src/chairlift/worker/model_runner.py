@@ -13,9 +13,10 @@ import torch
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.lora import NO_ADAPTER, LoraAdapters
 from chairlift.kernels.sampling import SamplingKernels
+from chairlift.models.decoder import DecoderModel
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from chairlift.worker.block_copier import BlockCopier
-from chairlift.worker.draft_head import DraftHead, PredictingModel
+from chairlift.worker.draft_head import DraftHead
 from chairlift.worker.draft_model import DraftModel
 from chairlift.worker.encoder_runner import pooled_rows
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
@@ -146,7 +147,7 @@ class ModelRunner:
         has_states: bool = False,
         draft_has_states: bool = False,
         num_draft_states: int = 0,
-        predicting_model: PredictingModel | None = None,
+        predicting_model: DecoderModel | None = None,
         block_copier: BlockCopier | None = None,
     ) -> None:
         self._block_copier = block_copier

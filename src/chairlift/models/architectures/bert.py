@@ -41,7 +41,7 @@ def _read(fields: ConfigFields, name: str, offset: int, classifier: ClassifierSp
         fields.integer("pad_token_id", ROBERTA_OFFSET - 1, low=ROBERTA_OFFSET - 1, high=ROBERTA_OFFSET - 1)
     if classifier is not None:
         check_single_score(fields)
-    fields.get("tie_word_embeddings")  # concerns the head of masked language models
+    fields.ignore("tie_word_embeddings")  # concerns the head of masked language models
     inner, eps = fields.integer("intermediate_size"), fields.number("layer_norm_eps", 1e-12)
     count, num_positions = fields.integer("num_hidden_layers", high=4096), fields.integer("max_position_embeddings")
     tables = "embeddings"

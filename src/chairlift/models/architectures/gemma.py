@@ -77,7 +77,7 @@ class GemmaConfigReader(LlamaConfigReader):
         return sizes.with_layer_ropes(*read_layer_ropes(fields, local_theta, GLOBAL_THETA))
 
     def _activation(self, fields: ConfigFields) -> str:
-        fields.get("hidden_act")  # Marks the field as read; the models use hidden_activation.
+        fields.ignore("hidden_act")  # The models use hidden_activation.
         fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
         return "gelu_tanh"
 

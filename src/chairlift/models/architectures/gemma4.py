@@ -232,8 +232,7 @@ def _check_unsupported(fields: ConfigFields) -> None:
 
 def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
     if not fields.flag("enable_moe_block", False):
-        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
-            fields.get(key)  # Marks the field as read; it has no effect without experts.
+        fields.ignore("num_experts", "top_k_experts", "moe_intermediate_size")  # No effect without experts.
         return None
     count = fields.integer("num_experts")
     routing = ExpertRouting(fields.integer("top_k_experts", high=count), "chosen")

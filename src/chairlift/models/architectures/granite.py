@@ -60,7 +60,7 @@ def read_granite4(fields: ConfigFields) -> ModelConfig:
     mamba = replace(read_mamba_sizes(fields, sizes.hidden_size), norm_eps=sizes.norm_eps)
     inner, experts = fields.integer("intermediate_size"), None
     if fields.get("num_local_experts", REQUIRED) == 0:
-        fields.get("num_experts_per_tok")
+        fields.ignore("num_experts_per_tok")
     else:
         experts = read_experts(fields, inner, "chosen", NAMES)
     config = _declare(sizes, experts, ("input_linear",), "output_linear")
@@ -115,8 +115,8 @@ def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
         fields.allow_only(key, inner, f"it must be feed_forward_length ({inner})")
     if is_hybrid:
         return _declare_hybrid(header, sizes, fields.integer(key, inner))
-    for each in ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank"):
-        fields.get(f"ssm.{each}")  # Has no effect without Mamba-2.
+    names = ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank")
+    fields.ignore(*(f"ssm.{name}" for name in names))  # No effect without Mamba-2.
     return sizes.declare()
 
 

@@ -121,7 +121,7 @@ def uniform_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     uses_windows = fields.flag("use_sliding_window", False)
     window = fields.integer("sliding_window") if uses_windows else fields.get("sliding_window")
-    fields.get("max_window_layers")  # Marks the field as read; it has no effect without windows.
+    fields.ignore("max_window_layers")  # It has no effect without windows.
     types = fields.get("layer_types")
     if types is not None:
         return read_layer_windows(fields, types, layers, window if uses_windows else None)

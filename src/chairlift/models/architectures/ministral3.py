@@ -24,7 +24,7 @@ class Ministral3ConfigReader(LlamaConfigReader):
         scaling = fields.mapping("rope_parameters")
         if scaling is None:
             raise fields.error("rope_parameters", "is missing; the file is incomplete")
-        scaling.get("max_position_embeddings")  # Marks the field as read; transformers ignores it.
+        scaling.ignore("max_position_embeddings")  # transformers ignores it.
         beta = _read_beta(scaling, "llama_4_scaling_beta")
         if not beta:
             return rope

@@ -42,9 +42,9 @@ def _read_olmoe(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
 
 
 def _qwen3_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    fields.get("max_window_layers")  # Marks the field as read; transformers ignores it in this architecture.
+    fields.ignore("max_window_layers")  # transformers ignores it in this architecture.
     if not fields.flag("use_sliding_window", False):
-        fields.get("sliding_window")  # Has no effect.
+        fields.ignore("sliding_window")  # Has no effect.
         return ()
     return (fields.integer("sliding_window"),) * layers
 

@@ -28,9 +28,8 @@ def _read(fields: ConfigFields, classifier: bool) -> ModelConfig:
     for key in ("norm_bias", "attention_bias", "mlp_bias"):
         fields.allow_only(key, False, "no published model has these biases")
     thetas, is_global = _read_positions(fields, count)
-    fields.get("tie_word_embeddings")  # concerns the head of masked language models
-    for key in ("decoder_bias", "layer_norm_eps"):
-        fields.get(key)
+    fields.ignore("tie_word_embeddings")  # concerns the head of masked language models
+    fields.ignore("decoder_bias", "layer_norm_eps")
     # A token attends to half of the window on each side.
     window = fields.integer("local_attention", 128) // 2 + 1
 
@@ -95,8 +94,7 @@ def _read_classifier(fields: ConfigFields, norm: NormSpec) -> ClassifierSpec:
 
 
 def _read_encoder(fields: ConfigFields) -> ModelConfig:
-    for key in ("classifier_pooling", "classifier_activation", "classifier_bias"):
-        fields.get(key)
+    fields.ignore("classifier_pooling", "classifier_activation", "classifier_bias")
     return _read(fields, classifier=False)
 
 

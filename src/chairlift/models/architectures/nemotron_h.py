@@ -135,8 +135,8 @@ class _Reader:
 def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
     """Read the `config.json` of a Nemotron-H model."""
     kinds = _read_kinds(fields)
-    for key in () if "moe" in kinds else _EXPERT_FIELDS.split():
-        fields.get(key)
+    if "moe" not in kinds:
+        fields.ignore(*_EXPERT_FIELDS.split())
     fields.allow_only("sliding_window", None, "this architecture has no sliding window")
     fields.allow_only("tie_word_embeddings", False, "transformers has an LM head of its own in this architecture")
     fields.allow_only("num_nextn_predict_layers", 0, "heads that predict several tokens are not supported")
@@ -171,8 +171,7 @@ def read_nemotron_h_gguf(header: GGUFHeader) -> ModelConfig:
     fields, has_experts = header.fields, header.name == "nemotron_h_moe"
     layers = fields.integer("block_count", high=MAX_LAYERS)
     fields.allow_only("nextn_predict_layers", 0, "heads that predict several tokens are not supported")
-    for key in ("rope.dimension_count", "rope.freq_base"):
-        fields.get(key)  # There are no rotary embeddings.
+    fields.ignore("rope.dimension_count", "rope.freq_base")  # There are no rotary embeddings.
     eps_key = "attention.layer_norm_epsilon"
     eps = fields.number("attention.layer_norm_rms_epsilon", fields.get(eps_key), high=1.0)
     mamba = read_gguf_mamba_sizes(header, eps)

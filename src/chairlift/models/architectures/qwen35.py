@@ -150,13 +150,12 @@ class Qwen35ConfigReader(LlamaConfigReader):
     """The reader of the `config.json` of a text model."""
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
-        for key in ("mlp_only_layers", "output_gate_type"):
-            fields.get(key)  # Has no effect, unless a model has experts.
+        fields.ignore("mlp_only_layers", "output_gate_type")  # No effect, unless a model has experts.
         fields.allow_only("attn_output_gate", True, "attention of Qwen3.5 has a gate")
         sizes = replace(self.read_sizes(fields), norm_weight_offset=1.0, qk_norm="heads")
         shared: int | None = None
         if self.name != "qwen3_5":
-            fields.get("intermediate_size")  # Has no effect, unless layers without experts have this size.
+            fields.ignore("intermediate_size")  # Has no effect, unless layers without experts have this size.
             is_next, inner = self.name == "qwen3_next", fields.integer("moe_intermediate_size")
             adds_up = not is_next or fields.flag("norm_topk_prob", True)
             experts = read_experts(fields, inner, "chosen" if adds_up else "all")
@@ -200,8 +199,7 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
 def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file, whose norms are complete, and whose value heads have another order."""
     fields, is_moe = header.fields, header.name != "qwen35"
-    for key in ("rope.dimension_sections", "expert_weights_scale"):
-        fields.get(key)
+    fields.ignore("rope.dimension_sections", "expert_weights_scale")
     sizes = read_gguf_sizes(header, expert_softmax="chosen" if is_moe else None, has_recurrence=True)
     further = fields.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
     sizes = replace(sizes, num_layers=sizes.num_layers - further)

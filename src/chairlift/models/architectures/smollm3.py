@@ -41,7 +41,7 @@ def _read_layers_with_rope(fields: ConfigFields, layers: int) -> list[bool]:
 
 def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     """Return the windows that `layer_types` declares; empty if the file does not contain it."""
-    fields.get("max_window_layers")  # Marks the field as read; transformers ignores it.
+    fields.ignore("max_window_layers")  # transformers ignores it.
     types = fields.get("layer_types")
     uses_windows = fields.flag("use_sliding_window", False)
     window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")

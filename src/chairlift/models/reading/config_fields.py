@@ -44,6 +44,10 @@ class ConfigFields:
             raise self.error(key, "is missing; the file is incomplete or of an unsupported kind")
         return default if value is None else value
 
+    def ignore(self, *keys: str) -> None:
+        """Declare that these fields have no influence on the model, so that they are no error."""
+        self._read_keys.update(keys)
+
     def is_null(self, key: str) -> bool:
         """Whether the file has the field with the value null."""
         return self._values.get(self._prefix + key, 0) is None

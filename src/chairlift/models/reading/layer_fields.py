@@ -90,8 +90,7 @@ def read_text_model(fields: ConfigFields, read: Callable[[ConfigFields], ModelCo
     text = fields.mapping("text_config")
     if text is None:
         raise fields.error("text_config", "is missing; the file is incomplete")
-    for key in IMAGE_FIELDS:
-        fields.get(key)  # Has no part in the text model.
+    fields.ignore(*IMAGE_FIELDS)  # They have no part in the text model.
     bos = text.token_ids("bos_token_id")
     return replace(read(text), bos_token_id=bos[0] if bos else None, eos_token_ids=text.token_ids("eos_token_id"))
 

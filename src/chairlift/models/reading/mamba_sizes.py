@@ -64,7 +64,7 @@ def read_mamba_sizes(fields: ConfigFields, hidden_size: int) -> MambaSizes:
         head_dim = fields.integer("mamba_d_head")
         if head_dim * heads != inner:
             raise fields.error("mamba_d_head", f"({head_dim}) times mamba_n_heads ({heads}) must be {inner}")
-    fields.get("mamba_chunk_size")  # Marks the field as read; the scan has no chunks here.
+    fields.ignore("mamba_chunk_size")  # The scan has no chunks here.
     return MambaSizes(
         num_heads=heads,
         head_dim=inner // heads,

@@ -43,7 +43,7 @@ def _read_awq(fields: ConfigFields) -> Quantization:
     _choice(fields, "version", ("gemm",), version.lower() if isinstance(version, str) else version)
     _only(fields, "zero_point", True, "AWQ matrices with zero points")
     bits = _choice(fields, "bits", (4,), fields.get("bits"))
-    fields.get("modules_to_not_convert")  # The tensors of the file show which modules are quantized.
+    fields.ignore("modules_to_not_convert")  # The tensors of the file show which modules are quantized.
     return _of_all("awq", WeightScheme("awq", bits, group_size=_group_size(fields), symmetric=False))
 
 
@@ -69,8 +69,7 @@ def _read_gptq(fields: ConfigFields) -> Quantization:
 def _read_fp8(fields: ConfigFields) -> Quantization:
     _only(fields, "fmt", "e4m3", "floats in E4M3")
     _choice(fields, "activation_scheme", ("dynamic",), fields.get("activation_scheme", "dynamic"))
-    for key in ("modules_to_not_convert", "ignored_layers"):
-        fields.get(key)  # The tensors of the file show which modules are quantized.
+    fields.ignore("modules_to_not_convert", "ignored_layers")  # The tensors show which modules are quantized.
     block = fields.get("weight_block_size")
     if block is None:
         return _of_all("fp8", WeightScheme("fp8", 8, is_float=True))
@@ -79,7 +78,7 @@ def _read_fp8(fields: ConfigFields) -> Quantization:
 
 
 def _read_mxfp4(fields: ConfigFields) -> Quantization:
-    fields.get("modules_to_not_convert")  # The tensors of the file show which modules are quantized.
+    fields.ignore("modules_to_not_convert")  # The tensors of the file show which modules are quantized.
     _only(fields, "dequantize", False, "weights that are stored in MXFP4")
     return _of_all("mxfp4", WeightScheme("mxfp4", 4, is_float=True, group_size=GROUP))
 
@@ -127,8 +126,7 @@ def _check_activations(inputs: ConfigFields) -> None:
     if inputs.get("dynamic", False) is not True:
         raise _unsupported(inputs, "dynamic", inputs.get("dynamic", False), "scales of activations at run time (true)")
     _choice(inputs, "num_bits", (8,), inputs.get("num_bits", 8))
-    for key in ("type", "symmetric", "strategy", "group_size"):
-        inputs.get(key)
+    inputs.ignore("type", "symmetric", "strategy", "group_size")
 
 
 def _read_weights(weights: ConfigFields) -> WeightScheme:
@@ -146,8 +144,7 @@ def _read_weights(weights: ConfigFields) -> WeightScheme:
         group_size = _group_size(weights)
     elif strategy == "block":
         rows, group_size = _block(weights, "block_structure", weights.get("block_structure"))
-    for key in ("group_size", "block_structure"):
-        weights.get(key)  # Other strategies ignore them.
+    weights.ignore("group_size", "block_structure")  # Other strategies ignore them.
     act_order = weights.get("actorder") in ("group", "dynamic") and group_size is not None
     return WeightScheme("compressed-tensors", bits, is_float, group_size, rows, symmetric, act_order)
 

@@ -37,8 +37,7 @@ def read_partial_rope(fields: ConfigFields, default_theta: float, default_share:
     scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
     if scaling is None:
         return share, RopeConfig(theta=fields.number("rope_theta", default_theta))
-    for key in ("mrope_section", "mrope_interleaved"):
-        scaling.get(key)
+    scaling.ignore("mrope_section", "mrope_interleaved")
     share = scaling.number("partial_rotary_factor", share, high=1.0)
     theta = _theta(fields, scaling, default_theta)
     return share, _read_scaling(fields, scaling, theta, is_partial=True)
@@ -108,7 +107,7 @@ def _original_context(fields: ConfigFields, scaling: ConfigFields) -> int:
     key = "original_max_position_embeddings"
     if fields.get(key) is None and scaling.get(key) is not None:
         return scaling.integer(key)
-    scaling.get(key)  # The value outside takes precedence.
+    scaling.ignore(key)  # The value outside takes precedence.
     return fields.integer("max_position_embeddings") if fields.get(key) is None else fields.integer(key)
 
 
