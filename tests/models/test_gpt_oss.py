@@ -26,11 +26,11 @@ from chairlift.loading.resolve import load_config, matrix_formats, open_weights,
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.matrix_spec import EXPERTS
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.models.registry import read_hf_config
 from chairlift.models.torch_operations import torch_operations
 from native import needs_native
 from packed_steps import Tables
+from parameter_memory import parameter_bytes
 
 TinyModelDir = Callable[..., Path]
 GPT_OSS_20B: dict[str, Any] = {

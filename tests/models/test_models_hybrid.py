@@ -19,7 +19,7 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, GatedDeltaSpec, Mamba2Spec, RecurrenceSpec
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.kv_layout import KVLayout
-from chairlift.models.parameter_memory import parameter_bytes
+from parameter_memory import parameter_bytes
 
 HIDDEN, VOCAB, EPS = 32, 61, 1e-6
 BLOCK_SIZE, NUM_BLOCKS = 4, 40

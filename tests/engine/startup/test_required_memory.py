@@ -15,7 +15,7 @@ from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.loading import resolve
-from chairlift.models.parameter_memory import parameter_bytes
+from parameter_memory import parameter_bytes
 from pooling_models import write_pooling_model
 
 

@@ -34,10 +34,10 @@ from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, PER_LAYER_EMBEDDING
-from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
 from native import needs_native
+from parameter_memory import parameter_bytes
 
 RESERVATIONS = [(kv, arena) for kv in ("exact", "max", "pow2", "oracle") for arena in ("buddy", "first-fit")]
 POLICIES = [("paged", "buddy"), *RESERVATIONS]
@@ -412,7 +412,7 @@ def test_the_startup_log_has_planned_and_used_memory(
         build_engine(config, events=events)
     log = "\n".join(caplog.messages)
     assert len(caplog.messages) <= 5
-    assert "weights: 422.2 KiB (planned: 422.2 KiB)" in log
+    assert "weights: 422.2 KiB; activations" in log
     assert "kv=exact, buddy: the pool holds 4 concurrent requests of max_model_len tokens, or 4 of 32 prompt and" in log
     started = events.events[0]
     assert isinstance(started, EngineStarted)

@@ -13,7 +13,6 @@ from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedModel
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.kernels.kernel_memory import MemoryItem, total
-from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
@@ -48,8 +47,7 @@ def describe_memory(
         f"{format_memory(plan.kv_bytes)}; max_model_len={limits.max_model_len}, max_num_seqs={limits.max_num_seqs}, "
         f"max_num_batched_tokens={limits.max_num_batched_tokens}",
         *_swap_space(plan),
-        f"weights: {format_memory(parameter_bytes(loaded.model))} (planned: "
-        f"{format_memory(total(loaded.planned_weights))}); activations of a step: at most "
+        f"weights: {format_memory(total(loaded.planned_weights))}; activations of a step: at most "
         f"{format_memory(total(activations))}",
         f"kv={pool.name}: the pool holds {counts[0]} concurrent requests of max_model_len tokens, or {counts[1]} of "
         f"{typical.prompt} prompt and {typical.output} output tokens; {batch}",
@@ -91,6 +89,6 @@ def describe_sampling(defaults: SamplingDefaults) -> list[str]:
 def describe_draft(draft: LoadedModel, kv_bytes: int) -> str:
     """The line about the memory of a draft model, whose K, V and states take `kv_bytes` of the pool."""
     return (
-        f"draft model {draft.name}: weights {format_memory(parameter_bytes(draft.model))}; its K, V and states take "
+        f"draft model {draft.name}: weights {format_memory(total(draft.planned_weights))}; its K, V and states take "
         f"{format_memory(kv_bytes)} of the pool"
     )

@@ -1,4 +1,4 @@
-"""Measurement of the memory that the parameters of a loaded model occupy."""
+"""Measurement of the memory that the parameters of a loaded model occupy, with which its planned memory is compared."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _parts(item: Any) -> Iterator[Any]:
         yield from item
     elif isinstance(item, partial):
         yield from (item.args, item.keywords)
-    elif type(item).__module__.startswith("chairlift."):
+    elif type(item).__module__.startswith(("chairlift.", "reference_")):
         yield from vars(item).values() if hasattr(item, "__dict__") else ()
         slots = (slot for kind in type(item).__mro__ for slot in getattr(kind, "__slots__", ()))
         yield from (getattr(item, slot) for slot in slots if hasattr(item, slot))
