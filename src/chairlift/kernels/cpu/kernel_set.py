@@ -58,52 +58,62 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         KernelsUnavailableError: the extension cannot be loaded.
     """
     load()
-    loader, buffers, expert_buffers, states = MatrixLoader(), RowBuffers(), RowBuffers(), NativeStates()
-
-    def make_linear(
-        matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue, own: RowBuffers = buffers
-    ) -> LinearKernel:
-        if prologue.kind in NATIVE_PROLOGUES:
-            return NativeLinear(matrix, bias, prologue, own)
-        product = NativeLinear(matrix, bias, NO_PROLOGUE, own)
-        return ComposedLinear(torch_ops.make_prologue(prologue), product)
-
-    batches: dict[LoraBatch, _native.LoraBatch] = {}
-
-    def add_lora(base: NativeLinear, prologue: Prologue, layer: LoraLayer) -> LinearKernel:
-        if prologue.kind not in NATIVE_PROLOGUES:
-            return AdaptedLinear(base, torch_ops.make_prologue(prologue), layer)
-        if layer.batch not in batches:
-            batches[layer.batch] = observe_batch(layer.batch)
-        return NativeAdaptedLinear(base, base.kernel, layer, batches[layer.batch])
-
-    def make_feed_forward(up: LinearKernel, down: LinearKernel) -> FeedForwardKernel:
-        if isinstance(up, NativeLinear) and isinstance(down, NativeLinear) and up.kernel.can_feed(down.kernel):
-            return partial(NativeLinear.feed, up, down)
-        return compose_feed_forward(up, down)
-
-    def make_mixture(mixture: Mixture) -> RowKernel:
-        if mixture.activation in NATIVE_PROLOGUES:
-            return NativeMixture(mixture, buffers)
-        # The result of a dense network beside the experts is in the other buffers.
-        return GroupedMixture(mixture, partial(make_linear, own=expert_buffers), torch_ops.make_prologue)
-
+    maker = _KernelMaker()
     return Kernels(
         name="native",
-        load_matrix=partial(loader.load, quantization=quantization),
-        load_router=loader.load,
-        make_embedding=partial(NativeEmbedding, buffers=buffers),
-        make_linear=make_linear,
-        add_lora=add_lora,
+        load_matrix=partial(maker.loader.load, quantization=quantization),
+        load_router=maker.loader.load,
+        make_embedding=partial(NativeEmbedding, buffers=maker.buffers),
+        make_linear=maker.make_linear,
+        add_lora=maker.add_lora,
         make_feed_forward=make_feed_forward,
         make_residual_sum=NativeResidualSum,
-        make_mixture=make_mixture,
-        make_recurrence=lambda recurrence: NativeRecurrence(recurrence, buffers, states),
+        make_mixture=maker.make_mixture,
+        make_recurrence=partial(NativeRecurrence, buffers=maker.buffers, states=maker.states),
         gate=native_gate,
         attention=NativeAttention,
-        notes=loader.notes,
-        run_layers=RecordedLayers(buffers, states),
+        notes=maker.loader.notes,
+        run_layers=RecordedLayers(maker.buffers, maker.states),
     )
+
+
+class _KernelMaker:
+    """Makes the kernels of one model, which share matrices, buffers and states."""
+
+    def __init__(self) -> None:
+        self.loader, self.buffers, self.states = MatrixLoader(), RowBuffers(), NativeStates()
+        self._expert_buffers = RowBuffers()
+        self._batches: dict[LoraBatch, _native.LoraBatch] = {}
+
+    def make_linear(
+        self, matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue, buffers: RowBuffers | None = None
+    ) -> LinearKernel:
+        buffers = buffers or self.buffers
+        if prologue.kind in NATIVE_PROLOGUES:
+            return NativeLinear(matrix, bias, prologue, buffers)
+        product = NativeLinear(matrix, bias, NO_PROLOGUE, buffers)
+        return ComposedLinear(torch_ops.make_prologue(prologue), product)
+
+    def add_lora(self, base: NativeLinear, prologue: Prologue, layer: LoraLayer) -> LinearKernel:
+        if prologue.kind not in NATIVE_PROLOGUES:
+            return AdaptedLinear(base, torch_ops.make_prologue(prologue), layer)
+        if layer.batch not in self._batches:
+            self._batches[layer.batch] = observe_batch(layer.batch)
+        return NativeAdaptedLinear(base, base.kernel, layer, self._batches[layer.batch])
+
+    def make_mixture(self, mixture: Mixture) -> RowKernel:
+        if mixture.activation in NATIVE_PROLOGUES:
+            return NativeMixture(mixture, self.buffers)
+        # The result of a dense network beside the experts is in the other buffers.
+        make_linear = partial(self.make_linear, buffers=self._expert_buffers)
+        return GroupedMixture(mixture, make_linear, torch_ops.make_prologue)
+
+
+def make_feed_forward(up: LinearKernel, down: LinearKernel) -> FeedForwardKernel:
+    """Both layers in one native call if the extension can compute them so."""
+    if isinstance(up, NativeLinear) and isinstance(down, NativeLinear) and up.kernel.can_feed(down.kernel):
+        return partial(NativeLinear.feed, up, down)
+    return compose_feed_forward(up, down)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
