@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Any, ClassVar, Final, Protocol, get_args
 
 from chairlift.errors import ConfigError
 from chairlift.system.output_files import unwritable_file_error
@@ -20,6 +20,9 @@ from chairlift.system.output_files import unwritable_file_error
 logger = logging.getLogger("chairlift")
 
 SCHEMA_VERSION = 4
+
+SLOT_KINDS: Final = ("token_states", "reserved", "internal", "external", "free")
+"""The kinds of slots, fields of `Step` with their numbers, which `core.measuring.accounting` defines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +189,8 @@ class Step:
         released_blocks: ids of the blocks that each request released because they left the windows of their layers, or
             because a beam continues another one.
         num_running, num_waiting, free_blocks, evictable_blocks: counts after the schedule.
-        token_states, reserved, internal, external, free: slots of the pool by kind after the schedule, as defined in
-            `core.measuring.accounting`. `max_tokens` separates reserved from internal slots.
+        token_states, reserved, internal, external, free: slots of the pool by kind (SLOT_KINDS) after the schedule.
+            `max_tokens` separates reserved from internal slots.
         shared: slots that several requests hold.
         saved: slots that these requests would hold in addition if they did not share.
         num_matched: the number of tokens of an admitted request of which others have K and V, if its recurrent state is

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
-from chairlift.events import EventList, RequestFinished, Step
+from chairlift.events import SLOT_KINDS, EventList, RequestFinished, Step
 from chairlift.lab.metrics.requests import request_metrics
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
-from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
+from chairlift.observability.tracker import RequestTracker
 from chairlift.slo import SLO
 from fakes import PartlyRightProposals
 from tracked_engine import TrackedEngine

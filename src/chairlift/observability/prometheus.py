@@ -16,11 +16,11 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from chairlift.events import EngineStarted, RequestFinished, Step
+from chairlift.events import SLOT_KINDS, EngineStarted, RequestFinished, Step
 from chairlift.observability.reading import QOE_BUCKETS, ReadingCurve
 from chairlift.observability.replay import ReplayReader, Rows
 from chairlift.observability.tracked_request import TrackedRequest
-from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
+from chairlift.observability.tracker import RequestTracker
 from chairlift.request import FinishReason, WaitReason
 
 TTFT_BUCKETS: Final = (

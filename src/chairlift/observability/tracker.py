@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 from chairlift.config import FAIR_POLICIES
-from chairlift.events import EngineStarted, Event, RequestArrived, Step
+from chairlift.events import SLOT_KINDS, EngineStarted, Event, RequestArrived, Step
 from chairlift.observability.queue_timeline import UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
 from chairlift.observability.replay import SIBLING_PREFILL, Replay, ReplayReader, Rows
 from chairlift.observability.step_cost import StepCost
@@ -22,8 +22,6 @@ FAIRNESS: Final = "fairness"
 PRUNE_INTERVAL_STEPS: Final = 256
 MAX_TIMELINE_STEPS: Final = 4096
 """Earlier steps of longer waits are summed up by reason."""
-
-SLOT_KINDS: Final = ("token_states", "reserved", "internal", "external", "free")
 
 
 class _WaitRow(NamedTuple):

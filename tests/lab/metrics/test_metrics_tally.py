@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, Step
+from chairlift.events import SLOT_KINDS, EngineStarted, Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally, request_metrics
 from chairlift.lab.metrics.run import RunTally, summarize
-from chairlift.observability.tracker import SLOT_KINDS
 from fakes import make_engine, make_request, run_to_end
 
 STATIC = EngineStarted(

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 from preset_studies import systems
 
-from chairlift.events import EventBroadcaster, EventList, Step
+from chairlift.events import SLOT_KINDS, EventBroadcaster, EventList, Step
 from chairlift.lab.presets.memory_use import WARM_UP_SHARE, SteadyStateTally, simulate_outputs
 from chairlift.lab.presets.study import StudySystem, at_rate
 from chairlift.lab.report.memory import true_kinds
 from chairlift.lab.report.trace import trace_events
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.observability.tracker import SLOT_KINDS
 
 
 def test_requests_are_the_same_at_every_rate() -> None:

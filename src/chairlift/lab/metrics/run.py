@@ -10,11 +10,10 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from chairlift.events import EngineStarted, Event, RequestArrived, RequestRejected, Step
+from chairlift.events import SLOT_KINDS, EngineStarted, Event, RequestArrived, RequestRejected, Step
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.summary import Summary
 from chairlift.lab.tables import number, row_label
-from chairlift.observability.tracker import SLOT_KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

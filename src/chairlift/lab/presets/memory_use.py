@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from chairlift.errors import ConfigError
-from chairlift.events import Event, EventSink, Step
+from chairlift.events import SLOT_KINDS, Event, EventSink, Step
 from chairlift.lab.presets.study import Study, StudySystem, at_rate
 from chairlift.lab.sim.simulator import forced_requests, simulate
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.observability.tracker import SLOT_KINDS
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 
