@@ -13,6 +13,9 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 
 from chairlift import LLM
+from chairlift.config import EngineConfig
+from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
 from chairlift.errors import ConfigError, ModelLoadError, RequestError
 from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -222,6 +225,13 @@ def test_scores_are_those_of_the_logits_after_the_prompt(reranker: Path, kernels
         llm.score("a", "b", truncate_prompt_tokens=20)
     cut = llm.score("query", "long " * 400, truncate_prompt_tokens=400, use_tqdm=False)
     assert 0 < cut[0] < 1
+
+
+@needs_native
+def test_the_plan_of_a_reranker_is_what_its_engine_takes(reranker: Path) -> None:
+    given = EngineConfig(str(reranker), num_threads=1, classifier_from_token=["n", "y"])
+    config, required = plan_required_memory(given, PROCESS_BYTES + (64 << 20))
+    assert required.kv_cache == build_engine(config).facts.kv_cache_plan.num_bytes
 
 
 def test_wrong_options_of_a_reranker(reranker: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
