@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +25,13 @@ class FileWeights(ABC):
         path: the file or folder.
         config: the declaration of the model.
         dtype, device: the type and device of the tensors that `tensor` returns.
+        unread: the prefixes of the names of tensors that are not read.
     """
 
-    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, unread: tuple[str, ...]
+    ) -> None:
+        self._unread = unread
         self.path = path
         self.config = config
         self.dtype = dtype
@@ -44,17 +48,12 @@ class FileWeights(ABC):
         }
 
     @abstractmethod
-    def _stored_name(self, name: str) -> StoredName | None:
-        """Return the place of the parameter in the file, or None if the file does not contain it."""
+    def _places(self, name: str) -> list[StoredName]:
+        """Return the places that files may use for a parameter, the usual one first."""
 
     @abstractmethod
-    def _modules_in_file(self, name: str) -> list[str]:
-        """Return the names that files may use for a declared module, which are those of its tensors without ".weight"
-        or ".bias"."""
-
-    def _expected_name(self, name: str) -> str:
-        """Return the name that the parameter should have in the file."""
-        return name
+    def _names(self) -> Collection[str]:
+        """Return the names of all tensors in the file."""
 
     @abstractmethod
     def _shape(self, file_name: str) -> tuple[int, ...]:
@@ -103,9 +102,10 @@ class FileWeights(ABC):
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:
         """Return the place of the parameter in the file, check its shape, and record that it is read."""
-        stored = self._stored_name(name)
+        places, names = self._places(name), self._names()
+        stored = next((place for place in places if place.name in names), None)
         if stored is None:
-            raise self._missing(self._expected_name(name))
+            raise self._missing(places[0].name if places else name)
         return self._check_shape(stored, shape)
 
     def _missing(self, file_name: str) -> ModelLoadError:
@@ -130,13 +130,17 @@ class FileWeights(ABC):
         return stored
 
     def notes(self) -> list[str]:
-        """Return lines to log after a complete load."""
-        return []
+        """Return lines to log after a complete load, about the tensors that are not read."""
+        skipped = Counter(prefix for name in self._names() for prefix in self._unread if name.startswith(prefix))
+        return [
+            f"skipped {count} tensors {prefix}*, which the text model does not use" for prefix, count in skipped.items()
+        ]
 
     def unused(self) -> list[str]:
         """Return the file's names of the tensors that the model needs and that were not read. After a complete load
         there are none."""
-        unneeded = {name for module in self.config.unneeded_modules for name in self._modules_in_file(module)}
+        places = (place for module in self.config.unneeded_modules for place in self._places(f"{module}.weight"))
+        unneeded = {place.name.removesuffix(".weight") for place in places}
         remaining = set(self._file_names()) - self._tensors_read
         return sorted(name for name in remaining if name.rpartition(".")[0] not in unneeded)
 
@@ -149,11 +153,3 @@ def ungrouped_rows(num_groups: int, sizes: Sequence[int]) -> npt.NDArray[np.int6
     """
     groups = np.arange(num_groups * sum(sizes)).reshape(num_groups, -1)
     return np.concatenate([kind.ravel() for kind in np.split(groups, np.cumsum(sizes)[:-1], axis=1)])
-
-
-def skipped_notes(names: Iterable[str], unread: Sequence[str]) -> list[str]:
-    """Return lines to log about the tensors that are not read, by their prefixes `unread`."""
-    skipped = Counter(prefix for name in names for prefix in unread if name.startswith(prefix))
-    return [
-        f"skipped {count} tensors {prefix}*, which the text model does not use" for prefix, count in skipped.items()
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache, partial
 from typing import Final
 
@@ -14,7 +14,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
-from chairlift.loading.file_weights import FileWeights, skipped_notes
+from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import StoredName
@@ -36,29 +36,20 @@ class GGUFWeights(FileWeights):
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(file.path, config, dtype, device)
-        self._file = file
-        self._architecture = get_architecture(config)
-        self._interleaved = interleaved_heads(config)
         # Layers that predict further tokens are behind those of the model.
         further = file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0)
         numbers = range(len(config.all_layers), len(config.layers) + further)
-        self._unread = tuple(f"blk.{number}." for number in numbers)
+        super().__init__(file.path, config, dtype, device, tuple(f"blk.{number}." for number in numbers))
+        self._file = file
+        self._architecture = get_architecture(config)
+        self._interleaved = interleaved_heads(config)
 
-    def notes(self) -> list[str]:
-        return skipped_notes(self._file.tensors, self._unread)
-
-    def _stored_name(self, name: str) -> StoredName | None:
+    def _places(self, name: str) -> list[StoredName]:
         found = self._architecture.gguf_name(name)
-        return found if found is not None and found.name in self._file.tensors else None
+        return [] if found is None else [found]
 
-    def _modules_in_file(self, name: str) -> list[str]:
-        found = self._architecture.gguf_name(f"{name}.weight")
-        return [] if found is None else [found.name.removesuffix(".weight")]
-
-    def _expected_name(self, name: str) -> str:
-        expected = self._architecture.gguf_name(name)
-        return name if expected is None else expected.name
+    def _names(self) -> Collection[str]:
+        return self._file.tensors
 
     def _shape(self, file_name: str) -> tuple[int, ...]:
         shape = self._file.tensors[file_name].shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.block_rows import MXFP4_INPUTS, NAN_SCALE, decode_mxfp4, mxfp4_rows
-from chairlift.loading.file_weights import FileWeights, skipped_notes
+from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.quantization import MXFP4_ENDS, quantized_module
@@ -31,7 +31,8 @@ FLOAT_TYPES: Final = ("F64", "F32", "F16", "BF16")
 MXFP4_ENDING: Final = re.compile(f"({'|'.join(MXFP4_ENDS)})$")
 MTP_PREFIX: Final = "mtp."
 """The beginning of the names of a predictor's parameters."""
-RECOMPUTED: Final = ("rotary_emb.inv_freq",)
+RECOMPUTED: Final = ("rotary_emb.inv_freq", "embeddings.position_ids")
+"""The ends of the names of tensors whose values follow from the configuration."""
 
 
 class SafetensorsWeights(FileWeights):
@@ -44,8 +45,11 @@ class SafetensorsWeights(FileWeights):
     """
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(path, config, dtype, device)
         self._architecture = get_architecture(config)
+        unread = self._architecture.unread_prefixes
+        if config.predictor is not None:
+            unread = tuple(prefix for prefix in unread if prefix != MTP_PREFIX)
+        super().__init__(path, config, dtype, device, unread)
         weight_map = _weight_map(path)
         files = _single_file(path) if weight_map is None else sorted(set(weight_map.values()))
         self._shards = {file: _open(path / file, device) for file in files}
@@ -54,8 +58,6 @@ class SafetensorsWeights(FileWeights):
             if self._shard_of.get(name) != file:
                 raise ModelLoadError(f"{path / INDEX}: tensor {name} is not in {file}; download both files again")
         self._scale_errors: dict[str, float] = {}
-        unread = self._architecture.unread_prefixes
-        self._unread = unread if config.predictor is None else tuple(each for each in unread if each != MTP_PREFIX)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         packed = self._quantized(name, shape)
@@ -68,7 +70,7 @@ class SafetensorsWeights(FileWeights):
         return super().packed(name, shape) if packed is None else packed
 
     def notes(self) -> list[str]:
-        notes = skipped_notes(self._shard_of, self._unread)
+        notes = super().notes()
         matrices = {name: error for name, error in self._scale_errors.items() if error > 0}
         if matrices:
             worst = max(matrices, key=lambda name: matrices[name])
@@ -151,11 +153,11 @@ class SafetensorsWeights(FileWeights):
             )
         return PackedRows("mxfp4", mxfp4_rows(blocks, scales), inputs, decode_mxfp4)
 
-    def _modules_in_file(self, name: str) -> list[str]:
-        return [each.name for each in self._architecture.hf_names(name)]
+    def _places(self, name: str) -> list[StoredName]:
+        return self._architecture.hf_names(name)
 
-    def _stored_name(self, name: str) -> StoredName | None:
-        return next((found for found in self._architecture.hf_names(name) if found.name in self._shard_of), None)
+    def _names(self) -> Collection[str]:
+        return self._shard_of
 
     def _shape(self, file_name: str) -> tuple[int, ...]:
         return tuple(self._shards[self._shard_of[file_name]].get_slice(file_name).get_shape())

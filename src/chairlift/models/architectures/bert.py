@@ -72,7 +72,7 @@ def _read(fields: ConfigFields, name: str, offset: int, classifier: ClassifierSp
         final_norm=None,
         head=MatrixSpec(LM_HEAD, LM_HEAD, words, hidden),
         tie_word_embeddings=True,
-        unneeded_modules=("pooler.dense", f"{tables}.position_ids") if classifier is None else (),
+        unneeded_modules=("pooler.dense",) if classifier is None else (),
         encoder=EncoderSpec(norm(tables), types, classifier),
     )
 
