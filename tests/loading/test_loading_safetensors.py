@@ -145,13 +145,15 @@ def test_unused_omits_recomputed_tensors(copy: Callable[..., Path]) -> None:
     folder = copy("llama", tie_word_embeddings=True)
     file = folder / "model.safetensors"
     extra = {"lm_head.weight": torch.ones(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    extra["embeddings.position_ids"] = torch.arange(2)  # as in bge-small-en-v1.5, all-MiniLM-L6-v2 and others
     save_file({**load_file(file), **extra, "surprise": torch.ones(2)}, file)
     weights = open_folder(folder)
+    weights.check_formats()
     config = weights.config
     weights.tensor("model.norm.weight", (config.hidden_size,))
     assert "surprise" in weights.unused()
     assert "model.norm.weight" not in weights.unused()
-    assert not any("inv_freq" in name or "lm_head" in name for name in weights.unused())
+    assert not any(re.search("inv_freq|lm_head|position_ids", name) for name in weights.unused())
 
 
 def test_errors_name_missing_tensor_and_wrong_shape(tiny_model_dir: TinyModelDir) -> None:
