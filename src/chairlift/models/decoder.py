@@ -69,9 +69,7 @@ class DecoderModel:
         device = next(iter(backends)).device
         table = kernels.load_matrix(weights, config.embedding.parts, config.embedding.in_features)
         self.embedding = kernels.make_embedding(table)
-        self.position_table: torch.Tensor | None = None
-        if (learned := config.positions) is not None:
-            self.position_table = weights.tensor(f"{learned.name}.weight", (learned.rows, learned.size))
+        self.position_table = builder.table(config.positions)
         self.project_in = None if config.project_in is None else builder.linear(config.project_in)
         max_positions = config.max_position_embeddings
         self.rotary_tables = [

@@ -13,7 +13,7 @@ from chairlift.kernels.interface import run_in_order
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.packed_attention import PackedAttention, PackedTexts
 from chairlift.kernels.weights import Weights
-from chairlift.models.declaration.model_config import ClassifierSpec, EncoderSpec, ModelConfig, PositionTableSpec
+from chairlift.models.declaration.model_config import ClassifierSpec, EncoderSpec, ModelConfig
 from chairlift.models.layers import DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.rotary import RotaryTable
 
@@ -52,8 +52,8 @@ class EncoderModel:
         }
         builder = LayerBuilder(config, weights, kernel_set, backends)
         self._embedding = builder.embedding(config.embedding)
-        self._positions = _load_table(weights, config.positions)
-        types = _load_table(weights, self._spec.token_types)
+        self._positions = builder.table(config.positions)
+        types = builder.table(self._spec.token_types)
         self._types = None if types is None else types.clone()
         self._embedding_norm = builder.norm_of_rows(self._spec.embedding_norm)
         self._rotary_tables = [
@@ -134,10 +134,6 @@ def pool(hidden: torch.Tensor, lengths: Sequence[int], pooling: str) -> torch.Te
         return hidden[ends - 1]
     starts = (end - length for end, length in zip(ends.tolist(), lengths, strict=True))
     return torch.stack([hidden[start : start + length].mean(0) for start, length in zip(starts, lengths, strict=True)])
-
-
-def _load_table(weights: Weights, spec: PositionTableSpec | None) -> torch.Tensor | None:
-    return None if spec is None else weights.tensor(f"{spec.name}.weight", (spec.rows, spec.size))
 
 
 def _run_all(apply: Callable[..., Iterable[None]], work: Sequence[Callable[[], None]]) -> None:

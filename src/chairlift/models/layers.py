@@ -36,7 +36,7 @@ from chairlift.models.declaration.attention_spec import AttentionSpec
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, ParallelExpertsSpec
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec, PerLayerBranchSpec
 from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec
-from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig, PositionTableSpec
 from chairlift.models.declaration.recurrence_spec import GatedDeltaSpec, RecurrenceSpec
 
 
@@ -159,6 +159,10 @@ class LayerBuilder:
     def embedding(self, spec: MatrixSpec) -> RowKernel:
         """Load an embedding table: int64 ids [T] -> rows [T, in_features]."""
         return self._kernels.make_embedding(self._load(spec).matrix)
+
+    def table(self, spec: PositionTableSpec | None) -> torch.Tensor | None:
+        """Load a table of learned positions or token types, [rows, size]; None without one."""
+        return None if spec is None else self.weights.tensor(f"{spec.name}.weight", (spec.rows, spec.size))
 
     def recurrence(self, spec: RecurrenceSpec) -> RecurrentKernel:
         """Load the parameters of a recurrence, without those of its projections."""

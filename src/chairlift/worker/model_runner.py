@@ -20,11 +20,10 @@ from chairlift.worker.draft_head import DraftHead
 from chairlift.worker.draft_model import DraftModel
 from chairlift.worker.encoder_runner import pooled_rows
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
-from chairlift.worker.logprobs import LogprobTensors
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS
 from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.runner_model import RunnerModel
-from chairlift.worker.sampler import SampledTokens, Sampler
+from chairlift.worker.sampler import LogprobTensors, SampledTokens, Sampler
 from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.torch_sampling import TorchSampling

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 
 from chairlift.kernels.sampling import IntArray, SamplingKernels
-from chairlift.outputs import TokenLogprobs
-from chairlift.worker.logprobs import LogprobTensors
+from chairlift.outputs import Logprob, TokenLogprobs
 from chairlift.worker.request_rows import RequestRows
 from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
@@ -19,6 +18,34 @@ from chairlift.worker.torch_sampling import apply_penalties
 from chairlift.worker.transfer import to_device
 
 FeatureArray = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """The logprobs at N positions: column 0 has the given token, the others the K most likely tokens in order.
+
+    Attributes:
+        token_ids: int64 [N, 1 + K].
+        logprobs: float32 [N, 1 + K].
+        ranks: int64 [N, 1 + K]; 1 + the number of more likely tokens, so equally likely tokens share a rank.
+        num_top: the number of most likely tokens to return at each position, at most K.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+    num_top: Sequence[int]
+
+    def to_host(self) -> LogprobTensors:
+        """Start a copy to the host without waiting; it is complete when the device has finished its queued work."""
+        names = ("token_ids", "logprobs", "ranks")
+        return replace(self, **{name: getattr(self, name).to("cpu", non_blocking=True) for name in names})
+
+    def records(self) -> list[TokenLogprobs]:
+        """One record for each position; waits for the device."""
+        columns = zip(self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True)
+        entries = [list(map(Logprob, *column)) for column in columns]
+        return [TokenLogprobs(entry[0], entry[1 : 1 + k]) for entry, k in zip(entries, self.num_top, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
