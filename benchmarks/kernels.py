@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from benchmarks.common import print_result
+from benchmarks.products import Product, head_product, layer_products
 from rich.table import Table
 
 from chairlift.config import EngineConfig
@@ -41,7 +42,7 @@ from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, P
 from chairlift.kernels.weight_formats import FLOATS, ORDERED
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.declaration.attention_spec import AttentionSpec
-from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec, ProductSpec
+from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.layers import attention_shape
 from chairlift.models.rotary import rotary_table
@@ -166,17 +167,17 @@ class LinearPass:
         self._inputs: dict[int, torch.Tensor] = {}
         self._residual = torch.zeros(max_rows, config.hidden_size)
         self._max_rows = max_rows
-        self._calls: list[tuple[ProductSpec, LinearKernel]] = []
+        self._calls: list[tuple[Product, LinearKernel]] = []
         self._tapes: dict[int, _native.Tape] = {}
         self._row_work: defaultdict[str, KernelWork] = defaultdict(KernelWork)
         self._formats: defaultdict[str, set[str]] = defaultdict(set)
-        products = [product for layer in config.layers for product in layer.products]
-        for product in (*products, config.head_product):
+        products = [product for layer in config.layers for product in layer_products(layer)]
+        for product in (*products, head_product(config)):
             self._add(product, parts_of(product.matrix))
         for product, kernel in self._calls:
             self._multiply(product, kernel, max_rows)  # buffers do not move afterwards, so a tape stays valid
 
-    def _add(self, product: ProductSpec, parts: list[tuple[str, int]]) -> None:
+    def _add(self, product: Product, parts: list[tuple[str, int]]) -> None:
         spec, width = product.matrix, input_width(product)
         matrices = tuple(self._make_matrix(weight_format, out, spec.in_features) for weight_format, out in parts)
         linear = self._kernels.make_linear(NativeMatrix(matrices, spec.kernel), None, _prologue(product))
@@ -216,7 +217,7 @@ class LinearPass:
         layers = sum(seconds.values()) - seconds[LM_HEAD]
         return {LAYERS: self._time_tape(rows) if rows <= MAX_ROWS else layers, **seconds}
 
-    def _multiply(self, product: ProductSpec, kernel: LinearKernel, rows: int) -> None:
+    def _multiply(self, product: Product, kernel: LinearKernel, rows: int) -> None:
         kernel(self._inputs[input_width(product)][:rows], self._residual[:rows] if product.adds_residual else None)
 
     def _time_tape(self, rows: int) -> float:
@@ -244,20 +245,20 @@ class LinearPass:
         }
 
 
-def native_prologue(product: ProductSpec) -> str:
+def native_prologue(product: Product) -> str:
     """The norm or activation that the native kernel fuses with the product. "none" if torch computes it: then only the
     product is measured."""
     return product.prologue if product.prologue in NATIVE_PROLOGUES else "none"
 
 
-def input_width(product: ProductSpec) -> int:
+def input_width(product: Product) -> int:
     """The number of values in a row before the prologue."""
     kind = native_prologue(product)
     is_gated = kind not in ("none", *NORM_KINDS) and find_activation(kind)[1]
     return product.matrix.in_features * (2 if is_gated else 1)
 
 
-def _prologue(product: ProductSpec) -> Prologue:
+def _prologue(product: Product) -> Prologue:
     kind, size = native_prologue(product), product.matrix.in_features
     if kind == "none":
         return NO_PROLOGUE

@@ -29,6 +29,7 @@ from typing import Final
 
 import torch
 from benchmarks.kernels import LAYERS, READ_BYTES, KernelWork, LinearPass, native_parts, numbers
+from benchmarks.products import layer_products
 from rich.console import Console
 from rich.table import Table
 
@@ -151,7 +152,7 @@ def step_seconds(layers: LinearPass, rows: int) -> float:
 def model_work(model: ModelConfig, layers: LinearPass) -> StepWork:
     work = layers.work(1)
     total: KernelWork = work[LAYERS] + work[LM_HEAD]
-    num_products = sum(len(list(layer.products)) for layer in model.layers) + 1
+    num_products = sum(len(layer_products(layer)) for layer in model.layers) + 1
     return StepWork(total.num_bytes, total.num_operations, num_products)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.products import layer_products
 from tests.packed_steps import Tables, pack
 from tests.recurrences import state_step
 
@@ -230,7 +231,7 @@ def test_states_are_no_parameters_and_parameters_are_counted() -> None:
 
 
 def test_layers_of_one_branch_have_its_products_only() -> None:
-    names = [[product.matrix.kernel for product in layer.products] for layer in LAYERS]
+    names = [[product.matrix.kernel for product in layer_products(layer)] for layer in LAYERS]
     assert names[1] == ["qkv", "o"]
     assert names[3] == ["gate_up", "down"]
     assert names[4] == ["in", "out"]

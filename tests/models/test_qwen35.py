@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.products import layer_products
 from safetensors.torch import load_file, save_file
 from test_models_parity import assert_close, expected_logits, load, prompts, run, tolerance
 
@@ -175,9 +176,9 @@ def test_the_predictor_is_a_layer_with_attention_whose_k_and_v_are_counted() -> 
     assert predictor is not None
     assert predictor.projection.parts == (("mtp.fc", 2560),)
     assert predictor.projection.in_features == 2 * 2560
-    assert predictor.layer.products == tuple(
+    assert layer_products(predictor.layer) == tuple(
         replace(product, matrix=replace(product.matrix, parts=renamed(product.matrix.parts)))
-        for product in plain.layers[3].products
+        for product in layer_products(plain.layers[3])
     )
     assert config.kv_values_per_token == plain.kv_values_per_token * 9 // 8
     assert sum(m.num_weights for m in config.matrices) == sum(m.num_weights for m in plain.matrices) + sum(

@@ -64,11 +64,6 @@ class KVLayout:
         ]
         return cls(tuple(window for window, _ in groups), tuple(layers for _, layers in groups))
 
-    @property
-    def num_positions(self) -> int:
-        """The number of layers of a page."""
-        return max(map(len, self.layers))
-
     def positions(self, config: ModelConfig) -> list[AttentionSpec]:
         """The attention of a layer at each position of a page."""
         specs, largest = config.attention_specs, max(self.layers, key=len)

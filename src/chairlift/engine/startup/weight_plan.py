@@ -25,7 +25,7 @@ def plan_weights(config: ModelConfig, memory: KernelMemory, formats: MatrixForma
         if memory.copies_tied_table:
             groups[f"{LM_HEAD}, packed copy of the {EMBEDDING}"] = table
     if config.predictor is not None and memory.copies_tied_table:
-        head = _matrix_bytes(config.head_product.matrix, memory, formats)
+        head = _matrix_bytes(config.head_matrix, memory, formats)
         groups[f"{LM_HEAD}, packed copy for the predictor"] = head
     return [
         *(MemoryItem(group, num_bytes) for group, num_bytes in groups.items()),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chairlift.models.declaration.layer_spec import LayerSpec
+from chairlift.models.declaration.matrix_spec import EXPERTS
 from chairlift.models.declaration.model_config import ModelConfig
 
 
@@ -50,7 +51,7 @@ class LayerCost:
     @classmethod
     def from_layer(cls, layer: LayerSpec) -> LayerCost:
         spec, mixture = layer.attention, layer.mixture
-        num_weights = sum(product.matrix.num_weights for product in layer.products)
+        num_weights = sum(matrix.num_weights for matrix in layer.matrices if matrix.group != EXPERTS)
         experts: ExpertCost | None = None
         if mixture is not None and (router := mixture.router) is not None:
             size = mixture.up.num_weights + mixture.down.num_weights

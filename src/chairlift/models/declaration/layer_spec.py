@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from chairlift.kernels.activations import activation_kernel
 from chairlift.models.declaration.attention_spec import AttentionSpec
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, ParallelExpertsSpec
-from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec, ProductSpec, norm_prologue
+from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 
 
@@ -93,40 +93,6 @@ class LayerSpec:
         before = self.feed_forward_norms.before
         assert before is not None, "every branch has a norm"
         return replace(self, parallel_experts=ParallelExpertsSpec(mixture, before, gate=gate))
-
-    @property
-    def products(self) -> tuple[ProductSpec, ...]:
-        """The products that every token needs, in the order of a step; those of experts are not included."""
-        return *self._mixer_products, *self._network_products
-
-    @property
-    def _mixer_products(self) -> Iterator[ProductSpec]:
-        """The products of the recurrence and of attention."""
-        if (recurrence := self.recurrence) is not None:
-            yield ProductSpec(recurrence.input, norm_prologue(self.recurrence_norms.before))
-            yield ProductSpec(recurrence.output, "none", self.recurrence_adds_residual)
-        if (attention := self.attention) is not None:
-            before = norm_prologue(self.attention_norms.before)
-            yield from (ProductSpec(matrix, before) for matrix in attention.matrices[:-1])
-            yield ProductSpec(attention.output, "none", self.attention_adds_residual)
-
-    @property
-    def _network_products(self) -> Iterator[ProductSpec]:
-        """The products of a dense network, of the router, of the gate beside a dense network, and of the third
-        branch."""
-        before = norm_prologue(self.feed_forward_norms.before)
-        if (mlp := self.feed_forward) is not None and mlp.router is None:
-            yield ProductSpec(mlp.up, before)
-            yield ProductSpec(mlp.down, mlp.activation_kernel, self.feed_forward_adds_residual)
-        if self.parallel_experts is not None:
-            before = norm_prologue(self.parallel_experts.before)
-        if self.mixture is not None and (router := self.mixture.router) is not None:
-            yield ProductSpec(router.matrix, before if router.norm is None else router.norm.kind)
-        if self.parallel_experts is not None and self.parallel_experts.gate is not None:
-            yield ProductSpec(self.parallel_experts.gate, before)
-        if (branch := self.per_layer_branch) is not None:
-            yield ProductSpec(branch.gate, "none")
-            yield ProductSpec(branch.projection, branch.activation_kernel)
 
     @property
     def mixture(self) -> FeedForwardSpec | None:

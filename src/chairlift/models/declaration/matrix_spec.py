@@ -1,4 +1,4 @@
-"""The matrices, products and norms of a declaration.
+"""The matrices and norms of a declaration.
 
 Names are those of the parameters in Hugging Face checkpoints, without `.weight` and `.bias`.
 """
@@ -44,11 +44,6 @@ class NormSpec:
         return self.size * (2 if self.kind == "layer_norm" else 1)
 
 
-def norm_prologue(norm: NormSpec | None) -> str:
-    """Return the name of the prologue that computes `norm`."""
-    return "none" if norm is None else norm.kind
-
-
 @dataclass(frozen=True, slots=True)
 class MatrixSpec:
     """Matrices with the same input, which are multiplied as one product.
@@ -91,17 +86,3 @@ class MatrixSpec:
     def of_expert(self, index: int) -> MatrixSpec:
         """The matrices of one expert; the names of this declaration have "{}" in place of its number."""
         return replace(self, parts=tuple((name.format(index), out) for name, out in self.parts))
-
-
-@dataclass(frozen=True, slots=True)
-class ProductSpec:
-    """A matrix product of a step, with the operations that its kernel fuses.
-
-    Attributes:
-        prologue: the function of a row before the product: "none", the kind of a norm, or an activation kernel.
-        adds_residual: whether the kernel adds the product to the residual stream.
-    """
-
-    matrix: MatrixSpec
-    prologue: str
-    adds_residual: bool = False

@@ -8,7 +8,7 @@ from typing import Literal
 
 from chairlift.models.declaration.attention_spec import AttentionSpec, RopeConfig
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
-from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec, ProductSpec, norm_prologue
+from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.quantization import Quantization
 
@@ -229,16 +229,12 @@ class ModelConfig:
         for layer in self.all_layers:
             yield from layer.matrices
         yield from self._projections
-        yield self.head_product.matrix
+        yield self.head_matrix
 
     @property
-    def head_product(self) -> ProductSpec:
-        """The product that computes the logits. It uses the embedding's matrix if the head is tied."""
-        norm = None if self.project_out is not None else self.final_norm
-        if not self.tie_word_embeddings:
-            return ProductSpec(self.head, norm_prologue(norm))
-        tied = MatrixSpec(self.head.group, self.head.kernel, self.embedding.parts, self.head.in_features)
-        return ProductSpec(tied, norm_prologue(norm))
+    def head_matrix(self) -> MatrixSpec:
+        """The matrix that computes the logits, which is the embedding's if the head is tied."""
+        return replace(self.head, parts=self.embedding.parts) if self.tie_word_embeddings else self.head
 
     @property
     def norm_names(self) -> Iterator[str]:
