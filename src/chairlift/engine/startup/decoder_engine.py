@@ -104,8 +104,8 @@ def _provide_draft_model(config: EngineConfig, loaded: LoadedDecoder, layout: KV
             "speculative_config: a draft model needs K and V of all tokens, and this model releases those that left a "
             "sliding window: set disable_hybrid_kv_cache_manager, or use method=ngram"
         )
-    draft = loaded.draft
-    if draft is None or not draft.matches(draft_config(config, speculative)):
+    draft, needed = loaded.draft, (speculative.model, speculative.quantization)
+    if draft is None or (draft.engine_config.model, draft.engine_config.quantization) != needed:
         draft = load_decoder(draft_config(config, speculative))
     _check_draft(draft, loaded, config.max_model_len or loaded.config.max_position_embeddings)
     loaded.draft = draft

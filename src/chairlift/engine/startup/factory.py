@@ -84,7 +84,7 @@ def build_engine(
     """
     clock, is_shared = clock or MonotonicClock(), loaded is not None
     loaded = loaded or load_model(config)
-    assert loaded.matches(config), "the model was loaded for another configuration"
+    assert loaded.engine_config.model == config.model, "the model was loaded for another configuration"
     adapters = AdapterLoader(loaded.config, loaded.lora)
     modules = adapters.load_all(config.lora_modules or {})
     prepared = _prepare(config, loaded, turn)

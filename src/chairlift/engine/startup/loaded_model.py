@@ -46,24 +46,6 @@ from chairlift.worker.memory import available_memory, format_memory, total_memor
 
 logger = logging.getLogger("chairlift")
 
-LOADING_OPTIONS: Final = (
-    "model",
-    "device",
-    "dtype",
-    "kernels",
-    "quantization",
-    "kv_cache_dtype",
-    "load_format",
-    "skip_tokenizer_init",
-    "num_threads",
-    "generation_config",
-    "override_generation_config",
-    "num_loras",
-    "max_lora_rank",
-    "needs_predictor",
-)
-"""The properties of EngineConfig that affect how a model is loaded."""
-
 MAX_NAMES_SHOWN: Final = 5
 """Maximum number of tensor names in a message."""
 
@@ -107,10 +89,6 @@ class LoadedModel:
     def lora(self) -> LoraAdapters | None:
         """The LoRA adapters of the model; None if it has none."""
         return None
-
-    def matches(self, config: EngineConfig) -> bool:
-        """Whether `config` has the same loading options as the configuration that the model was loaded for."""
-        return all(getattr(config, name) == getattr(self.engine_config, name) for name in LOADING_OPTIONS)
 
 
 @dataclass(slots=True, kw_only=True)
