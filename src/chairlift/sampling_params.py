@@ -301,7 +301,8 @@ class SamplingParams:
         if self.truncate_prompt_tokens is not None:
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_INTEGER)
             if self.truncate_prompt_tokens == 0:
-                raise RequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
+                limit = "at least 1, or -1 for as many as fit"
+                raise RequestError(f"truncate_prompt_tokens must be {limit}, got 0", "truncate_prompt_tokens")
         if self.stop and not self.detokenize:
             raise RequestError(
                 "stop needs detokenize=True: remove detokenize=False, or use stop_token_ids", "detokenize"

@@ -211,21 +211,12 @@ class InputProcessor:
         return self._checked(token_ids[: self._most_pooled(truncate_prompt_tokens)], "input")
 
     def _most_pooled(self, truncate_prompt_tokens: int | None) -> int | None:
-        """The number of tokens to which a text is cut off; None for no limit.
-
-        Raises:
-            RequestError: `truncate_prompt_tokens` is neither -1 nor a positive number.
-        """
+        """The number of tokens to which a text is cut off; None for no limit. Raises as `SamplingParams`."""
+        if truncate_prompt_tokens is None:
+            return None
+        SamplingParams(truncate_prompt_tokens=truncate_prompt_tokens)
         limit = self.limits.max_output_tokens(0) - 1
-        if truncate_prompt_tokens is None or truncate_prompt_tokens == -1:
-            return None if truncate_prompt_tokens is None else limit
-        if truncate_prompt_tokens < 1:
-            raise RequestError(
-                f"truncate_prompt_tokens must be at least 1, or -1 for the maximum of the model, got "
-                f"{truncate_prompt_tokens}",
-                "truncate_prompt_tokens",
-            )
-        return min(limit, truncate_prompt_tokens)
+        return limit if truncate_prompt_tokens == -1 else min(limit, truncate_prompt_tokens)
 
     def encode_chat(
         self,
