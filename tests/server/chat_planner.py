@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from chairlift.config import EngineConfig
@@ -19,6 +20,7 @@ from chat_tokenizers import BACKENDS
 from tiny_engine import CONFIG
 
 
+@cache
 def planner(template: str, **options: Any) -> ModelPlanner:
     """A planner with the template of a family, or of a text, and an engine without weights."""
     special = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -27,6 +27,9 @@ from plain_http import NO_TLS
 from running_server import RunningServer, completion_body, run_server
 from waiting import AMPLE_SECONDS, wait_for
 
+FAKE_SERVER = str(Path(__file__).parents[1] / "robustness" / "stuck_server.py")
+"""`chairlift serve` with an engine that computes no model, whose step takes 2 ms."""
+
 
 def num_tokens(line: str) -> int:
     """The number of tokens in one event, which may be several if its reader is slow."""
@@ -183,9 +186,9 @@ def test_a_drain_that_is_requested_again_delays_and_forces_nothing() -> None:
 
 def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     model = str(tiny_model_dir("llama"))
-    options = ["--skip-tokenizer-init", "--num-kv-blocks", "60", "--num-threads", "1", "--max-num-seqs", "1"]
+    options = ["--skip-tokenizer-init", "--max-num-seqs", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "chairlift", "serve", model, "--port", "0", *options], stderr=subprocess.PIPE, text=True
+        [sys.executable, FAKE_SERVER, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     started: list[str] = []
@@ -202,7 +205,7 @@ def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable
         try:
             answers.append(
                 httpx.post(
-                    f"{url}/v1/completions", json=completion_body(250, prompt=[3]), timeout=AMPLE_SECONDS, verify=NO_TLS
+                    f"{url}/v1/completions", json=completion_body(120, prompt=[3]), timeout=AMPLE_SECONDS, verify=NO_TLS
                 )
             )
         except httpx.TransportError as error:

@@ -25,7 +25,7 @@ from chairlift.server.preparation.api_options import ApiOptions
 from chat_templates import TEMPLATES
 
 Row = dict[str, Any]
-NUM_CONVERSATIONS = 36
+NUM_CONVERSATIONS = 18
 """Conversations for each template and endpoint."""
 
 CITY: Row = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

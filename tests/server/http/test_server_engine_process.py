@@ -1,11 +1,10 @@
-"""An engine that is killed under load is restarted: streams end with an error, and waiting requests are answered."""
+"""An engine that is killed under load is restarted: calls with output fail, and waiting requests are answered."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -18,10 +17,10 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.engine.process import restart_policy
-from chairlift.engine.process.engine_child import ENGINE_COMMAND
 from plain_http import NO_TLS
-from process_engines import faulty, started, tiny_config
+from process_engines import FAKE_ENGINE, faulty, started, tiny_config
 from running_server import RunningServer, completion_body, run_server
+from tiny_engine import tiny_options
 from waiting import AMPLE_SECONDS, wait_for
 
 NUM_STREAMS = 32
@@ -48,7 +47,7 @@ def stream(server: RunningServer, prompt: list[int], begun: threading.Event | No
     return [json.loads(part) for part in data[:-1]]
 
 
-def test_the_engine_is_killed_under_32_streams(
+def test_the_engine_is_killed_under_a_call_and_32_streams(
     tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
@@ -56,7 +55,9 @@ def test_the_engine_is_killed_under_32_streams(
     client = started(config, faulty("once-hang", LAST_STEP, tmp_path))
     hold = tmp_path / "hold"
     hold.touch()
-    with run_server(AsyncLLM(client=client), "tiny") as server:
+    with run_server(AsyncLLM(client=client), "tiny") as server, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(server.post, "/v1/completions", completion_body(NUM_TOKENS))
+        wait_for(lambda: server.llm.num_unfinished == 1)
         ended: list[list[dict[str, Any]]] = []
         begun = [threading.Event() for _ in range(NUM_STREAMS)]
 
@@ -66,20 +67,20 @@ def test_the_engine_is_killed_under_32_streams(
         threads = [threading.Thread(target=run, args=(number,)) for number in range(NUM_STREAMS)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: server.llm.num_unfinished == NUM_STREAMS)
+        wait_for(lambda: server.llm.num_unfinished == NUM_STREAMS + 1)
         hold.unlink()
         wait_for((tmp_path / "broken-once").exists)  # The engine hangs, so its state no longer changes.
-        wait_for(lambda: sum(event.is_set() for event in begun) == NUM_SEATS)
-        assert server.llm.num_unfinished == NUM_STREAMS
+        wait_for(lambda: sum(event.is_set() for event in begun) == NUM_SEATS - 1)
+        assert server.llm.num_unfinished == NUM_STREAMS + 1
         os.kill(client.engine_pid, signal.SIGKILL)
         wait_for(lambda: server.llm.status().state == "restarting" or server.llm.status().restarts > 0)
         for thread in threads:
             thread.join()
         lost = [events for events in ended if "error" in events[-1]]
         assert len(ended) == NUM_STREAMS
-        assert len(lost) == NUM_SEATS
-        for events in lost:
-            error = events[-1]["error"]
+        assert len(lost) == NUM_SEATS - 1
+        assert call.result().status_code == 503
+        for error in (call.result().json()["error"], *(events[-1]["error"] for events in lost)):
             assert error["type"] == "service_unavailable_error"
             assert "SIGKILL" in error["message"]
         answered = [events for events in ended if events not in lost]
@@ -90,33 +91,21 @@ def test_the_engine_is_killed_under_32_streams(
         assert server.post("/v1/completions", completion_body(3)).json()["usage"]["completion_tokens"] == 3
 
 
-def test_a_lost_call_gets_a_503_and_the_next_call_is_answered(
-    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
-    client = started(tiny_config(tiny_model_dir("llama")), faulty("once-raise", 4, tmp_path))
-    with run_server(AsyncLLM(client=client), "tiny") as server:
-        lost = server.post("/v1/completions", completion_body(20))
-        assert lost.status_code == 503
-        assert "device lost" in lost.json()["error"]["message"]
-        assert server.post("/v1/completions", completion_body(20)).json()["usage"]["completion_tokens"] == 20
-
-
 def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
-    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The engine computes no model, and reads only its configuration."""
     for name, seconds in (("FIRST_BACKOFF", 0.01), ("LONGEST_BACKOFF", 0.2), ("MAX_WAIT_SECONDS", 0.5)):
         monkeypatch.setattr(restart_policy, name, seconds)
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model_dir("llama"), folder)
-    (weights,) = folder.glob("*.safetensors")
-    client = started(tiny_config(folder))
+    folder, file = tmp_path / "model", tmp_path / "model" / "config.json"
+    tiny_options(folder)
+    client = started(tiny_config(folder, max_num_seqs=8), FAKE_ENGINE)
     may_start = tmp_path / "may start"
-    waits = f"until test -e '{may_start}'; do sleep 0.02; done; exec {shlex.join(ENGINE_COMMAND)}"
+    waits = f"until test -e '{may_start}'; do sleep 0.02; done; exec {shlex.join(FAKE_ENGINE)}"
     with run_server(AsyncLLM(client=client), "tiny") as server, ThreadPoolExecutor(1) as pool:
         assert get(server, "/health") == (200, {"status": "ok"})
-        good = weights.read_bytes()
-        replace(weights, b"junk" * 1000)
+        good = file.read_bytes()
+        replace(file, b"junk" * 1000)
         client._command = ("sh", "-c", waits)
         os.kill(client.engine_pid, signal.SIGKILL)
         wait_for(lambda: server.llm.status().state == "restarting")
@@ -125,21 +114,21 @@ def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
         status, ready = get(server, "/ready")
         assert (status, ready["state"]) == (503, "restarting")
         may_start.touch()
-        check_unavailable(waiting.result(timeout=AMPLE_SECONDS), weights.name)
-        check_unavailable(server.post("/v1/completions", completion_body(3)), weights.name)
-        check_unavailable(server.post("/v1/completions", completion_body(3, stream=True)), weights.name)
+        check_unavailable(waiting.result(timeout=AMPLE_SECONDS), file.name)
+        check_unavailable(server.post("/v1/completions", completion_body(3)), file.name)
+        check_unavailable(server.post("/v1/completions", completion_body(3, stream=True)), file.name)
         assert (unavailable := client.unavailable) is not None
-        assert weights.name not in unavailable.text(is_admin=False)
+        assert file.name not in unavailable.text(is_admin=False)
         assert str(folder) not in unavailable.text(is_admin=False)
         status, health = get(server, "/health")
         assert (status, health["status"]) == (503, "cannot_restart")
-        assert weights.name in health["reason"]
+        assert file.name in health["reason"]
         status, ready = get(server, "/ready")
         assert (status, ready["state"]) == (503, "cannot_restart")
         assert "cannot be restarted" in ready["reason"]
         assert get(server, "/v1/engine")[1]["status"]["state"] == "cannot_restart"
         assert "chairlift:engine_cannot_restart{" in metric(server, "1.0")
-        replace(weights, good)
+        replace(file, good)
         wait_for(lambda: server.llm.status().state == "running")
         assert server.post("/v1/completions", completion_body(3)).json()["usage"]["completion_tokens"] == 3
         assert get(server, "/health") == (200, {"status": "ok"})

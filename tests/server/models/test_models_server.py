@@ -1,13 +1,14 @@
-"""Tests a server with several models over HTTP, with engines in processes of their own."""
+"""Tests a server with several models over HTTP.
+
+Engines run in threads of this process, which starts them sooner. One test switches models whose engines have processes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
 import shutil
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -22,20 +23,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from byte_tokenizer import write_byte_tokenizer
-from chairlift import LLM, SamplingParams
+from chairlift import LLM, AsyncLLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.application import create_models_app
 from chairlift.server.http.body_limits import LARGE_BODY
-from chairlift.server.models.engine_loader import EngineLoader
+from chairlift.server.models import engine_loader, model_manager
+from chairlift.server.models.engine_loader import EngineLoader, LoadPlan
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelLimits, ModelSpec
-from chairlift.server.models.served_model import ServedModel
+from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.system.memory_amounts import parse_memory
 from pooling_models import TEXTS, write_pooling_model
 from running_server import run_app
+from step_gate import StepGate
 from waiting import AMPLE_SECONDS, until, wait_for
 
 ADMIN, LIMITED = "admin-secret-0123456789", "limited-secret-0123456789"
@@ -62,8 +65,24 @@ class ModelsServer:
         return {model["id"]: model["status"]["value"] for model in self.get("/v1/models")["data"]}
 
 
+class ThreadLoader(EngineLoader):
+    """Runs each engine in a thread of this process."""
+
+    async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
+        assert model.spec is not None
+        llm = await asyncio.to_thread(AsyncLLM, plan.config)
+        model.events.open(asyncio.get_running_loop())
+        llm.events.add(model.events)
+        return ModelService(llm, model.name, model.spec.api)
+
+
 @contextlib.contextmanager
-def run_models(specs: list[ModelSpec], folders: dict[str, Path], memory: str | None = None) -> Iterator[ModelsServer]:
+def run_models(
+    specs: list[ModelSpec],
+    folders: dict[str, Path],
+    memory: str | None = None,
+    make_loader: Callable[[float], EngineLoader] = ThreadLoader,
+) -> Iterator[ModelsServer]:
     keys = KeyRing(
         [
             Key(KeyInfo("admin", "admin", True), digest(ADMIN)),
@@ -71,7 +90,7 @@ def run_models(specs: list[ModelSpec], folders: dict[str, Path], memory: str | N
         ]
     )
     admission = AdmissionController(None, keys)
-    loader = EngineLoader(120.0)
+    loader = make_loader(120.0)
     limits = ModelLimits(None if memory is None else parse_memory(memory))
     manager = ModelManager([ServedModel(spec.name, spec, EventHub()) for spec in specs], loader, limits)
     app = create_models_app(manager, admission)
@@ -173,14 +192,20 @@ def test_metrics_and_engines_of_all_models(server: ModelsServer) -> None:
     assert tokens["a"] >= 8 <= tokens["b"]
 
 
-def test_explain_says_that_a_call_waits_for_its_model(server: ModelsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, may_load = EngineLoader.load, threading.Event()
+@pytest.fixture
+def may_load(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Holds the loads of models until it is set."""
+    load, may_load = ThreadLoader.load, threading.Event()
 
     async def held_load(*arguments: Any) -> Any:
         await until(may_load.is_set)
         return await load(*arguments)
 
-    monkeypatch.setattr(EngineLoader, "load", held_load)
+    monkeypatch.setattr(ThreadLoader, "load", held_load)
+    return may_load
+
+
+def test_explain_says_that_a_call_waits_for_its_model(server: ModelsServer, may_load: threading.Event) -> None:
     assert server.post("/models/unload", {"model": "a"}).json()["status"]["value"] == "unloaded"
     answers: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: answers.append(server.complete("a", request_id="waits")))
@@ -210,21 +235,25 @@ def test_explain_says_that_a_call_waits_for_its_model(server: ModelsServer, monk
     assert len(explained["sequences"]) == 1
 
 
-def test_a_timeout_passes_while_the_model_is_loaded(server: ModelsServer) -> None:
+def test_a_timeout_passes_while_the_model_is_loaded(server: ModelsServer, may_load: threading.Event) -> None:
     server.post("/models/unload", {"model": "a"})
     late = server.complete("a", timeout=0.05)
     assert late.status_code == 408
     assert "while model 'a' was not loaded" in late.json()["error"]["message"]
+    may_load.set()
     assert server.complete("a").status_code == 200
 
 
-def test_answers_are_those_of_the_model_alone_while_models_are_switched(folders: dict[str, Path]) -> None:
+def test_answers_are_those_of_the_model_alone_while_models_are_switched(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory for two of three models: every call is answered as by a server with this model alone."""
+    monkeypatch.setattr(engine_loader, "trim_memory", lambda: None)  # A second for all objects of the tests.
     alone = {}
     for name, path in folders.items():
         llm = LLM(model=str(path), num_kv_blocks=40, num_threads=1)
         alone[name] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
-    with run_models(specs_of(folders), folders, "700MiB") as server:
+    with run_models(specs_of(folders), folders, "700MiB", EngineLoader) as server:
         with ThreadPoolExecutor(6) as pool:
             names = [name for name in "abca" for _ in range(3)]
             answers = list(pool.map(lambda name: (name, server.complete(name, temperature=0)), names))
@@ -247,7 +276,8 @@ def test_a_removed_model_file_fails_only_its_own_calls(folders: dict[str, Path],
         assert server.states() == {"a": "failed", "b": "loaded"}
         assert httpx.get(f"{server.url}/ready").status_code == 200
         (tmp_path / "hidden").rename(copies["a"] / "model.safetensors")
-        wait_for(lambda: server.complete("a").status_code == 200)
+        server.manager.models[0].failed_at -= model_manager.RETRY_SECONDS
+        assert server.complete("a").status_code == 200
 
 
 def test_an_encoder_beside_a_model_that_generates(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -271,10 +301,8 @@ def test_an_encoder_beside_a_model_that_generates(folders: dict[str, Path], tmp_
 
 def test_a_stream_keeps_its_model_loaded(server: ModelsServer) -> None:
     assert server.complete("b").status_code == 200
-    service = server.manager.models[1].service
-    assert service is not None
-    engine_pid = service.llm.engine_pid
-    assert engine_pid is not None
+    service: Any = server.manager.models[1].service
+    gate = StepGate(service.llm.engine.core)  # The stream does not end before the call that it must outlive.
 
     async def read() -> tuple[int, int]:
         headers = {"Authorization": f"Bearer {ADMIN}"}
@@ -284,14 +312,14 @@ def test_a_stream_keeps_its_model_loaded(server: ModelsServer) -> None:
             client.stream("POST", f"{server.url}/v1/completions", json=body) as stream,
         ):
             refused = await client.post(f"{server.url}/models/unload", json={"model": "b"})
-            os.kill(engine_pid, signal.SIGCONT)
+            gate.open()
             count = 0
             async for line in stream.aiter_lines():
                 if line.startswith("data: {"):
                     count += sum(bool(choice["text"]) for choice in json.loads(line[6:])["choices"])
             return refused.status_code, count
 
-    os.kill(engine_pid, signal.SIGSTOP)  # The stream does not end before the call that it must outlive.
-    status, count = asyncio.run(read())
+    with gate:
+        status, count = asyncio.run(read())
     assert status == 409
     assert count > 0

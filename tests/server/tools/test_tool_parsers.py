@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.server.tools.answer_formats import (
@@ -248,6 +248,7 @@ PARSERS: dict[str, Callable[[], AnswerParser]] = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
+@settings(max_examples=40)
 @given(text=texts, data=st.data())
 def test_the_result_does_not_depend_on_how_the_text_is_cut(name: str, text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
