@@ -7,19 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from chairlift.kernels.cpu import load
-from native import unavailable_reason
-
-ISAS = [] if unavailable_reason() else load().available_isas()
+from native import ISAS, selected_isa
 
 
 @pytest.fixture(params=ISAS, scope="module")
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the tests on every instruction set of this CPU."""
-    native = load()
-    before = native.isa()
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(before)
+    """Run the tests on every instruction set of this CPU, or on those of a mark."""
+    with selected_isa(request.param) as name:
+        yield name
 
 
 @pytest.fixture(scope="module")

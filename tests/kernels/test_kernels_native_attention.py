@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import pytest
@@ -22,7 +22,7 @@ from chairlift.kernels.cpu.tape import record_calls
 from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.rotary import RotaryTable
-from native import ROUNDING_TO_BF16
+from native import ATTENTION_ISAS, LOOP_ISAS, ROUNDING_TO_BF16, selected_isa
 from packed_steps import Tables, pack
 
 try:
@@ -34,9 +34,23 @@ pytestmark = pytest.mark.usefixtures("isa", "same_threads")
 
 CPU = torch.device("cpu")
 MAX_POSITION = 2048
-KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+with_all_kv_dtypes = pytest.mark.parametrize(
+    ("isa", "kv_dtype"),
+    [
+        *((isa, torch.float32) for isa in LOOP_ISAS),
+        *((isa, dtype) for isa in ATTENTION_ISAS for dtype in (torch.bfloat16, torch.int8)),
+    ],
+    indirect=["isa"],
+    scope="module",
+)
 WORK = [(0, 31, 32), (1, 0, 133), (2, 7, 8), (3, 15, 31), (4, 0, 1), (5, 1099, 1100), (6, 500, 530)]
 """Decode, prefill and chunk rows mixed; sequences end before, at and after boundaries of blocks, tiles and splits."""
+
+
+@pytest.fixture(params=ATTENTION_ISAS, scope="module")
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    with selected_isa(request.param) as name:
+        yield name
 
 
 def make_shape(
@@ -67,9 +81,15 @@ def copy_of(cache: KVCache) -> KVCache:
     return KVCache(*(None if part is None else part.clone() for part in cache))
 
 
-def rotary_at(positions: torch.Tensor, head_dim: int, rope: RopeConfig | None = None) -> RotaryStep:
-    table = RotaryTable(rope or RopeConfig(), head_dim, MAX_POSITION, CPU)
+@cache
+def rotary_table(head_dim: int, rope: RopeConfig) -> RotaryTable:
+    table = RotaryTable(rope, head_dim, MAX_POSITION, CPU)
     table.extend(MAX_POSITION)
+    return table
+
+
+def rotary_at(positions: torch.Tensor, head_dim: int, rope: RopeConfig | None = None) -> RotaryStep:
+    table = rotary_table(head_dim, rope or RopeConfig())
     return RotaryStep(positions, table.values, table.query_scales)
 
 
@@ -159,7 +179,7 @@ def check_step(
 SHAPES = [((9, 3), 64, 16), ((4, 4), 24, 3), ((8, 2), 40, 32), ((7, 1), 80, 16), ((3, 3), 16, 1), ((8, 2), 128, 16)]
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 @pytest.mark.parametrize(("heads", "head_dim", "block_size"), [*SHAPES, ((6, 2), 4, 5)])
 def test_attention_over_shapes(heads: tuple[int, int], head_dim: int, block_size: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -168,14 +188,14 @@ def test_attention_over_shapes(heads: tuple[int, int], head_dim: int, block_size
     check_step(shape, Tables(2000 // block_size + 8, block_size), WORK, None)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 700, 5000])
 def test_sliding_windows(window: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check_step(make_shape((4, 2), 32, kv_dtype), Tables(300, 8), WORK, window)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 @pytest.mark.parametrize("soft_cap", [0.3, 50.0])
 @pytest.mark.parametrize("head_dim", [40, 256])
 def test_soft_caps(soft_cap: float, head_dim: int, kv_dtype: torch.dtype) -> None:
@@ -183,7 +203,7 @@ def test_soft_caps(soft_cap: float, head_dim: int, kv_dtype: torch.dtype) -> Non
     check_step(make_shape((4, 2), head_dim, kv_dtype, soft_cap), Tables(300, 8), WORK, None)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 @pytest.mark.parametrize(("window", "num_threads"), [(None, 1), (None, 3), (5, 2), (600, 2)])
 def test_sinks(window: int | None, num_threads: int, kv_dtype: torch.dtype) -> None:
     """The sink of a head is counted once, also where threads compute the splits of a row."""
@@ -192,7 +212,7 @@ def test_sinks(window: int | None, num_threads: int, kv_dtype: torch.dtype) -> N
     check_step(make_shape((6, 2), 32, kv_dtype), Tables(300, 8), WORK, window, sinks=torch.randn(6) * 3)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 def test_a_sink_above_all_scores_takes_the_whole_weight(kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sinks = torch.tensor([-1e4, 1e4, 0.0, 1e30])
@@ -206,21 +226,21 @@ def test_a_negative_soft_cap_is_an_error() -> None:
         NativeAttention(make_shape((4, 2), 8, torch.float32, -1.0))
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 @pytest.mark.parametrize("rotary_dim", [2, 34, 48])
 def test_rotation_of_a_part_of_each_head(rotary_dim: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check_step(make_shape((4, 2), 64, kv_dtype), Tables(300, 8), WORK, None, rope=RopeConfig(rotary_dim=rotary_dim))
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 def test_queries_scaled_by_position(kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     rope = RopeConfig(query_scaling_beta=0.9, original_max_position_embeddings=20)
     check_step(make_shape((4, 2), 24, kv_dtype), Tables(300, 8), WORK, None, rope=rope)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 def test_query_and_key_norm(kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     norm = QKNorm(torch.rand(40) + 0.5, torch.rand(40) + 0.5, 1e-6)
@@ -229,7 +249,7 @@ def test_query_and_key_norm(kv_dtype: torch.dtype) -> None:
         check_step(shape, Tables(200, 16), WORK, None, qk_norm=norm, with_rotary=with_rotary)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 @pytest.mark.parametrize("kv_projections", [0, 1, 2])
 def test_norms_of_values_and_layers_without_projections(kv_projections: int, kv_dtype: torch.dtype) -> None:
     """Without projections of K and V the layer reads the memory of this step's tokens, which it does not write."""
@@ -239,7 +259,7 @@ def test_norms_of_values_and_layers_without_projections(kv_projections: int, kv_
     check_step(make_shape((4, 2), 40, kv_dtype), Tables(200, 16), WORK, 30, qk_norm=norm, kv_projections=kv_projections)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 def test_tiles_round_queries_to_bfloat16(kv_dtype: torch.dtype) -> None:
     """Queries that differ only in lower bits have the same outputs where products use tiles, and only there."""
     torch.manual_seed(0)
@@ -332,7 +352,7 @@ WAYS = st.builds(
 )
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@with_all_kv_dtypes
 @pytest.mark.parametrize(("heads", "head_dim", "window"), [((3, 1), 16, None), ((4, 2), 64, None), ((2, 2), 12, 90)])
 def test_division_threads_and_order_change_no_bit(
     heads: tuple[int, int], head_dim: int, window: int | None, kv_dtype: torch.dtype
@@ -353,16 +373,25 @@ def test_division_threads_and_order_change_no_bit(
     check()
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
-def test_a_single_long_sequence_is_divided_at_splits(num_threads: int) -> None:
+def test_a_single_long_sequence_is_divided_at_splits() -> None:
     """The splits of one token over 1900 keys run on different threads, and are merged in the same order as on one."""
-    shape = make_shape((6, 2), 16, torch.bfloat16)
     torch.manual_seed(0)
-    qkv = torch.randn(1900, 160)
-    expected = compute(shape, qkv, None, Way(chunk=1900))[-1]
-    for order in (0, 3, 11):
-        out = compute(shape, qkv, None, Way(chunk=1899, num_threads=num_threads, tile_order=order))[-1]
-        assert torch.equal(out, expected)
+    shape, tables, qkv = make_shape((6, 2), 16, torch.bfloat16), Tables(119, 16), torch.randn(1900, 160)
+    native = NativeAttention(shape)
+    cache, sinks = poisoned(native.allocate(119, 16)), torch.linspace(-2, 2, 6)
+
+    def last_row(start: int, num_threads: int, order: int) -> torch.Tensor:
+        """The output of the last token, in a step that computes all tokens from `start`."""
+        NATIVE.set_num_threads(num_threads)
+        NATIVE.set_tile_order(order)
+        step = pack(tables, [(0, start, 1900)])
+        rotary, plan = rotary_at(step.positions, 16), native.plan(step.metadata)
+        return native.forward(qkv[start:].clone(), rotary, cache, plan, None, None, sinks)[-1].clone()
+
+    expected = last_row(0, 1, 0)
+    for num_threads in (1, 2, 3, 4):
+        for order in (0, 3, 11):
+            assert torch.equal(last_row(1899, num_threads, order), expected)
 
 
 def test_a_plan_serves_layers_of_several_windows() -> None:

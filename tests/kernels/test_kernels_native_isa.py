@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from chairlift.kernels.cpu import load
-from native import needs_native, unavailable_reason
-
-ISAS: list[str] = [] if unavailable_reason() else load().available_isas()
+from native import ISAS, needs_native
 
 
 def run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,3 +37,18 @@ def test_other_names_are_rejected() -> None:
     message = f"CHAIRLIFT_CPU_ISA must be one of {', '.join(ISAS)} on this CPU, got 'sse2'"
     assert message in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
+
+
+def test_sets_that_change_another_one_keep_its_loops() -> None:
+    """Attention of sets with other products of integers, and sampling and recurrences of sets with other products, are
+    not tested again."""
+    folder = Path(__file__).parents[2] / "src" / "chairlift" / "kernels" / "cpu" / "csrc" / "runtime"
+    changed = {
+        name: set(re.findall(r"\b(?:changed|table)\.(linear|attention\.\w+|\w+)", (folder / name).read_text()))
+        for name in ("isa_vnni.inl", "isa_avx512_bf16.cpp", "isa_tiles.inl")
+    }
+    assert changed["isa_vnni.inl"] == {"name", "linear", "ceilings"}
+    with_tiles = {"name", "linear", "attention.attend", "ceilings"}
+    assert changed["isa_avx512_bf16.cpp"] == changed["isa_tiles.inl"] == with_tiles
+    attention = (folder.parent / "attention" / "attention_bf16.inl").read_text()
+    assert re.search(r"KVType::f32\)\s*return CHAIRLIFT_BASE\.attention\.attend\(", attention), "float32 has no tiles"

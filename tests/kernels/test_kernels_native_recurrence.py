@@ -26,7 +26,7 @@ from chairlift.kernels.recurrence import (
     ShortConvolution,
     StateStep,
 )
-from native import needs_native
+from native import LOOP_ISAS, needs_native
 from reference_recurrence import ReferenceRecurrence
 
 pytestmark = [needs_native, pytest.mark.usefixtures("same_threads")]
@@ -130,6 +130,7 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
 # -- the reference ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("isa", LOOP_ISAS, indirect=True)
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_results_and_states_are_those_of_the_reference(name: str, isa: str) -> None:
     recurrence = RECURRENCES[name]

@@ -15,13 +15,14 @@ from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.worker.random_stream import stream_key, uniform
 from chairlift.worker.torch_sampling import TorchSampling, filter_, weights_
+from native import LOOP_ISAS
 
 try:
     NATIVE = load()
 except KernelsUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("isa", "same_threads")
+pytestmark = [pytest.mark.usefixtures("isa", "same_threads"), pytest.mark.parametrize("isa", LOOP_ISAS, indirect=True)]
 
 FloatArray = npt.NDArray[np.float32]
 VOCAB_SIZES = st.sampled_from([1, 2, 3, 7, 15, 16, 17, 63, 500, 1023, 1025, 2049, 5003])
