@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
 import re
-import subprocess
-import sys
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from chairlift import AsyncLLM
 from running_server import MODEL, RunningServer, run_server
@@ -37,12 +38,13 @@ FOREIGN = {"langchain_chat"}
 
 @cache
 def run(name: str, url: str = "") -> str:
-    """The output of a script."""
-    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
-    environment = {**os.environ, "CHAIRLIFT_URL": url}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """The output of a script, which runs in this process."""
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setenv("CHAIRLIFT_URL", url)
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    torch.set_num_threads(1)  # Some scripts create an engine.
+    return output.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -111,9 +111,9 @@ def test_the_numbers_of_an_answer() -> None:
 LINES = "/set temperature 0\nWhat is the capital of France?\n/wrong\n/retry\n\nAnd of Germany?\n"
 
 
-def test_piped_lines_are_answered_by_an_engine_in_the_process() -> None:
-    result = run("chat", "--system", "Be brief.", *POOL, text=LINES)
-    assert result.returncode == 0, result.stderr
+def test_piped_lines_are_answered_by_an_engine_in_the_process(smollm2_gguf: Path) -> None:
+    result = invoke(["chat", "--system", "Be brief.", *POOL], text=LINES)
+    assert result.exit_code == 0, result.output
     first, again, second = result.stdout.splitlines()
     assert "Paris" in first
     assert "Paris" in again
@@ -125,11 +125,10 @@ def test_piped_lines_are_answered_by_a_server(server: RunningServer) -> None:
     result = run("chat", "--url", f"{server.url}/v1", text="/set temperature 0\nWhat is the capital of France?\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["The capital of France is Paris."]
-    wrong = run("chat", "other", "--url", server.url, text="Hello\n")
-    assert "error: model 'other' is not served here" in wrong.stderr
-    unreachable = run("chat", "--url", "http://127.0.0.1:9", text="Hello\n")
-    assert unreachable.returncode == 2
-    assert "is the server running?" in unreachable.stderr
+    wrong = invoke(["chat", "other", "--url", server.url], text="Hello\n")
+    assert "model 'other' is not served here" in wrong.output
+    unreachable = invoke(["chat", "--url", "http://127.0.0.1:9"], text="Hello\n")
+    assert "is the server running?" in str(unreachable.exception)
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> None:

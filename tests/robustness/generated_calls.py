@@ -70,7 +70,7 @@ def fuzz_api(url: str, num_cases: int, run_seed: int, outcome: Outcome | None = 
     with requests.Session() as session:
         for operation in operations:
             if operation.label in shares:
-                count = max(4, round(num_cases * shares[operation.label] / total))
+                count = max(2, round(num_cases * shares[operation.label] / total))
                 _fuzz_operation(operation, count, run_seed, session, outcome)
     return outcome
 

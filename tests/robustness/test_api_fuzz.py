@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from generated_calls import SERVER_OPTIONS, fuzz_api, fuzz_bodies
-
 from chairlift import AsyncLLM
 from running_server import run_server
 from tiny_engine import tiny_options
@@ -15,6 +13,8 @@ SEED = 7
 
 
 def test_generated_calls_conform_to_the_schema(tmp_path: Path) -> None:
+    from generated_calls import SERVER_OPTIONS, fuzz_api, fuzz_bodies  # it imports schemathesis, which is slow
+
     with run_server(AsyncLLM(**tiny_options(tmp_path, **SERVER_OPTIONS)), "tiny") as server:
         outcome = fuzz_api(server.url, CASES, SEED)
         statuses = fuzz_bodies(server.url, CASES, SEED)

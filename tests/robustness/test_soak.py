@@ -8,14 +8,14 @@ from pathlib import Path
 from soak import check_descriptors, serve_models, soak
 from soak_calls import SoakCalls
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def test_nothing_is_left_of_many_requests(tmp_path: Path) -> None:
     rounds = iter(range(ROUNDS))
     with serve_models(tmp_path) as served:
         calls = SoakCalls(served.url, tmp_path / "adapter", seed=3)
-        result = asyncio.run(soak(served, calls, 3, lambda: next(rounds, None) is not None, size=0.1))
+        result = asyncio.run(soak(served, calls, 4, lambda: next(rounds, None) is not None, size=0.1))
     check_descriptors(result)
     tally = result.tally
     assert tally.outcomes["answered"] > tally.num_requests / 2

@@ -6,12 +6,15 @@ import importlib.util
 import json
 import platform
 import sys
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmarks.http_cost import ServeProcess
 
 from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift.errors import ConfigError
@@ -176,15 +179,26 @@ def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture
     assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 4, "float32, with one more block"
 
 
+@pytest.fixture(scope="module")
+def served(tiny_model_dir: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServeProcess]]:
+    """A tiny model, and a server of it that scripts use instead of one of their own."""
+    model = tiny_model_dir("llama", vocab_size=VOCAB_SIZE)
+    folder = str(with_byte_tokenizer(model, tmp_path_factory.mktemp("served") / "model"))
+    with closing(ServeProcess(Namespace(model=folder, num_threads=1))) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "close", lambda: None)
+        yield folder, server
+
+
 def test_http_cost(
-    tiny_model_dir: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    served: tuple[str, ServeProcess], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     http_cost = script("http_cost")
-    folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
+    folder, server = served
     sizes = ["--streams", "2", "--input-len", "8", "--output-len", "5", "--repeats", "1", "--num-threads", "1"]
+    monkeypatch.setattr(http_cost, "ServeProcess", lambda _arguments: server)
     monkeypatch.setattr(http_cost, "VOCABULARY", range(3, 200))
     monkeypatch.setattr(http_cost, "NUM_TTFTS", 2)
-    monkeypatch.setattr(sys, "argv", ["http_cost.py", str(folder), *sizes])
+    monkeypatch.setattr(sys, "argv", ["http_cost.py", folder, *sizes])
     http_cost.main()
     record = json.loads(capsys.readouterr().out.splitlines()[-1])["http_cost"]
     assert 0 < record["chunks_per_output_token"] <= 1.5
@@ -192,13 +206,14 @@ def test_http_cost(
 
 
 def test_page_cost(
-    tiny_model_dir: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    served: tuple[str, ServeProcess], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page_cost = script("page_cost")
-    folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
+    folder, server = served
+    monkeypatch.setattr(page_cost, "ServeProcess", lambda _arguments: server)
     sizes = ["--streams", "2", "--input-len", "8", "--output-len", "40", "--repeats", "1", "--num-threads", "1"]
     monkeypatch.setattr("benchmarks.http_cost.VOCABULARY", range(3, 200))
-    monkeypatch.setattr(sys, "argv", ["page_cost.py", str(folder), *sizes, "--readers", "0", "2", "--json"])
+    monkeypatch.setattr(sys, "argv", ["page_cost.py", folder, *sizes, "--readers", "0", "2", "--json"])
     page_cost.main()
     output = capsys.readouterr().out
     assert f"python {platform.python_version()}" in output

@@ -51,13 +51,13 @@ def test_vllm_fig3_equals_the_published_numbers() -> None:
         assert all(mean(result, label, measure) == value for measure, value in row.items())
 
 
-@pytest.mark.parametrize(("dataset", "count", "seeds"), [("sharegpt", 600, 1), ("alpaca", 3000, 2)])
-def test_batches_and_token_states_equal_the_published_ones(dataset: str, count: int, seeds: int) -> None:
+@pytest.mark.parametrize(("dataset", "count"), [("sharegpt", 400), ("alpaca", 1500)])
+def test_batches_and_token_states_equal_the_published_ones(dataset: str, count: int) -> None:
     """With fewer requests than the preset; the numbers depend on lengths and memory only."""
     case = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}[dataset]
     cases = {case: {"workload": {"histogram": dataset}}}
     measures = ["batch", "token_states"]
-    result = run("vllm-fig13", 0, count, cases=cases, seeds=seeds, measures=measures, systems=[POW2, ORACLE])
+    result = run("vllm-fig13", 0, count, cases=cases, seeds=1, measures=measures, systems=[POW2, ORACLE])
     shares = find_preset("vllm-fig2").data["studies"][0]["published"]
     for name in (POW2, ORACLE):
         label = f"{case}, {name}"
