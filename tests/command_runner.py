@@ -93,6 +93,6 @@ def run_arguments(options: ServeOptions, _started: float, start_cluster: Any = N
         **{name: getattr(options, name) for name in ServeOptions.__dataclass_fields__},
         "config": options.engine,
         "models": models,
-        "model_limits": None if models is None else options.models.limits(options.engine),
+        "memory_budget": None if models is None else options.models.memory_budget(options.engine),
         "start_cluster": start_cluster,
     }

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from chairlift import AsyncLLM
 from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.application import create_app
@@ -28,6 +29,7 @@ from chairlift.server.http.browser_access import CorsOptions
 from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
 from in_process_cluster import make_cluster
@@ -102,6 +104,33 @@ class RunningServer:
         wait_for(lambda: not self.llm.num_unfinished and self.llm.engine.core.scheduler.is_idle)
 
 
+def open_options(
+    name: str | None = None,
+    *,
+    keys: KeyRing | None = None,
+    limits: ServerLimits | None = None,
+    api: ApiOptions | None = None,
+    observability: ObservabilityOptions | None = None,
+    cors: CorsOptions | None = None,
+    allowed_hosts: Sequence[str] | None = None,
+    pages: PageOptions | None = None,
+) -> ServeOptions:
+    """The options of a server for every host, without an access log."""
+    return ServeOptions(
+        served_model_name=name,
+        limits=limits or ServerLimits(),
+        access=AccessOptions(
+            keys=keys or KeyRing(),
+            allow_unauthenticated=not keys,
+            allowed_hosts=None if allowed_hosts is None else tuple(allowed_hosts),
+            cors=cors or CorsOptions(),
+        ),
+        api=api or ApiOptions(),
+        observability=observability or ObservabilityOptions("none"),
+        pages=pages or PageOptions(),
+    )
+
+
 @contextlib.contextmanager
 def run_server(
     llm: AsyncLLM,
@@ -119,8 +148,7 @@ def run_server(
 ) -> Iterator[RunningServer]:
     if ON_CLUSTER:
         llm, _transport = make_cluster(llm)
-    app = create_app(
-        llm,
+    options = open_options(
         name,
         keys=keys,
         limits=limits,
@@ -130,6 +158,7 @@ def run_server(
         allowed_hosts=allowed_hosts,
         pages=pages,
     )
+    app = create_app(llm, options)
     if ON_CLUSTER:
         observe_replicas(app.state.models.default, llm._client)
     with run_app(app, tls, root_path) as (url, server):

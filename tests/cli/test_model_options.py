@@ -56,7 +56,7 @@ def test_several_models_and_a_folder(served: dict[str, Any], folder: Path) -> No
     assert names(served) == {"one": str(folder / "one"), "some/hub-model": "some/hub-model"}
     assert [spec.config.max_num_seqs for spec in served["models"]] == [3, 3]
     assert [spec.keep_alive for spec in served["models"]] == [300.0, 300.0]
-    assert served["model_limits"].memory_bytes == 2 << 30
+    assert served["memory_budget"] == 2 << 30
     parts = str(folder / "parts-00001-of-00002.gguf")
     serve("--model-dir", str(folder))
     assert names(served) == {"one": str(folder / "one"), "parts": parts, "two": str(folder / "two.gguf")}

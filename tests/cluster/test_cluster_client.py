@@ -24,7 +24,7 @@ from chairlift.events import RequestRejected
 from chairlift.lora import LoRARequest
 from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput, RequestOutput
-from chairlift.server.models.served_model import ModelReplica, ServedModel
+from chairlift.server.models.served_model import ServedModel, VisibleEngine
 from in_process_cluster import InProcessTransport, make_cluster
 from pooling_models import write_pooling_model
 from step_gate import StepGate
@@ -682,7 +682,7 @@ def test_an_event_is_encoded_once_for_all_ingresses(make_engine: Make) -> None:
     llm.close()
 
 
-def counts_of(replica: ModelReplica) -> dict[tuple[str, str], float]:
+def counts_of(replica: VisibleEngine) -> dict[tuple[str, str], float]:
     """All counters and histograms of a replica, without the waits of requests, which a late ingress does not know."""
     families = [
         metric for metric in replica.metrics.collect()

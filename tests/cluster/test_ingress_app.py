@@ -14,14 +14,10 @@ from chairlift import AsyncLLM, EngineConfig
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.body_limits import LARGE_BODY
-from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_options import ModelSpec
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.page_options import PageOptions
 from in_process_cluster import InProcessTransport
-from running_server import run_app
+from running_server import open_options, run_app
 
 
 def test_large_bodies_select_their_model(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
@@ -30,9 +26,7 @@ def test_large_bodies_select_their_model(tiny_model_dir: Callable[..., Path], tm
     write_byte_tokenizer(folder)
     config = EngineConfig(model=str(folder), num_kv_blocks=64, num_threads=1, enable_kv_cache_events=True)
     specs = tuple(ModelSpec(name, config) for name in ("first", "second"))
-    setup = ClusterSetup(
-        specs, ClusterOptions(), ServerLimits(), AccessOptions(), ObservabilityOptions("none"), PageOptions()
-    )
+    setup = ClusterSetup(specs, ClusterOptions(), open_options())
     clients = {}
     for spec in specs:
         engine = AsyncLLM(config)

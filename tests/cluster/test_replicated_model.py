@@ -23,11 +23,11 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import RequestArrived
 from chairlift.server.application import create_app
-from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ModelReplica, ServedModel
+from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ServedModel, VisibleEngine
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS
 from in_process_cluster import InProcessTransport, make_cluster
-from running_server import run_app
+from running_server import open_options, run_app
 from step_gate import StepGate
 from waiting import wait_for
 
@@ -59,7 +59,7 @@ class ClusterServer:
         return httpx.post(f"{self.url}/v1/completions", json=body)
 
 
-class SilentReplica(ModelReplica):
+class SilentReplica(VisibleEngine):
     def status(self) -> EngineStatus:
         raise AssertionError
 
@@ -90,7 +90,7 @@ def serve(tiny_model_dir: Callable[..., Path], log: Path, exporter: InMemorySpan
         options = {"num_threads": 1, "skip_tokenizer_init": True, "enable_kv_cache_events": True, "seed": 0, **options}
         engines = [AsyncLLM(model=folder, num_kv_blocks=64, **options) for _ in range(num_replicas)]
         llm, transport = make_cluster(*engines)
-        app = create_app(llm, "tiny", observability=observability)
+        app = create_app(llm, open_options("tiny", observability=observability))
         observe_replicas(app.state.models.default, llm._client)  # type: ignore[arg-type]
         with run_app(app) as (url, _server):
             wait_for(lambda: transport.view._subscribed.keys() == transport.view._running)
@@ -201,7 +201,7 @@ def test_only_the_last_replicas_that_have_ended_are_kept() -> None:
     for index in range(count):
         name = f"replica-{index}"
         replica = SilentReplica("tiny", EventHub(), MonotonicClock(), name)
-        model.add_replica(replica)
+        model.replicas[name] = replica
         if index % 2:
             replica.events.publish([RequestArrived(0.0, f"r{index}", 3, 4)])
         model.end_replica(name)

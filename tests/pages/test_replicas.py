@@ -9,17 +9,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from chairlift import AsyncLLM
-from chairlift.cluster.cluster_app import ReplicatedModel
 from chairlift.cluster.cluster_client import ClusterClient
+from chairlift.cluster.replicated_model import replicated_model
 from chairlift.config import EngineConfig
-from chairlift.server.access.admission import AdmissionController
 from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
-from chairlift.server.models.served_model import ModelService
-from chairlift.server.preparation.api_options import ApiOptions
 from in_process_cluster import InProcessTransport
-from running_server import run_app
+from running_server import open_options, run_app
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +32,8 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
     ]  # fmt: skip
     transport = InProcessTransport({f"replica-{index}": engine._client for index, engine in enumerate(engines)})
     client = ClusterClient(transport, engines[0].engine)
-    model = ReplicatedModel(ModelSpec("tiny", EngineConfig(folder), (), None, ApiOptions()), client)
-    admission = AdmissionController()
-    service = ModelService(AsyncLLM(client=client), "tiny", ApiOptions())
-    model.set_service(service)
-    with run_app(create_models_app(ModelManager([model]), admission)) as (address, _server):
+    model = replicated_model(ModelSpec("tiny", EngineConfig(folder)), client)
+    with run_app(create_models_app(ModelManager([model]), open_options())) as (address, _server):
         yield address
 
 

@@ -9,20 +9,18 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from chairlift import AsyncLLM
-from chairlift.server.access.admission import AdmissionController
 from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.web.page_options import PageOptions
-from running_server import run_app
+from running_server import open_options, run_app
 from waiting import wait_for
 
 
 @pytest.fixture(scope="module")
 def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
     """A server with two models that are loaded already, which have different numbers of seats."""
-    admission = AdmissionController()
     models = []
     for name, arch, seats in (("first", "llama", 2), ("second", "qwen3", 3)):
         folder = str(tiny_model_dir(arch))
@@ -32,7 +30,7 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
         model = ServedModel(name, None, llm.events)
         model.set_service(ModelService(llm, name, ApiOptions()))
         models.append(model)
-    app = create_models_app(ModelManager(models), admission, pages=PageOptions(page_control=True))
+    app = create_models_app(ModelManager(models), open_options(pages=PageOptions(page_control=True)))
     with run_app(app) as (address, _server):
         yield address
 

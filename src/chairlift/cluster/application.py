@@ -43,8 +43,7 @@ def build_application(arguments: Mapping[str, Any]) -> Application:
     for spec in models:
         options.actor_options(spec.config)
         resolve_model(spec.config.model, accept_terms=spec.config.accept_terms)
-    setup = ClusterSetup(tuple(models), options, served.limits, served.access, served.observability, served.pages)
-    return bind_application(setup)
+    return bind_application(ClusterSetup(tuple(models), options, served))
 
 
 def read_serve_options(config: Any) -> ServeOptions:

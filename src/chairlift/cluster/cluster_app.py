@@ -11,18 +11,13 @@ from fastapi import FastAPI
 
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.cluster.replicated_model import replicated_model
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageExchange, exchange_periodically
-from chairlift.engine.async_llm import AsyncLLM
-from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.application import create_models_app
-from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
-from chairlift.server.models.served_model import ModelService, ServedModel
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.page_options import PageOptions
+from chairlift.server.serve_options import ServeOptions
 
 PERIOD_SECONDS: Final = 0.1
 """A key may exceed its rate by what it uses of other ingresses in this time."""
@@ -30,27 +25,11 @@ PERIOD_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ClusterSetup:
-    """What an ingress is built from: the options of `chairlift serve`, and those of the cluster."""
+    """What an ingress is built from: its models, and the options of the cluster and of `chairlift serve`."""
 
     models: tuple[ModelSpec, ...]
     options: ClusterOptions
-    limits: ServerLimits
-    access: AccessOptions
-    observability: ObservabilityOptions
-    pages: PageOptions
-
-
-class ReplicatedModel(ServedModel):
-    """A model whose replicas Ray Serve starts and supervises: it is never unloaded by the server."""
-
-    def __init__(self, spec: ModelSpec, client: ClusterClient) -> None:
-        super().__init__(spec.name, None, client.events)
-        self._aliases = spec.aliases
-        observe_replicas(self, client)
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        return self._aliases
+    served: ServeOptions
 
 
 def build_cluster_app(
@@ -61,23 +40,9 @@ def build_cluster_app(
     Args:
         exchange: exchanges the use of keys with other ingresses; None if there are none.
     """
-    admission = AdmissionController(setup.limits, setup.access.keys)
-    models = []
-    for spec in setup.models:
-        client = clients[spec.name]
-        model = ReplicatedModel(spec, client)
-        model.set_service(ModelService(AsyncLLM(client=client), spec.name, spec.api))
-        models.append(model)
-    return create_models_app(
-        ModelManager(models),
-        admission,
-        observability=setup.observability,
-        cors=setup.access.cors,
-        key_reloader=setup.access.key_reloader,
-        allowed_hosts=setup.access.allowed_hosts,
-        pages=setup.pages,
-        share_usage=None if exchange is None else partial(share_usage, exchange=exchange),
-    )
+    models = [replicated_model(spec, clients[spec.name]) for spec in setup.models]
+    sharing = None if exchange is None else partial(share_usage, exchange=exchange)
+    return create_models_app(ModelManager(models), setup.served, share_usage=sharing)
 
 
 async def share_usage(admission: AdmissionController, exchange: UsageExchange[tuple[str, str]]) -> None:

@@ -201,7 +201,7 @@ class IngressDeployment:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         exchange: UsageExchange[tuple[str, str]] | None = None
-        if self._setup.access.keys.by_tenant:  # also with one ingress, because an update starts another one
+        if self._setup.served.access.keys.by_tenant:  # also with one ingress, because an update starts another one
             exchange = aggregator_exchange(serve.get_replica_context().app_name, "keys")
         return build_cluster_app(self._setup, self._clients, exchange)
 

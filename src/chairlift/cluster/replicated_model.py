@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.cluster.cluster_client import ClusterClient, RemoteReplica
+from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.process.client import EngineStatus
-from chairlift.server.models.served_model import ModelReplica, ServedModel
+from chairlift.server.models.model_options import ModelSpec
+from chairlift.server.models.served_model import ModelService, ServedModel, VisibleEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class OffsetClock:
         return self.client.now() - self.offset
 
 
-class ObservedReplica(ModelReplica):
+class ObservedReplica(VisibleEngine):
     """A replica with an observer of its events."""
 
     def __init__(self, model: ServedModel, replica: RemoteReplica, client: ClusterClient) -> None:
@@ -43,9 +45,17 @@ def observe_replicas(model: ServedModel, client: ClusterClient) -> None:
     """Let a model show the replicas of its client, from now on and before their first events."""
 
     def add(replica: RemoteReplica) -> None:
-        model.add_replica(ObservedReplica(model, replica, client))
+        model.replicas[replica.replica_id] = ObservedReplica(model, replica, client)
 
     def end(replica: RemoteReplica) -> None:
         model.end_replica(replica.replica_id)
 
     client.on_replica, client.on_replica_end = add, end
+
+
+def replicated_model(spec: ModelSpec, client: ClusterClient) -> ServedModel:
+    """The model of a client, whose replicas Ray Serve starts and supervises: the server never unloads it."""
+    model = ServedModel(spec.name, None, client.events, spec.aliases)
+    observe_replicas(model, client)
+    model.set_service(ModelService(AsyncLLM(client=client), spec.name, spec.api))
+    return model

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,62 +21,35 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import KeyMiddleware, is_admin_call
-from chairlift.server.access.keys import KeyReloader, KeyRing
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.endpoint import OPENAI_ERRORS
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
-from chairlift.server.http.browser_access import CorsOptions
 from chairlift.server.http.error_responses import describe_error
 from chairlift.server.http.root_path import route_path
-from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelObservers, ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.call_log import CallLogMiddleware
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.page_options import PageOptions
 from chairlift.server.web.page_routes import data_router, file_router
 from chairlift.version import __version__
 
 
-def create_app(
-    llm: AsyncLLM,
-    served_model_name: str | None = None,
-    on_ready: Callable[[], None] | None = None,
-    *,
-    keys: KeyRing | None = None,
-    limits: ServerLimits | None = None,
-    api: ApiOptions | None = None,
-    observability: ObservabilityOptions | None = None,
-    cors: CorsOptions | None = None,
-    allowed_hosts: Sequence[str] | None = None,
-    pages: PageOptions | None = None,
-) -> FastAPI:
-    """Create the application that serves the API over one engine. It closes the engine when it shuts down.
+def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
+    """Create the application that serves the API over one engine. It closes the engine when it shuts down."""
+    return create_models_app(make_single_manager(llm, options.served_model_name, options.api), options)
+
+
+def make_single_manager(llm: AsyncLLM, served_model_name: str | None, api: ApiOptions) -> ModelManager:
+    """Create the manager of one model that is always loaded.
 
     Args:
         served_model_name: the name of the model in requests and responses. Default: the model's own name.
-        keys, limits: as for `AdmissionController`.
-        api: the options of the API. Default: `ApiOptions()`.
-        on_ready, observability, cors, allowed_hosts, pages: see `create_models_app`.
     """
-    return create_models_app(
-        make_single_manager(llm, served_model_name, api),
-        AdmissionController(limits, keys),
-        on_ready,
-        observability=observability,
-        cors=cors,
-        allowed_hosts=allowed_hosts,
-        pages=pages,
-    )
-
-
-def make_single_manager(llm: AsyncLLM, served_model_name: str | None, api: ApiOptions | None) -> ModelManager:
-    """Create the manager of one model that is always loaded; for the arguments see `create_app`."""
     name = served_model_name or llm.engine.facts.model_name
     model = ServedModel(name, None, llm.events)
-    service = ModelService(llm, name, api or ApiOptions())
+    service = ModelService(llm, name, api)
     model.set_service(service)
     if service.memory_bytes:
         # Memory of the pool is allocated when it is first written, and most of it has not been.
@@ -95,49 +69,30 @@ class Application(FastAPI):
 
 def create_models_app(
     manager: ModelManager,
-    admission: AdmissionController,
-    on_ready: Callable[[], None] | None = None,
-    *,
-    observability: ObservabilityOptions | None = None,
-    cors: CorsOptions | None = None,
-    allowed_hosts: Sequence[str] | None = None,
-    pages: PageOptions | None = None,
-    key_reloader: KeyReloader | None = None,
+    options: ServeOptions,
+    on_ready: Callable[[], None] = lambda: None,
     share_usage: Callable[[AdmissionController], Coroutine[None, None, None]] | None = None,
 ) -> FastAPI:
     """Create the application that serves the API over the models of a manager, which it closes when it shuts down.
 
     Args:
-        admission: admits the calls of all models. It has the API keys, without which every request is accepted.
         on_ready: called when the application accepts requests.
-        observability: the access log and traces. Default: none.
-        cors: the origins whose pages may call the API from a browser. Default: none.
-        allowed_hosts: the hosts that requests may name. Default: every host.
-        pages: the options of the live page. Default: `PageOptions()`.
-        key_reloader: changes the keys while the server runs. Default: they do not change.
-        share_usage: shares the use of keys with other servers while this one runs. Default: the limits of keys are
-            those of this server.
+        share_usage: charges keys for what they use of other servers, until it is cancelled.
 
     Returns:
         The application. `app.state.admission` counts the calls in progress and can drain the server, and
         `app.state.models` is the manager.
         `app.state.paths` lists the paths of the endpoints.
     """
-    keys = admission.keys
+    admission = AdmissionController(options.limits, options.access.keys)
     observers = ModelObservers(manager.models)
-    listeners = [] if observability is None else observability.listeners()
+    listeners = options.observability.listeners()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         manager.open()
-        if on_ready is not None:
-            on_ready()
-        tasks = []
-        if key_reloader is not None:
-            key_reloader.on_change = admission.update_limits
-            tasks.append(asyncio.create_task(key_reloader.run()))
-        if share_usage is not None:
-            tasks.append(asyncio.create_task(share_usage(admission)))
+        on_ready()
+        tasks = [asyncio.create_task(work) for work in _background_work(options, admission, share_usage)]
         yield
         for task in tasks:
             task.cancel()
@@ -148,41 +103,62 @@ def create_models_app(
     app = Application(title="Chairlift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.admission = admission
     app.state.models = manager
-    _add_middlewares(app, admission.limits, keys, cors or CorsOptions())
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False)
-    if observability is not None:
+    _add_middlewares(app, options)
+    if listeners:
         app.add_middleware(CallLogMiddleware, observer=observers, listeners=listeners)
     for kind in (ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)
-    caller = EndpointCaller(manager, admission)
-    tagged = {
-        "Generation and embeddings": [make_router(ENDPOINTS, caller)],
-        "Models": [models.router(manager)],
-        "Engine and requests": [engine.router(manager, keys), requests.router(observers, manager, admission)],
-        "Health": [health.router(manager, admission)],
-        "Pages": [file_router(), data_router(manager, admission, keys, pages or PageOptions())],
-    }
-    for tag, routers in tagged.items():
-        for router in routers:
-            app.include_router(router, tags=[tag])
-    found = (route for routers in tagged.values() for router in routers for route in router.routes)
-    app.state.paths = sorted({route.path for route in found if isinstance(route, Route)})
+    _add_routes(app, manager, admission, observers, options)
     return app
 
 
-def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: CorsOptions) -> None:
+def _background_work(
+    options: ServeOptions,
+    admission: AdmissionController,
+    share_usage: Callable[[AdmissionController], Coroutine[None, None, None]] | None,
+) -> Iterator[Coroutine[None, None, None]]:
+    """What the application does while it runs."""
+    if (reloader := options.access.key_reloader) is not None:
+        reloader.on_change = admission.update_limits
+        yield reloader.run()
+    if share_usage is not None:
+        yield share_usage(admission)
+
+
+def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
     """Add the middlewares. Each one encloses those that were added before it.
 
     The CORS middleware encloses authentication, because preflight requests have no key, and ServerErrorMiddleware, so
     that pages can read errors of any kind. The framework adds another ServerErrorMiddleware, which encloses all others;
     its responses have no CORS headers and are not logged.
     """
-    app.add_middleware(BodyLimitMiddleware, max_bytes=limits.max_body_bytes)
-    app.add_middleware(KeyMiddleware, keys=keys)
+    access = options.access
+    app.add_middleware(BodyLimitMiddleware, max_bytes=options.limits.max_body_bytes)
+    app.add_middleware(KeyMiddleware, keys=access.keys)
     app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
-    if cors.allowed_origins:
-        app.add_middleware(CORSMiddleware, **cors.middleware_options())
+    if access.cors.allowed_origins:
+        app.add_middleware(CORSMiddleware, **access.cors.middleware_options())
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=options.hosts, www_redirect=False)
+
+
+def _add_routes(
+    app: FastAPI, manager: ModelManager, admission: AdmissionController, observers: ModelObservers, options: ServeOptions
+) -> None:
+    keys = options.access.keys
+    pages = replace(options.pages, page_control=options.has_page_control)
+    tagged = {
+        "Generation and embeddings": [make_router(ENDPOINTS, EndpointCaller(manager, admission))],
+        "Models": [models.router(manager)],
+        "Engine and requests": [engine.router(manager, keys), requests.router(observers, manager, admission)],
+        "Health": [health.router(manager, admission)],
+        "Pages": [file_router(), data_router(manager, admission, keys, pages)],
+    }
+    for tag, routers in tagged.items():
+        for router in routers:
+            app.include_router(router, tags=[tag])
+    found = (route for routers in tagged.values() for router in routers for route in router.routes)
+    app.state.paths = sorted({route.path for route in found if isinstance(route, Route)})
 
 
 async def _end_call(_request: Request, _error: Exception) -> Response:

@@ -13,11 +13,12 @@ import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import Final, Protocol
+from typing import Final
 
 import uvicorn
 
 from chairlift.server.access.admission import AdmissionController
+from chairlift.server.models.model_manager import ModelManager
 
 logger = logging.getLogger("chairlift")
 
@@ -46,20 +47,12 @@ def end_process_after(seconds: float) -> None:
     faulthandler.dump_traceback_later(min(seconds, LONGEST_WATCHDOG_SECONDS), exit=True, file=STANDARD_ERROR)
 
 
-class ServerEngine(Protocol):
-    """The engine or the models of a server."""
-
-    def stop(self, reason: str) -> None: ...
-
-    async def aclose(self, seconds: float | None = None) -> None: ...
-
-
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that keeps listening until it has drained.
 
     Args:
         config: the configuration of uvicorn. Its `timeout_graceful_shutdown` is overwritten with STOP_SECONDS.
-        engine: is stopped when the server has drained.
+        models: are stopped when the server has drained.
         start_watchdog: limits the seconds until the process ends, such as `end_process_after`. None if the process
             continues after the server.
     """
@@ -67,12 +60,12 @@ class DrainingServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: ServerEngine,
+        models: ModelManager,
         admission: AdmissionController,
         start_watchdog: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._models = models
         self._admission = admission
         self._start_watchdog = start_watchdog or (lambda _seconds: None)
         self._deadline = 0.0
@@ -116,7 +109,7 @@ class DrainingServer(uvicorn.Server):
                 logger.warning("%d calls end with an error because the server stops", admission.num_calls)
                 limit = f"drain_timeout={admission.limits.drain_timeout:g} s"
                 reason = "it received a second signal" if self._is_forced else limit
-                self._engine.stop(f"the server stopped before it had answered this request ({reason}): send it again")
+                self._models.stop(f"the server stopped before it had answered this request ({reason}): send it again")
             self.should_exit = is_late or not admission.num_calls
             if self.should_exit:
                 self._start_watchdog(self._stop_seconds + WATCHDOG_SECONDS)
@@ -124,6 +117,6 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the engine while connections send the responses that were written to them."""
-        closing = asyncio.create_task(self._engine.aclose(self._stop_seconds))
+        closing = asyncio.create_task(self._models.aclose(self._stop_seconds))
         await super().shutdown(sockets)
         await closing

@@ -32,14 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("chairlift")
 
 
-class StartingEngine(Protocol):
-    """One or several engines of a model, which are being started."""
-
-    def wait_until_ready(self) -> EngineClient:
-        """Wait until requests can be sent. Raises ModelLoadError, ConfigError or EngineDeadError."""
-
-
-class EngineCluster(StartingEngine, Protocol):
+class EngineCluster(Protocol):
     """Several engines of one model that are used as one.
 
     Attributes:
@@ -47,6 +40,9 @@ class EngineCluster(StartingEngine, Protocol):
     """
 
     failure: str | None
+
+    def wait_until_ready(self) -> EngineClient:
+        """Wait until requests can be sent. Raises ModelLoadError, ConfigError or EngineDeadError."""
 
     def observe(self, model: ServedModel) -> None:
         """Show the engines as the replicas of a model."""
@@ -76,64 +72,35 @@ def run(
             `ProcessClient.wait_until_ready`.
         EngineDeadError: the cluster could not continue, and the server has drained.
     """
-    config, access, host = options.engine, options.access, options.host
     limit_arenas()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
-    models = None
-    if options.models.is_on_demand:
-        models = server_specs(options.models.specs(config, options.api), options.served_model_name, access)
-    else:
+    access = options.access
+    specs, config = _specs_on_demand(options), options.engine
+    if not specs:
         config = server_config(config, access)
-    access.check_host(host)
+    access.check_host(options.host)
     access.keys.log_short_secrets()
     tls = access.load_tls()
-    listener = _listen(host, options.port)
+    listener = _listen(options.host, options.port)
     cluster = None if start_cluster is None else start_cluster(config)
-    engine: StartingEngine | None = cluster
-    if engine is None and models is None:
+    engine: EngineCluster | ProcessClient | None = cluster
+    if engine is None and not specs:
         engine = ProcessClient(config, watchdog_timeout=options.watchdog_timeout)
 
     # These modules are imported while the engine process loads the model, because they take long to import.
-    from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.server.access.admission import AdmissionController
-    from chairlift.server.application import create_models_app, make_single_manager
+    from chairlift.server.application import create_models_app
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
-    from chairlift.server.models.engine_loader import EngineLoader
-    from chairlift.server.models.model_manager import ModelManager
-    from chairlift.server.models.served_model import ServedModel
 
-    admission = AdmissionController(options.limits, access.keys)
-    if engine is not None:
-        llm = AsyncLLM(client=engine.wait_until_ready())
-        manager = make_single_manager(llm, options.served_model_name, options.api)
-        if cluster is not None:
-            cluster.observe(manager.default)
-    else:
-        assert models is not None
-        loader = EngineLoader(options.watchdog_timeout)
-        served = [ServedModel(spec.name, spec, EventHub()) for spec in models]
-        manager = ModelManager(served, loader, options.models.limits(config))
-    hosts = access.allowed_hosts_for(host)
-    pages = options.pages
-    if pages.page_control is None:
-        pages = replace(pages, page_control=access.is_private(host))
-    if ANY not in hosts:
-        logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
-    url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    app = create_models_app(
-        manager,
-        admission,
-        partial(_log_ready, url, manager, started),
-        observability=options.observability,
-        cors=access.cors,
-        key_reloader=access.key_reloader,
-        allowed_hosts=hosts,
-        pages=pages,
-    )
+    manager = _manage_on_demand(options, specs) if engine is None else _manage_one(options, engine)
+    if cluster is not None:
+        cluster.observe(manager.default)
+    if ANY not in options.hosts:
+        logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(options.hosts))
+    app = create_models_app(manager, options, partial(_log_ready, _url(options, listener), manager, started))
     uvicorn_options = uvicorn_config(app, tls, root_path=options.root_path, log_config=None, access_log=False)
-    server = DrainingServer(uvicorn_options, manager, admission, end_process_after)
+    server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after)
     if cluster is not None:
         cluster.on_failure(server.drain)
     trim_memory()
@@ -144,6 +111,31 @@ def run(
         manager.close()
     if cluster is not None and cluster.failure is not None:
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
+
+
+def _specs_on_demand(options: ServeOptions) -> list[ModelSpec]:
+    """The models that are loaded on demand; none if one model is loaded when the server starts."""
+    if not options.models.is_on_demand:
+        return []
+    specs = options.models.specs(options.engine, options.api)
+    return server_specs(specs, options.served_model_name, options.access)
+
+
+def _manage_on_demand(options: ServeOptions, specs: list[ModelSpec]) -> ModelManager:
+    from chairlift.server.models.engine_loader import EngineLoader
+    from chairlift.server.models.model_manager import ModelManager
+    from chairlift.server.models.served_model import ServedModel
+
+    models = [ServedModel(spec.name, spec, EventHub()) for spec in specs]
+    return ModelManager(models, EngineLoader(options.watchdog_timeout), options.models.memory_budget(options.engine))
+
+
+def _manage_one(options: ServeOptions, engine: EngineCluster | ProcessClient) -> ModelManager:
+    from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.server.application import make_single_manager
+
+    llm = AsyncLLM(client=engine.wait_until_ready())
+    return make_single_manager(llm, options.served_model_name, options.api)
 
 
 def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions) -> list[ModelSpec]:
@@ -199,8 +191,13 @@ def _log_ready(url: str, manager: ModelManager, started: float) -> None:
     if manager.default.service is not None:
         logger.info("ready in %.1f s: %s/v1 answers as model %s", seconds, url, names)
         return
-    limit = "" if manager.limits.memory_bytes is None else f" within {format_memory(manager.limits.memory_bytes)}"
+    limit = "" if manager.budget is None else f" within {format_memory(manager.budget)}"
     logger.info("ready in %.1f s: %s/v1 loads the models %s on demand%s", seconds, url, names, limit)
+
+
+def _url(options: ServeOptions, listener: socket.socket) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{options.access.scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

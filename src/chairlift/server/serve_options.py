@@ -52,3 +52,14 @@ class ServeOptions:
             raise ConfigError("allow_other_users has no effect without replicas: remove it")
         if self.models.only_model is not None:
             object.__setattr__(self, "engine", replace(self.engine, model=self.models.only_model))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that requests may name."""
+        return self.access.allowed_hosts_for(self.host)
+
+    @property
+    def has_page_control(self) -> bool:
+        """Whether the live page may send bursts of requests and simulate other policies."""
+        control = self.pages.page_control
+        return self.access.is_private(self.host) if control is None else control

@@ -26,7 +26,6 @@ from chairlift.events import EngineStarted, Event
 from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.observability.step_cost import CostLine
 from chairlift.observability.what_if import BlockedRequest, WhatIf
-from chairlift.server.access.admission import AdmissionController
 from chairlift.server.application import create_models_app
 from chairlift.server.draining_server import DrainingServer
 from chairlift.server.models.model_manager import ModelManager
@@ -36,7 +35,7 @@ from chairlift.server.web.page_bodies import SimulatedRequestBody
 from chairlift.server.web.page_options import PageOptions
 from plain_http import NO_TLS
 from pooling_models import write_pooling_model
-from running_server import completion_body, run_app
+from running_server import completion_body, open_options, run_app
 from waiting import AMPLE_SECONDS, wait_for
 
 UNIT_SECONDS: Final = 0.02
@@ -185,7 +184,7 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
 
     manager = ModelManager([serve_model("tiny", models[0]), serve_model("encoder", models[1])])
     pages = PageOptions(page_control=True, simulate_policy=simulate)
-    with run_app(create_models_app(manager, AdmissionController(), pages=pages)) as (url, uvicorn):
+    with run_app(create_models_app(manager, open_options(pages=pages))) as (url, uvicorn):
         yield WorkingServer(url, uvicorn, models, work)
     manager.close()
 

@@ -19,7 +19,7 @@ from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.application import create_app
 from chairlift.server.batch.batch_runner import LineProcessor
 from chairlift.server.http.body_limits import LARGE_BODY
-from running_server import RunningServer, run_server
+from running_server import RunningServer, open_options, run_server
 
 MODULE = '''
 """The endpoint /v1/token_lengths: the number of bytes of each token of a text."""
@@ -93,5 +93,5 @@ def test_an_endpoint_is_one_module_and_one_line(server: RunningServer) -> None:
 def test_batch_files_can_call_a_new_endpoint(server: RunningServer) -> None:
     llm = server.llm
     line = json.dumps({"custom_id": "a", "method": "POST", "url": PATH, "body": {"text": "ab"}}).encode()
-    answer = asyncio.run(LineProcessor(llm, create_app(llm, "tiny")).answer(1, line))
+    answer = asyncio.run(LineProcessor(llm, create_app(llm, open_options("tiny"))).answer(1, line))
     assert json.loads(answer.line)["response"]["body"] == {"lengths": [1, 1]}

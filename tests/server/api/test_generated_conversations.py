@@ -23,6 +23,7 @@ from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.application import create_app
 from chairlift.server.preparation.api_options import ApiOptions
 from chat_templates import TEMPLATES
+from running_server import open_options
 
 Row = dict[str, Any]
 NUM_CONVERSATIONS = 18
@@ -229,7 +230,7 @@ def test_no_turn_of_a_conversation_is_an_error(
 ) -> None:
     draw = random.Random(f"{path} {template}")
     monkeypatch.setattr(llm, "start", lambda *_arguments, **_fields: scripted_answer(draw))
-    app = create_app(llm, "tiny", api=ApiOptions(chat_template=TEMPLATES[template]))
+    app = create_app(llm, open_options("tiny", api=ApiOptions(chat_template=TEMPLATES[template])))
 
     async def run() -> int:
         transport = httpx.ASGITransport(app)

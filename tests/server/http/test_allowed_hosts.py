@@ -17,7 +17,7 @@ from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.http.browser_access import LOOPBACK_HOSTS, CorsOptions, parse_hosts
 from command_runner import invoke
-from running_server import RunningServer, run_server
+from running_server import RunningServer, open_options, run_server
 
 KEYS = KeyRing([Key(KeyInfo("ann", "ann", False), digest("secret"))])
 
@@ -118,5 +118,5 @@ def test_calls_of_the_application_without_a_socket_are_allowed(server: RunningSe
     from chairlift.server.application import create_app
     from chairlift.server.batch.batch_runner import client_of
 
-    answer = asyncio.run(client_of(create_app(server.llm)).post("/detokenize", json={"tokens": [1]}))
+    answer = asyncio.run(client_of(create_app(server.llm, open_options())).post("/detokenize", json={"tokens": [1]}))
     assert answer.status_code == 200

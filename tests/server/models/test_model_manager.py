@@ -26,7 +26,7 @@ from chairlift.server.models.model_manager import (
     ModelNotAllowedError,
     UnknownModelError,
 )
-from chairlift.server.models.model_options import ModelLimits, ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from waiting import AMPLE_SECONDS, until
 
@@ -94,13 +94,13 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(
-    sizes: dict[str, int], budget: int | None = None, keep_alive: float | None = None, max_waiting: int = 100
+    sizes: dict[str, int], budget: int | None = None, keep_alive: float | None = None
 ) -> tuple[ModelManager, CountingLoader]:
     loader = CountingLoader(sizes, budget)
     models = [
         ServedModel(name, ModelSpec(name, EngineConfig(), (f"{name}-alias",), keep_alive), EventHub()) for name in sizes
     ]
-    manager = ModelManager(models, loader, ModelLimits(budget, max_waiting))
+    manager = ModelManager(models, loader, budget)
     manager.open()
     return manager, loader
 
@@ -278,9 +278,11 @@ def test_an_engine_that_cannot_be_restarted_is_unloaded_and_loaded_again() -> No
     run(test)
 
 
-def test_waiting_calls_are_limited_and_end_when_the_server_stops() -> None:
+def test_waiting_calls_are_limited_and_end_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_manager, "MAX_WAITING_CALLS", 2)
+
     async def test() -> None:
-        manager, loader = make({"a": 1}, max_waiting=2)
+        manager, loader = make({"a": 1})
         loader.gate.clear()
         waiting = [asyncio.create_task(manager.acquire(manager.models[0])) for _ in range(2)]
         await until(lambda: manager.num_waiting == 2)

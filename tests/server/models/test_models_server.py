@@ -26,18 +26,17 @@ from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
-from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.application import create_models_app
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models import engine_loader, model_manager
 from chairlift.server.models.engine_loader import EngineLoader, LoadPlan
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.model_options import ModelLimits, ModelSpec
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.system.memory_amounts import parse_memory
 from pooling_models import TEXTS, write_pooling_model
-from running_server import run_app
+from running_server import open_options, run_app
 from step_gate import StepGate
 from waiting import AMPLE_SECONDS, until, wait_for
 
@@ -89,11 +88,10 @@ def run_models(
             Key(KeyInfo("limited", "limited", False, frozenset({"b"})), digest(LIMITED)),
         ]
     )
-    admission = AdmissionController(None, keys)
     loader = make_loader(120.0)
-    limits = ModelLimits(None if memory is None else parse_memory(memory))
-    manager = ModelManager([ServedModel(spec.name, spec, EventHub()) for spec in specs], loader, limits)
-    app = create_models_app(manager, admission)
+    budget = None if memory is None else parse_memory(memory)
+    manager = ModelManager([ServedModel(spec.name, spec, EventHub()) for spec in specs], loader, budget)
+    app = create_models_app(manager, open_options(keys=keys))
     with run_app(app) as (url, _server):
         yield ModelsServer(url, manager, folders)
     manager.close()

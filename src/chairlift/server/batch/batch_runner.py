@@ -22,6 +22,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.progress import progress_bar
 from chairlift.errors import EngineDeadError, RequestError
+from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.application import create_app
 from chairlift.server.batch.batch_files import (
@@ -38,6 +39,8 @@ from chairlift.server.batch.batch_files import (
 from chairlift.server.http.error_responses import error_info
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.protocol.base import ErrorBody
+from chairlift.server.serve_options import ServeOptions
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
 
 logger = logging.getLogger("chairlift")
 
@@ -228,6 +231,12 @@ def run_batch(
             another batch. Raised before the model is loaded, except for a failed write.
         EngineDeadError: the engine died. The next run resumes the batch.
     """
+    options = ServeOptions(
+        served_model_name=served_model_name,
+        access=AccessOptions(allow_unauthenticated=True),
+        api=api or ApiOptions(),
+        observability=ObservabilityOptions(access_log_format="none"),
+    )
     index = BatchIndex(input_file)
     output = BatchOutput(output_file, index)
     if output.num_removed_bytes:
@@ -235,19 +244,14 @@ def run_batch(
     summary = BatchSummary(previously_done=output.num_answered, remaining=index.num_unanswered)
     try:
         if index.num_unanswered:
-            asyncio.run(_run(AsyncLLM(config), index, output, summary, served_model_name, api))
+            asyncio.run(_run(AsyncLLM(config), index, output, summary, options))
     finally:
         output.close()
     return summary
 
 
 async def _run(
-    llm: AsyncLLM,
-    index: BatchIndex,
-    output: BatchOutput,
-    summary: BatchSummary,
-    name: str | None,
-    api: ApiOptions | None,
+    llm: AsyncLLM, index: BatchIndex, output: BatchOutput, summary: BatchSummary, options: ServeOptions
 ) -> None:
     started = time.perf_counter()
     try:
@@ -257,7 +261,7 @@ async def _run(
                 summary.add(answer)
                 advance()
 
-            processor = LineProcessor(llm, create_app(llm, name, api=api))
+            processor = LineProcessor(llm, create_app(llm, options))
             runner = _BatchRunner(processor, index.unanswered(), output, record)
             with suppress(asyncio.CancelledError):
                 await runner.run(CALLS_PER_SEQUENCE * llm.engine.facts.scheduler_config.max_num_seqs)

@@ -39,7 +39,6 @@ from chairlift.errors import (
 from chairlift.server.access.call import Call
 from chairlift.server.access.keys import KeyInfo
 from chairlift.server.models.engine_loader import EngineLoader
-from chairlift.server.models.model_options import ModelLimits
 from chairlift.server.models.served_model import ModelLease, ServedModel
 from chairlift.worker.memory import format_memory
 
@@ -48,6 +47,9 @@ logger = logging.getLogger("chairlift")
 SWEEP_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 """Calls for a model that could not be loaded fail for this time with the same reason, before it is tried again."""
+
+MAX_WAITING_CALLS: Final = 1024
+"""The number of calls that may wait for models to be loaded."""
 
 MAX_WAITS: Final = 4096
 """The number of calls whose waits for a model are kept."""
@@ -122,13 +124,14 @@ class ModelManager:
     Args:
         models: the models; calls without a model use the first one.
         loader: starts engines; None if all models are loaded already.
+        budget: maximum memory of all engine processes in bytes; None is no limit.
     """
 
     def __init__(
-        self, models: Sequence[ServedModel], loader: EngineLoader | None = None, limits: ModelLimits | None = None
+        self, models: Sequence[ServedModel], loader: EngineLoader | None = None, budget: int | None = None
     ) -> None:
         self.models = list(models)
-        self.limits = limits or ModelLimits()
+        self.budget = budget
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
         self._loader = loader
         self._waits: OrderedDict[str, ModelWait] = OrderedDict()
@@ -270,7 +273,7 @@ class ModelManager:
         """
         if (lease := self.try_acquire(model)) is not None:
             return lease
-        if self.num_waiting >= self.limits.max_waiting:
+        if self.num_waiting >= MAX_WAITING_CALLS:
             raise OverloadedError(
                 f"{self.num_waiting} calls wait for models to be loaded, which is the maximum: try again later",
                 max(1.0, model.load_seconds),
@@ -339,7 +342,7 @@ class ModelManager:
     async def _load_now(self, model: ServedModel) -> None:
         assert self._loader is not None
         assert model.spec is not None, "only a model with a configuration is unloaded"
-        budget = self.limits.memory_bytes
+        budget = self.budget
         plan = await asyncio.to_thread(self._loader.plan, model.spec, budget)
         if budget is not None:
             if plan.memory_bytes > budget:

@@ -48,19 +48,6 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """The limits of all models of a server together.
-
-    Attributes:
-        memory_bytes: maximum memory of all engine processes; None is no limit.
-        max_waiting: maximum number of calls that wait for a model to be loaded.
-    """
-
-    memory_bytes: int | None = None
-    max_waiting: int = 1024
-
-
-@dataclass(frozen=True, slots=True)
 class NamedModelOptions:
     """The options of one model of `ModelOptions.models`. Those that are not given are the options of all models."""
 
@@ -120,8 +107,8 @@ class ModelOptions:
         """The model, if one is named on the command line."""
         return self.arguments[0] if self.arguments and len(self.arguments) == 1 else None
 
-    def limits(self, config: EngineConfig) -> ModelLimits:
-        """The limits of the models; the default of the memory is a share of what is free now.
+    def memory_budget(self, config: EngineConfig) -> int:
+        """Maximum memory of all engine processes in bytes; by default a share of what is free now.
 
         Raises:
             ConfigError: there is no default, because the memory of a GPU is not known yet.
@@ -130,7 +117,7 @@ class ModelOptions:
             raise ConfigError(
                 f"several models on device={config.device} need --models-memory-bytes, the memory of the GPU for them"
             )
-        return ModelLimits(self.models_memory_bytes or int(available_host_memory() * MEMORY_SHARE))
+        return self.models_memory_bytes or int(available_host_memory() * MEMORY_SHARE)
 
     def specs(self, config: EngineConfig, api: ApiOptions) -> list[ModelSpec]:
         """The models that are loaded on demand.

@@ -117,18 +117,13 @@ class VisibleEngine(ABC):
         """The state of the engine."""
 
 
-class ModelReplica(VisibleEngine):
-    """One of several engines of a model."""
-
-    replica_id: str
-
-
 class ServedModel(VisibleEngine):
     """A model with its state, and with what is kept while it is unloaded: its metrics and its finished requests.
 
     Args:
         spec: how to load it; None for a model that is loaded already and never unloaded.
         name, events: see `VisibleEngine`.
+        aliases: other names in requests of a model without `spec`.
 
     Attributes:
         service: what answers its calls while it is loaded.
@@ -141,9 +136,10 @@ class ServedModel(VisibleEngine):
         ended_observers: the observers of the last replicas that have ended, to find their requests.
     """
 
-    def __init__(self, name: str, spec: ModelSpec | None, events: EventHub) -> None:
+    def __init__(self, name: str, spec: ModelSpec | None, events: EventHub, aliases: tuple[str, ...] = ()) -> None:
         super().__init__(name, events)
         self.spec = spec
+        self.aliases = aliases if spec is None else spec.aliases
         self.created = int(time.time())
         self.service: ModelService | None = None
         self.state: ModelState = "unloaded"
@@ -153,17 +149,13 @@ class ServedModel(VisibleEngine):
         self.is_leaving = False
         self.loaded_at = self.load_seconds = self.last_used = self.failed_at = 0.0
         self.loading: asyncio.Task[None] | None = None
-        self.replicas: dict[str, ModelReplica] = {}
+        self.replicas: dict[str, VisibleEngine] = {}
         self.ended_observers: deque[EngineObserver] = deque(maxlen=MAX_ENDED_REPLICAS)
 
     @property
     def observers(self) -> list[EngineObserver]:
         """The observers of its engines."""
         return [replica.observer for replica in self.replicas.values()] or [self.observer]
-
-    def add_replica(self, replica: ModelReplica) -> None:
-        """Show one of its engines, before its first event."""
-        self.replicas[replica.replica_id] = replica
 
     def end_replica(self, replica_id: str) -> None:
         """Remove an engine that has ended; unknown ids have no effect. Its unfinished requests are lost. The requests
@@ -190,10 +182,6 @@ class ServedModel(VisibleEngine):
                 404, f"model {self.name!r} has no replica {replica_id!r:.100}: the replicas are {known}"
             )
         return self.replicas[replica_id]
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        return () if self.spec is None else self.spec.aliases
 
     @property
     def adapters(self) -> list[str]:

@@ -104,49 +104,60 @@ def _page_endpoint(name: str) -> Any:
 def data_router(
     manager: ModelManager, admission: AdmissionController, keys: KeyRing, options: PageOptions
 ) -> APIRouter:
-    """The routes of the live page's data. Requests of other keys have opaque ids, unless the key is an admin's.
-
-    The query parameter `model` selects the model that a page shows.
-    """
+    """The routes of the live page's data. Requests of other keys have opaque ids, unless the key is an admin's."""
     routes = APIRouter(include_in_schema=False)
-    simulating = asyncio.Lock()
-    readers = EventReaders(keys, MAX_READERS)
+    page = PageData(manager, admission, keys, options)
+    routes.add_api_route("/v1/page", page.get_page, methods=["GET"])
+    routes.add_api_route("/v1/page/events", page.stream_events, methods=["GET"])
+    routes.add_api_route("/v1/page/burst", page.send_burst, methods=["POST"])
+    routes.add_api_route("/v1/page/simulation", page.simulate, methods=["POST"])
+    return routes
 
-    @routes.get("/v1/page")
-    async def get_page(request: Request, model: str | None = None) -> PageView:
+
+class PageData:
+    """The endpoints of the live page. The query parameters select the model, and the replica, that the page shows."""
+
+    def __init__(
+        self, manager: ModelManager, admission: AdmissionController, keys: KeyRing, options: PageOptions
+    ) -> None:
+        self._manager = manager
+        self._admission = admission
+        self._options = options
+        self._readers = EventReaders(keys, MAX_READERS)
+        self._simulating = asyncio.Lock()
+
+    async def get_page(self, request: Request, model: str | None = None) -> PageView:
         """What the page can show and do with this key."""
-        key = call_of(request).key
+        key, manager = call_of(request).key, self._manager
         known = [each.name for each in manager.visible(key)]
-        available = options.simulate_policy is not None
+        available = self._options.simulate_policy is not None
         return PageView(
             version=__version__,
             models=known,
             replicas=list(manager.find(model, key).replicas) if known else [],
             is_admin=key.is_admin,
             key=key.name,
-            control=bool(options.page_control),
+            control=bool(self._options.page_control),
             simulation=SimulationView(available=available, message=None if available else NO_SIMULATION),
             history_seconds=HISTORY_SECONDS,
         )
 
-    @routes.get("/v1/page/events")
-    async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
+    async def stream_events(self, request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the last ten minutes, and then frames of new events."""
         key = call_of(request).key
-        served = manager.find(model, key).engine(replica)
-        readers.check(key)
+        served = self._manager.find(model, key).engine(replica)
+        self._readers.check(key)
         redactor = Redactor(served.observer.viewer(key), served.observer.tracker)
-        return readers.open(key, page_stream(served, redactor, admission))
+        return self._readers.open(key, page_stream(served, redactor, self._admission))
 
-    def require_control() -> None:
-        if not options.page_control:
+    def _require_control(self) -> None:
+        if not self._options.page_control:
             raise HTTPException(403, "this server accepts no bursts or simulations: start it with --page-control")
 
-    @routes.post("/v1/page/burst")
-    async def send_burst(request: Request, model: str | None = None) -> Response:
+    async def send_burst(self, request: Request, model: str | None = None) -> Response:
         """Send a burst of synthetic requests; see `start_burst`."""
-        require_control()
-        key = call_of(request).key
+        self._require_control()
+        key, manager, admission = call_of(request).key, self._manager, self._admission
 
         async def start() -> Response:
             with closing(await manager.acquire(manager.find(model, key))) as lease:
@@ -156,15 +167,15 @@ def data_router(
             body = await read_body(request, BurstBody)
             return await cancel_on_disconnect(request, start())
 
-    @routes.post("/v1/page/simulation")
-    async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
+    async def simulate(self, request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate requests under another policy. This counts towards the requests per minute of the key."""
-        require_control()
-        if (simulate_policy := options.simulate_policy) is None:
+        self._require_control()
+        if (simulate_policy := self._options.simulate_policy) is None:
             raise HTTPException(403, NO_SIMULATION)
-        admission.count_request(call_of(request).key)
+        key = call_of(request).key
+        self._admission.count_request(key)
         body = await read_body(request, SimulationBody)
-        tracker = manager.find(model, call_of(request).key).engine(replica).observer.tracker
+        tracker = self._manager.find(model, key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
         if engine is None or cost is None:
             raise HTTPException(409, "too few steps to know their cost: send requests first, then try again")
@@ -175,15 +186,13 @@ def data_router(
             return b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, events))
 
         async def run_alone() -> Response:
-            async with simulating:
+            async with self._simulating:
                 try:
                     return Response(await asyncio.to_thread(run), media_type="application/json")
                 finally:
                     is_cancelled.set()
 
         return await cancel_on_disconnect(request, run_alone())
-
-    return routes
 
 
 async def page_stream(
