@@ -294,9 +294,8 @@ class PrometheusMetrics(ReplayReader, Collector):
         add["vllm:request_decode_time_seconds"].add(event.time - first)
         if not self._is_streamed:
             add["vllm:time_to_first_token_seconds"].add(first - event.arrival_time)
-        elif event.num_output_tokens > 1:
-            per_token = (event.time - first) / (event.num_output_tokens - 1)
-            add["vllm:request_time_per_output_token_seconds"].add(per_token)
+        elif (tpot := request.tpot) is not None:
+            add["vllm:request_time_per_output_token_seconds"].add(tpot)
 
     def _count_waits(self, request: TrackedRequest) -> None:
         for index, spans in enumerate(self._tracker.spans(request)):

@@ -61,10 +61,10 @@ def test_a_call_that_ends_early_leaves_the_queue() -> None:
     controller = make_controller(Clock())
     permit = admit(controller)
     permit.track_prompt(10)
-    assert (controller.queue.num_requests, controller.queue.num_tokens, controller.num_calls) == (1, 10, 1)
+    assert (controller.num_queued_requests, controller.num_queued_tokens, controller.num_calls) == (1, 10, 1)
     permit.close()
     permit.close()
-    assert (controller.queue.num_requests, controller.queue.num_tokens, controller.num_calls) == (0, 0, 0)
+    assert (controller.num_queued_requests, controller.num_queued_tokens, controller.num_calls) == (0, 0, 0)
 
 
 def test_requests_per_minute_refill_evenly() -> None:

@@ -57,7 +57,7 @@ def server(guarded: RunningServer) -> Iterator[RunningServer]:
     yield guarded
     guarded.wait_until_idle()
     wait_for(lambda: guarded.admission.num_calls == 0)
-    assert guarded.admission.queue.num_requests == 0
+    assert guarded.admission.num_queued_requests == 0
 
 
 # -- keys --------------------------------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ from starlette.exceptions import HTTPException
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
+from chairlift.engine.startup.required_memory import RequiredMemory
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, OverloadedError
 from chairlift.server.access.keys import ANONYMOUS, KeyInfo
 from chairlift.server.models import model_manager
-from chairlift.server.models.engine_loader import EngineLoader, LoadPlan
+from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_manager import (
     ModelLoadFailedError,
     ModelManager,
@@ -68,17 +69,18 @@ class CountingLoader(EngineLoader):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def plan(self, spec: ModelSpec, budget: int | None) -> LoadPlan:
-        return LoadPlan(spec.config, self.sizes[spec.name], f"{self.sizes[spec.name]} bytes")
+    def plan(self, spec: ModelSpec, budget: int | None) -> tuple[EngineConfig, RequiredMemory]:
+        return spec.config, RequiredMemory(self.sizes[spec.name], 0, 0, 0)
 
-    async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
+    async def load(self, model: ServedModel, config: EngineConfig) -> ModelService:
         await self.gate.wait()
         if model.name in self.errors:
             raise self.errors[model.name]
-        self.held += plan.memory_bytes
+        size = self.sizes[model.name]
+        self.held += size
         assert self.budget is None or self.held <= self.budget
         self.order.append(model.name)
-        service: Any = CountedService(self, plan.memory_bytes)
+        service: Any = CountedService(self, size)
         return service  # type: ignore[no-any-return]
 
     def abort(self) -> None:
@@ -236,7 +238,7 @@ def test_a_failed_load_fails_only_its_own_calls_and_is_tried_again(caplog: pytes
 def test_a_model_larger_than_the_budget_is_an_error_with_the_numbers() -> None:
     async def test() -> None:
         manager, _loader = make({"a": 9}, budget=8)
-        with pytest.raises(ModelLoadFailedError, match="needs 9 bytes, and models_memory_bytes=8 bytes: raise"):
+        with pytest.raises(ModelLoadFailedError, match=r"needs 9 bytes \(.*\), and models_memory_bytes=8 bytes: raise"):
             await manager.acquire(manager.models[0])
         await manager.aclose()
 

@@ -30,7 +30,7 @@ from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.application import create_models_app
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models import engine_loader, model_manager
-from chairlift.server.models.engine_loader import EngineLoader, LoadPlan
+from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
@@ -67,9 +67,9 @@ class ModelsServer:
 class ThreadLoader(EngineLoader):
     """Runs each engine in a thread of this process."""
 
-    async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
+    async def load(self, model: ServedModel, config: EngineConfig) -> ModelService:
         assert model.spec is not None
-        llm = await asyncio.to_thread(AsyncLLM, plan.config)
+        llm = await asyncio.to_thread(AsyncLLM, config)
         model.events.open(asyncio.get_running_loop())
         llm.events.add(model.events)
         return ModelService(llm, model.name, model.spec.api)

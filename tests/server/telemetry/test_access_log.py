@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.server.telemetry.access_log import LogFile
+from chairlift.server.telemetry.access_log import AccessLog
 
 FULL = Path("/dev/full")
 
@@ -24,7 +24,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_lines_are_appended_whole(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("before\n")
-    log = LogFile(path)
+    log = AccessLog("text", path)
     log.write("one \U0001f600")
     assert path.read_text() == "before\none \U0001f600\n", "at once, without a buffer"
     log.write("\ud800")
@@ -37,7 +37,7 @@ def test_lines_are_appended_whole(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_once_and_lost_lines_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = LogFile(tmp_path / "log")
+    log = AccessLog("text", tmp_path / "log")
     usable = log._file
     for spell in range(2):
         log._file = io.FileIO(FULL, "w")
@@ -56,7 +56,7 @@ def test_a_full_disk_is_reported_once_and_lost_lines_are_counted(
 
 
 def test_close_reports_lost_lines(caplog: pytest.LogCaptureFixture) -> None:
-    log = LogFile(FULL)
+    log = AccessLog("text", FULL)
     for _ in range(3):
         log.write("lost")
     log.close()
@@ -65,10 +65,10 @@ def test_close_reports_lost_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_standard_error_may_be_missing_or_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    LogFile(None).write("nowhere")
+    AccessLog("text", None).write("nowhere")
     with FULL.open("w") as full:
         monkeypatch.setattr(sys, "stderr", full)
-        log = LogFile(None)
+        log = AccessLog("text", None)
         log.write("lost")
         assert log.num_lost == 1
         log.close()
@@ -76,4 +76,4 @@ def test_standard_error_may_be_missing_or_full(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_file_that_cannot_be_opened_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; use a file in this folder"):
-        LogFile(tmp_path)
+        AccessLog("text", tmp_path)

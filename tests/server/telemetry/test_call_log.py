@@ -246,7 +246,7 @@ def test_times_of_a_replica_on_another_machine_are_converted(
     start = time.monotonic() + seconds_later
     here = EngineObserver(EventHub())
     there = EngineObserver(EventHub(), SimpleNamespace(now=lambda: time.monotonic() - start))  # type: ignore[arg-type]
-    there.tracker, there.calls = observer.tracker, observer.calls
+    there.tracker, there._calls = observer.tracker, observer._calls
     models: Any = [SimpleNamespace(observer=here, observers=[there], ended_observers=[])]
     exporter = InMemorySpanExporter()
     tracer = CallTracer(exporter)

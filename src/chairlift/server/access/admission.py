@@ -23,19 +23,6 @@ DEADLINE_GRACE_SECONDS = 1.0
 """Seconds that the engine has after a deadline to finish its step and report the expired request."""
 
 
-@dataclass(slots=True)
-class WaitingPrompts:
-    """The number of prompts that wait for their first token, and of their tokens."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
-
-    def add(self, num_requests: int, num_tokens: int) -> None:
-        """Add prompts; negative numbers remove them."""
-        self.num_requests += num_requests
-        self.num_tokens += num_tokens
-
-
 class AdmissionController:
     """Admits calls within the limits of the server and of their keys, and counts the calls in progress.
 
@@ -43,6 +30,9 @@ class AdmissionController:
 
     Args:
         clock: a monotonic clock in seconds, so that setting the time of the machine moves no limit or deadline.
+
+    Attributes:
+        num_queued_requests, num_queued_tokens: the prompts that wait for their first token, and their tokens.
     """
 
     def __init__(
@@ -55,7 +45,7 @@ class AdmissionController:
         self.limits = limits or ServerLimits()
         self.clock = clock
         self.is_draining = False
-        self.queue = WaitingPrompts()
+        self.num_queued_requests = self.num_queued_tokens = 0
         self.num_calls = 0
         self.keys = keys or KeyRing()
         self._meters: dict[str, KeyMeter] = {}
@@ -177,18 +167,17 @@ class AdmissionController:
         return None if not tenant and cache_salt is None else f"{len(tenant)}:{tenant}:{cache_salt or ''}"
 
     def _check_queue(self, num_requests: int, num_tokens: int) -> None:
-        queue, limits = self.queue, self.limits
         bounds = (
-            ("requests", queue.num_requests, num_requests, limits.max_queued_requests),
-            ("tokens", queue.num_tokens, num_tokens, limits.max_queued_tokens),
+            ("requests", self.num_queued_requests, num_requests, self.limits.max_queued_requests),
+            ("tokens", self.num_queued_tokens, num_tokens, self.limits.max_queued_tokens),
         )
         for unit, _, more, limit in bounds:
             if more > limit:
                 raise RequestError(f"{more} {unit} in one call, and max_queued_{unit}={limit}: send fewer", "prompt")
         for unit, waiting, more, limit in bounds:
             if waiting + more > limit:
-                counts = f"{counted(queue.num_requests, 'waiting request')} with "
-                counts += counted(queue.num_tokens, "prompt token")
+                counts = f"{counted(self.num_queued_requests, 'waiting request')} with "
+                counts += counted(self.num_queued_tokens, "prompt token")
                 message = f"the queue is full: {counts}, and max_queued_{unit}={limit}; try again later"
                 raise OverloadedError(message, QUEUE_RETRY_SECONDS, "queue_full")
 
@@ -258,10 +247,11 @@ class QueuedPrompt:
     """A prompt that counts as waiting until its first token, and whose output tokens are counted."""
 
     def __init__(self, slot: CallSlot, num_prompt_tokens: int) -> None:
-        self._queue, self._meter = slot.admission.queue, slot.meter
+        self._admission, self._meter = slot.admission, slot.meter
         self._num_prompt_tokens = num_prompt_tokens
         self._is_waiting = True
-        self._queue.add(1, num_prompt_tokens)
+        self._admission.num_queued_requests += 1
+        self._admission.num_queued_tokens += num_prompt_tokens
 
     def record_output(self, output: RequestOutput) -> None:
         """Count new output of the prompt."""
@@ -274,4 +264,5 @@ class QueuedPrompt:
         """Stop counting the prompt as waiting. Further calls have no effect."""
         if self._is_waiting:
             self._is_waiting = False
-            self._queue.add(-1, -self._num_prompt_tokens)
+            self._admission.num_queued_requests -= 1
+            self._admission.num_queued_tokens -= self._num_prompt_tokens

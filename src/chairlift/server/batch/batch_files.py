@@ -79,17 +79,9 @@ class _CustomIdField(msgspec.Struct, frozen=True):
     custom_id: str
 
 
-class AnsweredRequest(msgspec.Struct, frozen=True):
-    """The fields of a `BatchRequestOutput` that identify its request: `custom_id`, or the line of an error."""
-
-    id: str
-    custom_id: str | None
-    error: BatchLineError | None
-
-
 _request_decoder = msgspec.json.Decoder(BatchRequestInput)
 _custom_id_decoder = msgspec.json.Decoder(_CustomIdField)
-_answered_decoder = msgspec.json.Decoder(AnsweredRequest)
+_output_decoder = msgspec.json.Decoder(BatchRequestOutput)
 _encode = msgspec.json.Encoder().encode
 
 DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -293,7 +285,7 @@ class BatchOutput:
 
     def _mark(self, index: BatchIndex, line: bytes, number: int) -> None:
         try:
-            answered = _answered_decoder.decode(line)
+            answered = _output_decoder.decode(line)
         except DecodeError as error:
             raise self._unknown_result_error(number, f"not a result of a batch ({error})") from None
         line_number = None if answered.error is None else answered.error.line

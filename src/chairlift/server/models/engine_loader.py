@@ -6,33 +6,17 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.process_client import ProcessClient
-from chairlift.engine.startup.required_memory import plan_required_memory
+from chairlift.engine.startup.required_memory import RequiredMemory, plan_required_memory
 from chairlift.errors import EngineDeadError
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.worker.memory import available_host_memory
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """How a model will be loaded.
-
-    Attributes:
-        config: the configuration of its engine, with the size of the KV pool.
-        memory_bytes: the memory that it will need.
-        description: the memory in words.
-    """
-
-    config: EngineConfig
-    memory_bytes: int
-    description: str
 
 
 class EngineLoader:
@@ -49,24 +33,27 @@ class EngineLoader:
         self._lock = threading.Lock()
         self._is_aborted = False
 
-    def plan(self, spec: ModelSpec, budget: int | None) -> LoadPlan:
+    def plan(self, spec: ModelSpec, budget: int | None) -> tuple[EngineConfig, RequiredMemory]:
         """Plan an engine; any thread may call it. Raises ModelLoadError or ConfigError.
 
         Args:
             budget: maximum memory of all engines together; None is the free memory.
+
+        Returns:
+            The configuration of the engine with the size of its KV pool, and the memory that it will need.
         """
         memory_bytes = available_host_memory() if budget is None else budget
-        config, required = plan_required_memory(spec.config, memory_bytes, spec.common)
-        return LoadPlan(config, required.total, str(required))
+        return plan_required_memory(spec.config, memory_bytes, spec.common)
 
-    async def load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
-        """Start an engine and wait until it is ready. Raises ModelLoadError, ConfigError or EngineDeadError."""
-        return await asyncio.to_thread(self._load, model, plan)
+    async def load(self, model: ServedModel, config: EngineConfig) -> ModelService:
+        """Start an engine as planned and wait until it is ready. Raises ModelLoadError, ConfigError or
+        EngineDeadError."""
+        return await asyncio.to_thread(self._load, model, config)
 
-    def _load(self, model: ServedModel, plan: LoadPlan) -> ModelService:
+    def _load(self, model: ServedModel, config: EngineConfig) -> ModelService:
         assert model.spec is not None
         client = ProcessClient(
-            plan.config, watchdog_timeout=self._watchdog_timeout, events=model.events, turn_folder=self._turns
+            config, watchdog_timeout=self._watchdog_timeout, events=model.events, turn_folder=self._turns
         )
         with self._lock:
             self._starting.add(client)

@@ -343,22 +343,22 @@ class ModelManager:
         assert self._loader is not None
         assert model.spec is not None, "only a model with a configuration is unloaded"
         budget = self.budget
-        plan = await asyncio.to_thread(self._loader.plan, model.spec, budget)
+        config, required = await asyncio.to_thread(self._loader.plan, model.spec, budget)
         if budget is not None:
-            if plan.memory_bytes > budget:
+            if required.total > budget:
                 raise ConfigError(
-                    f"model {model.name!r} needs {plan.description}, and models_memory_bytes={format_memory(budget)}: "
+                    f"model {model.name!r} needs {required}, and models_memory_bytes={format_memory(budget)}: "
                     "raise --models-memory-bytes, or lower kv_cache_memory_bytes of the model"
                 )
-            await self._make_room(model, plan.memory_bytes, budget)
+            await self._make_room(model, required.total, budget)
         started = time.monotonic()
-        model.state, model.memory_bytes = "loading", plan.memory_bytes
-        logger.info("loading model %r: %s", model.name, plan.description)
-        service = await self._loader.load(model, plan)
+        model.state, model.memory_bytes = "loading", required.total
+        logger.info("loading model %r: %s", model.name, required)
+        service = await self._loader.load(model, config)
         service.start()
         model.set_service(service)
         model.load_seconds = time.monotonic() - started
-        model.memory_bytes = max(plan.memory_bytes, service.memory_bytes)
+        model.memory_bytes = max(required.total, service.memory_bytes)
         self._log(model, "loaded", model.load_seconds, "a call needed it")
 
     async def _make_room(self, model: ServedModel, needed: int, budget: int) -> None:

@@ -24,11 +24,14 @@ PLAIN: Final = "/-._~!$&'()*+,;=:@"
 
 
 class AccessLog:
-    """Writes a line for each call.
+    """Writes a line for each call, without a buffer.
+
+    Lines are dropped and counted while they cannot be written, so that a full disk does not stop the server. A warning
+    reports the first of them, and another one their number when a line can be written again or the file is closed.
 
     Args:
         log_format: "text" or "json".
-        path: the log file; None is standard error.
+        path: the file; None is standard error.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -36,13 +39,48 @@ class AccessLog:
 
     def __init__(self, log_format: str, path: Path | None = None) -> None:
         self._format = {"text": _text, "json": _json}[log_format]
-        self._file = LogFile(path)
+        self._name = "standard error" if path is None else f"access_log={path}"
+        self._is_partial = False  # The last line was written in part.
+        self.num_lost = 0
+        """The number of lines that were lost since the last written line."""
+        try:
+            self._file = _standard_error() if path is None else io.FileIO(path, "a")
+        except OSError as error:
+            assert path is not None
+            raise unwritable_file_error("access_log", path, error) from None
 
     def __call__(self, record: CallRecord) -> None:
-        self._file.write(self._format(access_fields(record)))
+        self.write(self._format(access_fields(record)))
+
+    def write(self, line: str) -> None:
+        """Append a line and a newline, unless it is closed. Errors of the file are logged, not raised."""
+        if self._file.closed:
+            return
+        data = b"\n" * self._is_partial + line.encode(errors="backslashreplace") + b"\n"
+        try:
+            while data:
+                if not (num_written := self._file.write(data)):
+                    raise BlockingIOError(0, "only a part of a line could be written")
+                data, self._is_partial = data[num_written:], True
+        except OSError as error:
+            if not self.num_lost:
+                text = "%s: cannot be written (%s); lines are dropped until it can be written"
+                logger.warning(text, self._name, error.strerror or error)
+            self.num_lost += 1
+        else:
+            self._is_partial = False
+            self._report_lost_lines("can be written again")
 
     def close(self) -> None:
-        self._file.close()
+        """Close the file."""
+        self._report_lost_lines("is closed")
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _report_lost_lines(self, when: str) -> None:
+        if self.num_lost:
+            logger.warning("%s: %s; %d lines were lost", self._name, when, self.num_lost)
+            self.num_lost = 0
 
 
 def access_fields(record: CallRecord) -> dict[str, Any]:
@@ -96,61 +134,6 @@ def _text(fields: dict[str, Any]) -> str:
     head = [str(fields.pop(name, "-")) for name in ("time", "level", "client", "key", "method", "path", "status")]
     rest = [f"{name}={json.dumps(value)}" for name, value in fields.items()]
     return " ".join((*head, *rest))
-
-
-class LogFile:
-    """Appends lines to the access log, without a buffer.
-
-    Lines are dropped and counted while they cannot be written, so that a full disk does not stop the server. A warning
-    reports the first of them, and another one their number when a line can be written again or the file is closed.
-
-    Args:
-        path: the file; None is standard error.
-
-    Raises:
-        ConfigError: the file cannot be opened.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._name = "standard error" if path is None else f"access_log={path}"
-        self._is_partial = False  # The last line was written in part.
-        self.num_lost = 0
-        """The number of lines that were lost since the last written line."""
-        try:
-            self._file = _standard_error() if path is None else io.FileIO(path, "a")
-        except OSError as error:
-            assert path is not None
-            raise unwritable_file_error("access_log", path, error) from None
-
-    def write(self, line: str) -> None:
-        """Append a line and a newline, unless it is closed. Errors of the file are logged, not raised."""
-        if self._file.closed:
-            return
-        data = b"\n" * self._is_partial + line.encode(errors="backslashreplace") + b"\n"
-        try:
-            while data:
-                if not (num_written := self._file.write(data)):
-                    raise BlockingIOError(0, "only a part of a line could be written")
-                data, self._is_partial = data[num_written:], True
-        except OSError as error:
-            if not self.num_lost:
-                text = "%s: cannot be written (%s); lines are dropped until it can be written"
-                logger.warning(text, self._name, error.strerror or error)
-            self.num_lost += 1
-        else:
-            self._is_partial = False
-            self._report_lost_lines("can be written again")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._report_lost_lines("is closed")
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def _report_lost_lines(self, when: str) -> None:
-        if self.num_lost:
-            logger.warning("%s: %s; %d lines were lost", self._name, when, self.num_lost)
-            self.num_lost = 0
 
 
 def _standard_error() -> io.FileIO:

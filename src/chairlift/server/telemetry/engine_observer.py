@@ -18,6 +18,7 @@ from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import KeyInfo
 
 MAX_CALLS: Final = 4096
+"""The number of API calls whose sequences are found."""
 
 
 class CallObserver(Protocol):
@@ -49,7 +50,7 @@ class ObservedRequest:
 
 
 class EngineObserver:
-    """Receives the events of an engine and answers queries about it.
+    """An event sink that receives the events of an engine and answers queries about it.
 
     Args:
         clock: the clock of the engine; None is the monotonic clock, which all processes of a machine share.
@@ -67,11 +68,21 @@ class EngineObserver:
         self.replica_id = replica_id
         self.tracker = RequestTracker(max_finished)
         self.explainer = Explainer(self.tracker)
-        self.calls = CallSequences()
+        self._calls: OrderedDict[str, list[str]] = OrderedDict()
         self._clock = clock or MonotonicClock()
         self._secret = Viewer().secret
-        for listener in (self.tracker, self.calls):
+        for listener in (self.tracker, self):
             events.add(listener)
+
+    def emit(self, event: Event) -> None:
+        """Remember the sequences of each API call."""
+        if isinstance(event, RequestArrived | RequestRejected):
+            for name in _call_ids(event.request_id):
+                ids = self._calls.setdefault(name, [])
+                if event.request_id not in ids:
+                    ids.append(event.request_id)
+            while len(self._calls) > MAX_CALLS:
+                self._calls.popitem(last=False)
 
     def now(self) -> float:
         return self._clock.now()
@@ -82,7 +93,7 @@ class EngineObserver:
 
     def find(self, call_id: str) -> list[ObservedRequest]:
         """The known sequences of an API call."""
-        found = (self.tracker.get(request_id) for request_id in self.calls.get(call_id))
+        found = (self.tracker.get(request_id) for request_id in self._calls.get(call_id, ()))
         return [ObservedRequest(request, self) for request in found if request is not None]
 
 
@@ -113,31 +124,12 @@ def measure_engine(
     return PrometheusMetrics(tracker, gauges, model_name)
 
 
-class CallSequences:
-    """An event sink that maps the id of each API call to its sequences.
+def _call_ids(request_id: str) -> list[str]:
+    """The ids of the prompt and of the call that a sequence belongs to.
 
     The call `cmpl-1` has the sequence `cmpl-1~5` and the siblings `cmpl-1~5.1`, ...; with several prompts it has
     `cmpl-1.0~6`, `cmpl-1.1~7`, ...
     """
-
-    def __init__(self) -> None:
-        self._calls: OrderedDict[str, list[str]] = OrderedDict()
-
-    def get(self, call_id: str) -> list[str]:
-        return self._calls.get(call_id, [])
-
-    def emit(self, event: Event) -> None:
-        if isinstance(event, RequestArrived | RequestRejected):
-            for name in _call_ids(event.request_id):
-                ids = self._calls.setdefault(name, [])
-                if event.request_id not in ids:
-                    ids.append(event.request_id)
-            while len(self._calls) > MAX_CALLS:
-                self._calls.popitem(last=False)
-
-
-def _call_ids(request_id: str) -> list[str]:
-    """The ids of the prompt and of the call that a sequence belongs to: "x.0" and "x" for the sequence "x.0~1"."""
     prompt_id = request_id.rpartition("~")[0] or request_id
     call_id, dot, index = prompt_id.rpartition(".")
     return [prompt_id, call_id] if dot and index.isdigit() else [prompt_id]
