@@ -175,7 +175,7 @@ def test_errors_end_with_a_message_and_status_2(
 def test_a_key_with_an_slo_is_an_entry_of_a_key_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(invoke(["key", "bob", "--slo", "ttft:500 tpot:50"]).stdout)
-    assert load_keys(file).slo_of("bob") == SLO(500, 50)
+    assert load_keys(file).current("bob").slo == SLO(500, 50)
     assert "slo must be ttft:MILLISECONDS" in str(invoke(["key", "bob", "--slo", "e2e:5"]).exception)
 
 

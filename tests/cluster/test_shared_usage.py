@@ -11,9 +11,9 @@ from chairlift.cluster.cluster_app import share_usage
 from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator
 from chairlift.errors import OverloadedError
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 
-INFO = KeyInfo("team", "team", is_admin=False)
+INFO = Key("team")
 
 Usage = SharedUsage[tuple[str, str]]
 
@@ -21,10 +21,10 @@ Usage = SharedUsage[tuple[str, str]]
 class Ingresses:
     """Admission controllers with one clock, which exchange their usage at every `sync`."""
 
-    def __init__(self, count: int, limits: KeyLimits) -> None:
+    def __init__(self, count: int, limits: dict[str, float]) -> None:
         self.now = 0.0
         self.aggregator: UsageAggregator[tuple[str, str]] = UsageAggregator()
-        self.ring = KeyRing([Key(INFO, digest("secret-of-team-0123456789"), limits)])
+        self.ring = KeyRing([Key("team", digest("secret-of-team-0123456789"), **limits)])
         self.all: list[AdmissionController] = []
         for _ in range(count):
             self.add()
@@ -56,8 +56,8 @@ class Ingresses:
         return num_admitted
 
 
-@pytest.mark.parametrize("limits", [KeyLimits(requests_per_minute=600), KeyLimits(tokens_per_minute=1800)])
-def test_a_rate_holds_over_all_ingresses(limits: KeyLimits) -> None:
+@pytest.mark.parametrize("limits", [{"requests_per_minute": 600}, {"tokens_per_minute": 1800}])
+def test_a_rate_holds_over_all_ingresses(limits: dict[str, float]) -> None:
     """A key with 10 requests per second that sends 40 to two ingresses gets 10 per second, after its first minute."""
     ingresses = Ingresses(2, limits)
     first = ingresses.run(60, (0, 1, 0, 1))
@@ -67,19 +67,19 @@ def test_a_rate_holds_over_all_ingresses(limits: KeyLimits) -> None:
 
 
 def test_without_reports_each_ingress_has_its_own_limit() -> None:
-    ingresses = Ingresses(2, KeyLimits(requests_per_minute=5))
+    ingresses = Ingresses(2, {"requests_per_minute": 5})
     assert sum(ingresses.admits(index % 2) for index in range(20)) == 10
 
 
 def test_a_new_ingress_admits_a_key_that_others_have_served_for_an_hour() -> None:
-    ingresses = Ingresses(1, KeyLimits(requests_per_minute=600))
+    ingresses = Ingresses(1, {"requests_per_minute": 600})
     ingresses.run(3600, (0,))
     ingresses.add()
     assert ingresses.run(10, (0, 1)) >= 195
 
 
 def test_a_restarted_aggregator_charges_no_key_again() -> None:
-    ingresses = Ingresses(2, KeyLimits(requests_per_minute=600))
+    ingresses = Ingresses(2, {"requests_per_minute": 600})
     ingresses.run(600, (0,))
     ingresses.aggregator = UsageAggregator()
     ingresses.sync()
@@ -88,7 +88,7 @@ def test_a_restarted_aggregator_charges_no_key_again() -> None:
 
 
 def test_concurrent_calls_count_over_all_ingresses() -> None:
-    ingresses = Ingresses(2, KeyLimits(max_concurrent=2))
+    ingresses = Ingresses(2, {"max_concurrent": 2})
     permits = [ingresses.all[0].admit(INFO, [[1]]) for _ in range(2)]
     assert ingresses.admits(1)
     ingresses.sync()
@@ -101,7 +101,7 @@ def test_concurrent_calls_count_over_all_ingresses() -> None:
 
 
 def test_use_of_other_ingresses_counts_towards_the_limit_and_not_as_own_use() -> None:
-    ingresses = Ingresses(2, KeyLimits(requests_per_minute=6))
+    ingresses = Ingresses(2, {"requests_per_minute": 6})
     ingresses.sync()
     ingresses.all[0].charge_remote_usage({("team", "requests"): 7.0, ("unknown", "tokens"): 1.0}, {"unknown": 1})
     with pytest.raises(OverloadedError, match="requests_per_minute=6"):
@@ -116,7 +116,7 @@ def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
 ) -> None:
     """Its failure is logged once, calls of other ingresses do not count any more, and each report has the own usage."""
     monkeypatch.setattr(cluster_app, "PERIOD_SECONDS", 0.0)
-    ingresses = Ingresses(1, KeyLimits(max_concurrent=2))
+    ingresses = Ingresses(1, {"max_concurrent": 2})
     admitted: list[bool] = []
     usages: list[Usage] = []
     permit = ingresses.all[0].admit(INFO, [[1, 2, 3]])

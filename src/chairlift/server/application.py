@@ -143,7 +143,11 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
 
 
 def _add_routes(
-    app: FastAPI, manager: ModelManager, admission: AdmissionController, observers: ModelObservers, options: ServeOptions
+    app: FastAPI,
+    manager: ModelManager,
+    admission: AdmissionController,
+    observers: ModelObservers,
+    options: ServeOptions,
 ) -> None:
     keys = options.access.keys
     pages = replace(options.pages, page_control=options.has_page_control)

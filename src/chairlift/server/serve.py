@@ -6,6 +6,7 @@ import faulthandler
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -75,14 +76,10 @@ def run(
     limit_arenas()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
-    access = options.access
     specs, config = _specs_on_demand(options), options.engine
     if not specs:
-        config = server_config(config, access)
-    access.check_host(options.host)
-    access.keys.log_short_secrets()
-    tls = access.load_tls()
-    listener = _listen(options.host, options.port)
+        config = server_config(config, options.access)
+    tls, listener = _open_port(options)
     cluster = None if start_cluster is None else start_cluster(config)
     engine: EngineCluster | ProcessClient | None = cluster
     if engine is None and not specs:
@@ -96,8 +93,8 @@ def run(
     manager = _manage_on_demand(options, specs) if engine is None else _manage_one(options, engine)
     if cluster is not None:
         cluster.observe(manager.default)
-    if ANY not in options.hosts:
-        logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(options.hosts))
+    if ANY not in (hosts := options.hosts):
+        logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
     app = create_models_app(manager, options, partial(_log_ready, _url(options, listener), manager, started))
     uvicorn_options = uvicorn_config(app, tls, root_path=options.root_path, log_config=None, access_log=False)
     server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after)
@@ -111,6 +108,14 @@ def run(
         manager.close()
     if cluster is not None and cluster.failure is not None:
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
+
+
+def _open_port(options: ServeOptions) -> tuple[ssl.SSLContext | None, socket.socket]:
+    """Open the port if the access options allow its address; returns the context of TLS, and the port."""
+    access = options.access
+    access.check_host(options.host)
+    access.keys.log_short_secrets()
+    return access.load_tls(), _listen(options.host, options.port)
 
 
 def _specs_on_demand(options: ServeOptions) -> list[ModelSpec]:
@@ -155,9 +160,9 @@ def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, acce
         )
     names = {spec.name for spec in specs}
     for key in access.keys.by_tenant.values():
-        if key.info.models is not None and (unknown := key.info.models - names):
+        if key.models is not None and (unknown := key.models - names):
             raise ConfigError(
-                f"API key {key.info.name!r} is limited to the models {', '.join(sorted(unknown))}, which are not "
+                f"API key {key.name!r} is limited to the models {', '.join(sorted(unknown))}, which are not "
                 f"served: the models are {', '.join(sorted(names))}"
             )
     return [replace(spec, config=server_config(spec.config, access)) for spec in specs]

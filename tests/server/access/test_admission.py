@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.access.admission import AdmissionController, Permit
-from chairlift.server.access.keys import ANONYMOUS, Key, KeyInfo, KeyLimits, KeyRing
+from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing
 from chairlift.server.access.rate_limits import TokenBucket
 from chairlift.server.http.server_limits import ServerLimits
 
@@ -22,13 +22,15 @@ class Clock:
         return self.now
 
 
-def make_controller(clock: Clock, limits: ServerLimits | None = None, **by_key: KeyLimits) -> AdmissionController:
-    keys = [Key(info(name), name.encode(), key_limits) for name, key_limits in by_key.items()]
+def make_controller(
+    clock: Clock, limits: ServerLimits | None = None, **by_key: dict[str, float]
+) -> AdmissionController:
+    keys = [Key(name, name.encode(), **limits) for name, limits in by_key.items()]
     return AdmissionController(limits, KeyRing(keys), clock=clock)
 
 
-def info(name: str) -> KeyInfo:
-    return KeyInfo(name, name, False)
+def info(name: str) -> Key:
+    return Key(name)
 
 
 def output(num_tokens: int, finished: bool = False) -> RequestOutput:
@@ -36,7 +38,7 @@ def output(num_tokens: int, finished: bool = False) -> RequestOutput:
 
 
 def admit(
-    controller: AdmissionController, key: KeyInfo = ANONYMOUS, prompt_len: int = 10, **options: float | str
+    controller: AdmissionController, key: Key = ANONYMOUS, prompt_len: int = 10, **options: float | str
 ) -> Permit:
     return controller.admit(key, [[0] * prompt_len], **options)  # type: ignore[arg-type]
 
@@ -69,7 +71,7 @@ def test_a_call_that_ends_early_leaves_the_queue() -> None:
 
 def test_requests_per_minute_refill_evenly() -> None:
     clock = Clock()
-    controller = make_controller(clock, a=KeyLimits(requests_per_minute=6))
+    controller = make_controller(clock, a={"requests_per_minute": 6})
     for _ in range(6):
         admit(controller, info("a"))
     with pytest.raises(OverloadedError, match=r"requests_per_minute=6, with 0 left: try again in 10.0 s"):
@@ -83,7 +85,7 @@ def test_requests_per_minute_refill_evenly() -> None:
 
 def test_output_tokens_count_towards_tokens_per_minute_as_they_are_generated() -> None:
     clock = Clock()
-    controller = make_controller(clock, a=KeyLimits(tokens_per_minute=60))
+    controller = make_controller(clock, a={"tokens_per_minute": 60})
     entry = admit(controller, info("a"), prompt_len=20).track_prompt(20)
     entry.record_output(output(70))
     with pytest.raises(OverloadedError, match=r"try again in 40.0 s") as rejected:
@@ -99,7 +101,7 @@ def test_output_tokens_count_towards_tokens_per_minute_as_they_are_generated() -
 
 
 def test_concurrent_calls_are_counted_until_they_end() -> None:
-    controller = make_controller(Clock(), a=KeyLimits(max_concurrent=2))
+    controller = make_controller(Clock(), a={"max_concurrent": 2})
     first, _second = admit(controller, info("a")), admit(controller, info("a"))
     with pytest.raises(OverloadedError, match="max_concurrent"):
         admit(controller, info("a"))
@@ -109,7 +111,7 @@ def test_concurrent_calls_are_counted_until_they_end() -> None:
 
 def test_a_call_without_the_engine_counts_as_a_request_and_uses_no_tokens() -> None:
     clock = Clock()
-    controller = make_controller(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=60, max_concurrent=1))
+    controller = make_controller(clock, a={"requests_per_minute": 3, "tokens_per_minute": 60, "max_concurrent": 1})
     permit = admit(controller, info("a"), prompt_len=60)
     permit.track_prompt(60).record_output(output(30))
     with pytest.raises(OverloadedError, match="max_concurrent"):
@@ -131,7 +133,7 @@ def test_a_call_without_the_engine_counts_as_a_request_and_uses_no_tokens() -> N
 
 def test_a_query_is_admitted_beyond_the_concurrent_calls_and_while_the_server_drains() -> None:
     clock = Clock()
-    controller = make_controller(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=10, max_concurrent=1))
+    controller = make_controller(clock, a={"requests_per_minute": 3, "tokens_per_minute": 10, "max_concurrent": 1})
     admit(controller, info("a"), prompt_len=10)
     controller.is_draining = True
     controller.count_request(info("a"))
@@ -144,7 +146,7 @@ def test_a_query_is_admitted_beyond_the_concurrent_calls_and_while_the_server_dr
 
 def test_a_rejected_call_uses_nothing_of_the_limits_of_its_key() -> None:
     clock = Clock()
-    controller = make_controller(clock, a=KeyLimits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=9))
+    controller = make_controller(clock, a={"requests_per_minute": 2, "tokens_per_minute": 100, "max_concurrent": 9})
     admit(controller, info("a"), prompt_len=90)
     for _ in range(5):
         with pytest.raises(OverloadedError, match="tokens_per_minute"):

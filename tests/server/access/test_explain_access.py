@@ -17,7 +17,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.events import RequestRejected
 from chairlift.observability.tracker import RequestTracker
-from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.api.engine import event_stream
 from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, readiness
 from chairlift.slo import SLO
@@ -32,9 +32,7 @@ KEYS = {"ann": False, "bob": False, "root": True}
 def shared(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """A server with one seat and three keys."""
     slos = {"bob": SLO(ttft_ms=5)}
-    keys = KeyRing(
-        Key(KeyInfo(name, name, admin), digest(f"sk-{name}"), slo=slos.get(name)) for name, admin in KEYS.items()
-    )
+    keys = KeyRing(Key(name, digest(f"sk-{name}"), is_admin=admin, slo=slos.get(name)) for name, admin in KEYS.items())
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
     )

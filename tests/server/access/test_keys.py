@@ -16,8 +16,6 @@ from chairlift.server.access.access_options import AccessOptions, is_loopback
 from chairlift.server.access.call import KeyMiddleware
 from chairlift.server.access.keys import (
     Key,
-    KeyInfo,
-    KeyLimits,
     KeyRing,
     digest,
     key_record,
@@ -41,23 +39,23 @@ def test_a_key_file_round_trips(tmp_path: Path) -> None:
     for path in (toml, jsonl):
         ring = load_keys(path)
         assert len(ring) == 3
-        assert ring.find(secrets[0]) == KeyInfo("alice", "alice", True)
-        assert ring.find(secrets[1]) == KeyInfo("bob", "bob", False)
+        slo = SLO(500, 50)
+        assert list(ring.by_tenant.values()) == [
+            Key("alice", digest(secrets[0]), is_admin=True),
+            Key("bob", digest(secrets[1]), weight=2.5, requests_per_minute=60.0, max_concurrent=4),
+            Key("carol-2", digest(secrets[2]), tokens_per_minute=1000.0, slo=slo),
+        ]
+        assert [ring.find(secret) for secret in secrets] == list(ring.by_tenant.values())
         assert ring.find(secrets[1] + " ") is None
         assert ring.find("") is None
-        assert ring.by_tenant["bob"].limits == KeyLimits(60.0, None, 4)
-        assert ring.by_tenant["carol-2"].limits == KeyLimits(None, 1000.0, None)
         assert ring.tenant_weights() == {"bob": 2.5}
-        assert ring.slo_of("carol-2") == SLO(500, 50)
-        assert ring.slo_of("bob") is None
         assert all(secret not in path.read_text() for secret in secrets)
 
 
 def test_secrets_from_the_environment_have_names() -> None:
     ring = load_keys(None, ["plain", "ops=s3cret", "another"])
-    assert ring.find("plain") == KeyInfo("default", "default", True)
-    assert ring.find("s3cret") == KeyInfo("ops", "ops", True)
-    assert ring.find("another") == KeyInfo("default-3", "default-3", True)
+    for secret, name in (("plain", "default"), ("s3cret", "ops"), ("another", "default-3")):
+        assert ring.find(secret) == Key(name, digest(secret), is_admin=True, is_short=True)
     assert ring.tenant_weights() is None
     assert not KeyRing()
     assert load_keys(None, ["ops=c2VjcmV0Cg=="]).find("c2VjcmV0Cg==") is not None
@@ -80,9 +78,7 @@ def test_a_secret_that_clients_cannot_send_is_rejected(secret: str) -> None:
 
 def test_secrets_with_other_characters_match_by_their_utf8_bytes() -> None:
     """The last byte of "à" is a space in Latin-1."""
-    ring = KeyRing(
-        [Key(KeyInfo(f"k{i}", f"k{i}", False), digest(secret)) for i, secret in enumerate(("schlüssel", "voilà"))]
-    )
+    ring = KeyRing([Key(f"k{i}", digest(secret)) for i, secret in enumerate(("schlüssel", "voilà"))])
     for value, status in ((b"schl\xc3\xbcssel", 200), (b"schl\xfcssel", 401), (b"voil\xc3\xa0", 200), (b"voil", 401)):
         for headers in ({"authorization": b"Bearer " + value}, {"x-api-key": value}):
             assert asyncio.run(status_of(KeyMiddleware(answer_ok, ring), headers)) == status
@@ -173,7 +169,7 @@ def test_a_key_may_be_limited_to_models(tmp_path: Path) -> None:
     record = key_record(new_secret(), name="bob", models=["a", "b"])
     path = tmp_path / "keys.toml"
     path.write_text(to_toml(record))
-    assert load_keys(path).by_tenant["bob"].info.models == {"a", "b"}
+    assert load_keys(path).by_tenant["bob"].models == {"a", "b"}
     for wrong in ("a", [], [1]):
         with pytest.raises(ConfigError, match=r"at `\$\.models"):
             key_record(new_secret(), name="bob", models=wrong)

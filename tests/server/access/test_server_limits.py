@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http import http_protocol
 from chairlift.server.http.server_limits import ServerLimits
 from running_server import RunningServer, completion_body, run_server
@@ -25,11 +25,11 @@ from waiting import AMPLE_SECONDS, wait_for
 
 KEYS = KeyRing(
     [
-        Key(KeyInfo("ops", "ops", True), digest("ops-secret")),
-        Key(KeyInfo("alice", "alice", False), digest("alice-secret"), KeyLimits(max_concurrent=2)),
-        Key(KeyInfo("bob", "bob", False), digest("bob-secret"), KeyLimits(requests_per_minute=3)),
-        Key(KeyInfo("carol", "carol", False), digest("carol-secret"), KeyLimits(requests_per_minute=3)),
-        Key(KeyInfo("dave", "dave", False), digest("dave-secret"), KeyLimits(requests_per_minute=3)),
+        Key("ops", digest("ops-secret"), is_admin=True),
+        Key("alice", digest("alice-secret"), max_concurrent=2),
+        Key("bob", digest("bob-secret"), requests_per_minute=3),
+        Key("carol", digest("carol-secret"), requests_per_minute=3),
+        Key("dave", digest("dave-secret"), requests_per_minute=3),
     ]
 )
 QUICK = ServerLimits(

@@ -14,7 +14,7 @@ from api_model import with_api_tokenizer
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.application import create_app
 from chairlift.server.batch.batch_runner import LineProcessor
@@ -64,7 +64,7 @@ def server(
     ENDPOINTS.append(importlib.import_module("token_lengths").TOKEN_LENGTHS)
     folder = with_api_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
     llm = AsyncLLM(model=str(folder), num_kv_blocks=50, num_threads=1)
-    keys = KeyRing([Key(KeyInfo("ops", "ops", True), digest(SECRET))])
+    keys = KeyRing([Key("ops", digest(SECRET), is_admin=True)])
     try:
         with run_server(llm, "tiny", keys=keys) as running:
             yield running

@@ -10,15 +10,13 @@ import pytest
 
 from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM, SamplingParams
-from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.body_limits import LARGE_BODY
 from lora_adapters import VARIANTS, write_adapter
 from running_server import ON_CLUSTER, RunningServer, run_server
 
 ADMIN, PLAIN = "admin-secret-0123456789", "plain-secret-0123456789"
-KEYS = KeyRing(
-    [Key(KeyInfo("admin", "admin", True), digest(ADMIN)), Key(KeyInfo("plain", "plain", False), digest(PLAIN))]
-)
+KEYS = KeyRing([Key("admin", digest(ADMIN), is_admin=True), Key("plain", digest(PLAIN))])
 PROMPT = "The quick brown fox"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

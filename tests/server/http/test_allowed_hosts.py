@@ -14,12 +14,12 @@ import pytest
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.browser_access import LOOPBACK_HOSTS, CorsOptions, parse_hosts
 from command_runner import invoke
 from running_server import RunningServer, open_options, run_server
 
-KEYS = KeyRing([Key(KeyInfo("ann", "ann", False), digest("secret"))])
+KEYS = KeyRing([Key("ann", digest("secret"))])
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
-from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.browser_access import CorsOptions
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
@@ -44,8 +44,8 @@ def guarded(tiny_model_dir: Callable[..., Path], log: Path) -> Iterator[RunningS
     """A server that the page may call, with two keys, one of which is limited to one request per minute."""
     keys = KeyRing(
         [
-            Key(KeyInfo("page", "page", False), digest(KEY)),
-            Key(KeyInfo("limited", "limited", False), digest(LIMITED_KEY), KeyLimits(requests_per_minute=1)),
+            Key("page", digest(KEY)),
+            Key("limited", digest(LIMITED_KEY), requests_per_minute=1),
         ]
     )
     options = {"limits": ServerLimits(max_body_bytes=2048), "observability": ObservabilityOptions("json", log)}

@@ -17,13 +17,13 @@ import pytest
 from uvicorn.server import ServerState
 
 from chairlift import AsyncLLM
-from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.http_protocol import MAX_HEADER_BYTES, MAX_PIPELINED, HttpProtocol, uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from running_server import RunningServer, completion_body, run_server
 from waiting import AMPLE_SECONDS, wait_for
 
-KEYS = KeyRing([Key(KeyInfo("ann", "ann", False), digest("secret"))])
+KEYS = KeyRing([Key("ann", digest("secret"))])
 AUTHORIZED = b"Host: x\r\nAuthorization: Bearer secret\r\n"
 GET = b"GET /v1/models HTTP/1.1\r\n" + AUTHORIZED + b"\r\n"
 LAST_GET = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")

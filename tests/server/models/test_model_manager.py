@@ -18,7 +18,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.engine.startup.required_memory import RequiredMemory
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, OverloadedError
-from chairlift.server.access.keys import ANONYMOUS, KeyInfo
+from chairlift.server.access.keys import ANONYMOUS, Key
 from chairlift.server.models import model_manager
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_manager import (
@@ -327,7 +327,7 @@ def test_keys_may_be_limited_to_models() -> None:
         with pytest.raises(ModelNotAllowedError, match="API key 'bob' may not use model 'a'; it may use b"):
             manager.find("a", limited)
         with pytest.raises(ModelNotAllowedError, match="may use none"):
-            manager.find(None, KeyInfo("eve", "eve", False, frozenset({"z"})))
+            manager.find(None, Key("eve", models=frozenset({"z"})))
         with pytest.raises(UnknownModelError, match="model 'c' is not served here: use 'a' or 'b'"):
             manager.find("c", ANONYMOUS)
         await manager.aclose()

@@ -26,7 +26,7 @@ from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
-from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.application import create_models_app
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models import engine_loader, model_manager
@@ -84,8 +84,8 @@ def run_models(
 ) -> Iterator[ModelsServer]:
     keys = KeyRing(
         [
-            Key(KeyInfo("admin", "admin", True), digest(ADMIN)),
-            Key(KeyInfo("limited", "limited", False, frozenset({"b"})), digest(LIMITED)),
+            Key("admin", digest(ADMIN), is_admin=True),
+            Key("limited", digest(LIMITED), models=frozenset({"b"})),
         ]
     )
     loader = make_loader(120.0)

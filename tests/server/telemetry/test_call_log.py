@@ -21,7 +21,7 @@ from chairlift.clock import VirtualClock
 from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ConfigError
 from chairlift.server.access.call import Call
-from chairlift.server.access.keys import KeyInfo
+from chairlift.server.access.keys import Key
 from chairlift.server.models.served_model import ModelObservers
 from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware, CallRecord
@@ -42,7 +42,7 @@ def answering(
     finish_reason: str | None = None,
 ) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["call"] = Call(KeyInfo("ann", "ann", False), id=call_id, finish_reason=finish_reason)
+        scope["state"]["call"] = Call(Key("ann"), id=call_id, finish_reason=finish_reason)
         await receive()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"x", "more_body": is_disconnected})

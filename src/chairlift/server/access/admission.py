@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from chairlift.counts import counted
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
-from chairlift.server.access.keys import KeyInfo, KeyRing
+from chairlift.server.access.keys import Key, KeyRing
 from chairlift.server.access.rate_limits import KeyMeter
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.slo import SLO
@@ -52,7 +52,7 @@ class AdmissionController:
 
     def admit(
         self,
-        key: KeyInfo,
+        key: Key,
         prompts: Sequence[Sequence[int]],
         *,
         timeout: float | None = None,
@@ -87,9 +87,9 @@ class AdmissionController:
         meter.record("tokens", num_tokens)
         deadline = None if timeout is None else self.clock() + timeout
         slot = CallSlot(self, meter)
-        return Permit(key.tenant, self._salt(key, cache_salt), deadline, slot, self.keys.slo_of(key.tenant))
+        return Permit(key.tenant, self._salt(key, cache_salt), deadline, slot, self.keys.current(key.tenant).slo)
 
-    def check_token_rate(self, key: KeyInfo) -> None:
+    def check_token_rate(self, key: Key) -> None:
         """Reject a call before its prompts are tokenized if its key has no tokens left.
 
         Raises:
@@ -97,7 +97,7 @@ class AdmissionController:
         """
         self._meter(key).check("tokens", 0.0)
 
-    def reserve_slot(self, key: KeyInfo) -> CallSlot:
+    def reserve_slot(self, key: Key) -> CallSlot:
         """Count a call whose body has arrived and is not parsed yet. The caller must close the slot.
 
         Raises:
@@ -111,7 +111,7 @@ class AdmissionController:
     def update_limits(self) -> None:
         """Use the limits that the keys have now. Their rates begin with a full minute."""
         for tenant, meter in self._meters.items():
-            meter.set_limits(self.keys.limits_of(tenant))
+            meter.set_limits(self.keys.current(tenant))
 
     def take_usage(self) -> dict[tuple[str, str], float]:
         """Return what tenants have used of this server since the last call, by tenant and unit."""
@@ -134,14 +134,14 @@ class AdmissionController:
         """
         for tenant in {*num_concurrent, *(tenant for tenant, _ in amounts)}:
             if (key := self.keys.by_tenant.get(tenant)) is not None:
-                self._meter(key.info)
+                self._meter(key)
         for tenant, meter in self._meters.items():
             meter.num_remote_concurrent = num_concurrent.get(tenant, 0)
         for (tenant, unit), amount in amounts.items():
             if tenant in self._meters:
                 self._meters[tenant].charge(unit, amount)
 
-    def count_request(self, key: KeyInfo) -> None:
+    def count_request(self, key: Key) -> None:
         """Count a call that needs no engine, such as token counting. It counts as a request, but not by its tokens.
 
         Raises:
@@ -156,12 +156,12 @@ class AdmissionController:
             message = "the server is shutting down: send the request to another server, or again later"
             raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
 
-    def _meter(self, key: KeyInfo) -> KeyMeter:
+    def _meter(self, key: Key) -> KeyMeter:
         if key.tenant not in self._meters:
-            self._meters[key.tenant] = KeyMeter(key.name, self.keys.limits_of(key.tenant), self.clock)
+            self._meters[key.tenant] = KeyMeter(self.keys.current(key.tenant), self.clock)
         return self._meters[key.tenant]
 
-    def _salt(self, key: KeyInfo, cache_salt: str | None) -> str | None:
+    def _salt(self, key: Key, cache_salt: str | None) -> str | None:
         """The salt of a tenant and a request. It begins with a length, so that different pairs have different salts."""
         tenant = "" if self.limits.share_prefix_cache else key.tenant
         return None if not tenant and cache_salt is None else f"{len(tenant)}:{tenant}:{cache_salt or ''}"

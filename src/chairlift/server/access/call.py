@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access.admission import CallSlot
-from chairlift.server.access.keys import ANONYMOUS, KeyInfo, KeyRing
+from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing
 from chairlift.server.http.error_responses import error_response
 from chairlift.server.http.root_path import route_path
 from chairlift.server.protocol.base import ErrorInfo
@@ -37,7 +37,7 @@ class Call:
         ignored: the fields of its body that have no effect.
     """
 
-    key: KeyInfo
+    key: Key
     slot: CallSlot | None = None
     request_id: str | None = None
     model_seconds: float = 0.0
@@ -81,12 +81,12 @@ class KeyMiddleware:
             scope.setdefault("state", {})["call"] = Call(key)
         await self._app(scope, receive, send)
 
-    def _find_key(self, secret: str | None, path: str) -> KeyInfo | None:
+    def _find_key(self, secret: str | None, path: str) -> Key | None:
         if not self._keys:
             return ANONYMOUS
         found = None if secret is None else self._keys.find(secret)
         is_public = path in PUBLIC_PATHS or path.startswith(PUBLIC_FILES)
-        return KeyInfo("", "", False) if found is None and is_public else found
+        return Key("") if found is None and is_public else found
 
 
 def _secret(headers: Headers) -> str | None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from starlette.exceptions import HTTPException
 
-from chairlift.server.access.keys import KeyInfo, KeyRing
+from chairlift.server.access.keys import Key, KeyRing
 from chairlift.server.http.streaming import EventStream
 
 CHECK_SECONDS: Final = 0.5
@@ -29,13 +29,13 @@ class EventReaders:
         self._max_per_key = max_per_key
         self._num_open: Counter[str] = Counter()
 
-    def check(self, key: KeyInfo) -> None:
+    def check(self, key: Key) -> None:
         """Check that a key can open another stream. Raises HTTPException if it has the maximum number."""
         if self._num_open[key.tenant] >= self._max_per_key:
             raise HTTPException(429, f"this key reads {self._max_per_key} event streams, the maximum: close one")
 
     def open(
-        self, key: KeyInfo, source: AsyncGenerator[bytes, None], on_close: Callable[[], None] = lambda: None
+        self, key: Key, source: AsyncGenerator[bytes, None], on_close: Callable[[], None] = lambda: None
     ) -> EventStream:
         """Create the response for a key, after `check`.
 
@@ -62,7 +62,7 @@ class EventReaders:
 
         return EventStream(self._while_valid(key, source), on_close=close)
 
-    async def _while_valid(self, key: KeyInfo, source: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    async def _while_valid(self, key: Key, source: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
         identity = self._keys.identity(key)
         async with aclosing(source):
             async for event in source:

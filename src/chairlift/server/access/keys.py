@@ -37,43 +37,6 @@ _HASH_PREFIX: Final = "sha256:"
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 
 
-@dataclass(frozen=True, slots=True)
-class KeyInfo:
-    """The identity of the key of a request, which is in its `Call`.
-
-    Attributes:
-        name: the name of the key in messages and logs.
-        tenant: the unit of fair scheduling and accounting to which its requests belong.
-        is_admin: whether it may read the state of the engine and the requests of all keys.
-        models: the names of the models that it may use; None for all.
-    """
-
-    name: str
-    tenant: str
-    is_admin: bool
-    models: frozenset[str] | None = None
-
-
-ANONYMOUS = KeyInfo("", "", True)
-"""The key of every request to a server without keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyLimits:
-    """The limits of one key; None means no limit.
-
-    Attributes:
-        requests_per_minute: maximum number of calls per minute.
-        tokens_per_minute: maximum number of prompt and output tokens per minute. The length of an output is not known
-            in advance, so a call may exceed the limit; the next calls are rejected until the excess is paid back.
-        max_concurrent: maximum number of calls in progress at the same time.
-    """
-
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
-    max_concurrent: int | None = None
-
-
 class _KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of a key file."""
 
@@ -90,22 +53,42 @@ class _KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One API key as the server stores it.
+    """One API key as the server stores it, which is in the `Call` of each of its requests.
 
     Attributes:
+        name: the name of the key in messages and logs.
         digest: the SHA-256 digest of the secret.
+        is_admin: whether it may read the state of the engine and the requests of all keys.
+        models: the names of the models that it may use; None for all.
+        requests_per_minute: maximum number of calls per minute; None means no limit, also in the next ones.
+        tokens_per_minute: maximum number of prompt and output tokens per minute. The length of an output is not known
+            in advance, so a call may exceed the limit; the next calls are rejected until the excess is paid back.
+        max_concurrent: maximum number of calls in progress at the same time.
         weight: the share of the key under the fair policy, relative to other keys.
         slo: the SLO of its requests that have none.
         is_short: whether the secret is known to have less than MIN_SECRET_CHARACTERS characters. False for a key whose
             secret is given as a hash.
     """
 
-    info: KeyInfo
-    digest: bytes
-    limits: KeyLimits = field(default_factory=KeyLimits)
+    name: str
+    digest: bytes = field(default=b"", repr=False)
+    is_admin: bool = False
+    models: frozenset[str] | None = None
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_concurrent: int | None = None
     weight: float = 1.0
-    is_short: bool = False
     slo: SLO | None = None
+    is_short: bool = False
+
+    @property
+    def tenant(self) -> str:
+        """The unit of fair scheduling and accounting to which its requests belong."""
+        return self.name
+
+
+ANONYMOUS = Key("", is_admin=True)
+"""The key of every request to a server without keys."""
 
 
 def digest(secret: str) -> bytes:
@@ -148,7 +131,7 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys = list(keys)
-        self.by_tenant: Mapping[str, Key] = {key.info.tenant: key for key in self._keys}
+        self.by_tenant: Mapping[str, Key] = {key.tenant: key for key in self._keys}
         if len(self.by_tenant) < len(self._keys):
             raise ConfigError("two API keys have the same name: give each key a different name")
         if len({key.digest for key in self._keys}) < len(self._keys):
@@ -161,32 +144,26 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def limits_of(self, tenant: str) -> KeyLimits:
-        """The limits of a tenant, which has none if it has no key any more."""
-        key = self.by_tenant.get(tenant)
-        return KeyLimits() if key is None else key.limits
+    def current(self, tenant: str) -> Key:
+        """The key that a tenant has now. A tenant that has none any more has no limits."""
+        return self.by_tenant.get(tenant) or Key(tenant)
 
-    def slo_of(self, tenant: str) -> SLO | None:
-        """The SLO of requests of a tenant that have none."""
-        key = self.by_tenant.get(tenant)
-        return None if key is None else key.slo
-
-    def identity(self, key: KeyInfo) -> tuple[KeyInfo, bytes] | None:
+    def identity(self, key: Key) -> tuple[bytes, bool, frozenset[str] | None]:
         """What changes when a key is revoked, replaced by another one of its name, or gets other rights."""
-        current = self.by_tenant.get(key.tenant)
-        return None if current is None else (current.info, current.digest)
+        current = self.current(key.tenant)
+        return current.digest, current.is_admin, current.models
 
-    def find(self, secret: str) -> KeyInfo | None:
+    def find(self, secret: str) -> Key | None:
         """The key with this secret, or None. The time does not depend on the position of the key, nor on a match."""
         wanted, found = digest(secret), None
         for key in self._keys:
             if hmac.compare_digest(key.digest, wanted):
-                found = key.info
+                found = key
         return found
 
     def log_short_secrets(self) -> None:
         """Log a warning that names the keys with short secrets."""
-        if short := [key.info.name for key in self._keys if key.is_short]:
+        if short := [key.name for key in self._keys if key.is_short]:
             logger.warning(
                 "API keys with less than %d characters can be guessed: %s; create long ones with `chairlift key NAME`",
                 MIN_SECRET_CHARACTERS,
@@ -195,7 +172,7 @@ class KeyRing:
 
     def tenant_weights(self) -> dict[str, float] | None:
         """The weights other than 1, in the form of `EngineConfig.tenant_weights`; None if there are none."""
-        return {key.info.tenant: key.weight for key in self._keys if key.weight != 1} or None
+        return {key.tenant: key.weight for key in self._keys if key.weight != 1} or None
 
 
 def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
@@ -222,7 +199,7 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
                 f"api_key {number} ({name}) must consist of printable ASCII characters without spaces, because clients "
                 f"encode other characters in different ways; create a key with `chairlift key {name}`"
             )
-        keys.append(Key(KeyInfo(name, name, True), digest(secret), is_short=len(secret) < MIN_SECRET_CHARACTERS))
+        keys.append(Key(name, digest(secret), is_admin=True, is_short=len(secret) < MIN_SECRET_CHARACTERS))
     if path is not None and not records:
         raise ConfigError(f"api_key_file={path} contains no key: add the entry that `chairlift key NAME` prints")
     return KeyRing(keys)
@@ -263,11 +240,15 @@ def parse_key(record: Any, where: str) -> Key:
     except RequestError as error:
         raise ConfigError(f"{where}: {error}") from None
     return Key(
-        KeyInfo(found.name, found.name, found.admin, found.models),
+        found.name,
         bytes.fromhex(found.hash.removeprefix(_HASH_PREFIX)),
-        KeyLimits(found.requests_per_minute, found.tokens_per_minute, found.max_concurrent),
+        found.admin,
+        found.models,
+        found.requests_per_minute,
+        found.tokens_per_minute,
+        found.max_concurrent,
         found.weight,
-        slo=slo,
+        slo,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from chairlift.clock import format_duration
 from chairlift.counts import counted
 from chairlift.errors import OverloadedError, RequestError
-from chairlift.server.access.keys import KeyLimits
+from chairlift.server.access.keys import Key
 
 
 class TokenBucket:
@@ -44,9 +44,10 @@ class TokenBucket:
 class KeyMeter:
     """Measures the use of one API key, and rejects calls that would exceed its limits.
 
-    The units are those of `KeyLimits`: "requests" and "tokens" per minute.
+    The units of its rates are "requests" and "tokens" per minute.
 
     Args:
+        key: the key with its limits.
         clock: a monotonic clock in seconds.
 
     Attributes:
@@ -54,25 +55,24 @@ class KeyMeter:
         num_remote_concurrent: its calls in progress on other servers.
     """
 
-    def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
-        self._name = name
+    def __init__(self, key: Key, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._buckets: dict[str, TokenBucket] = {}
         self.num_concurrent = 0
         self.num_remote_concurrent = 0
         self._usage: dict[str, float] = {}
-        self.set_limits(limits)
+        self.set_limits(key)
 
     def take_usage(self) -> dict[str, float]:
         """Return what the key has used of this server since the last call, by unit."""
         usage, self._usage = self._usage, {}
         return usage
 
-    def set_limits(self, limits: KeyLimits) -> None:
-        """Use these limits from now on. A rate that does not change keeps what has been used of it."""
-        self._limits = limits
+    def set_limits(self, key: Key) -> None:
+        """Use the limits of this key from now on. A rate that does not change keeps what has been used of it."""
+        self._key = key
         old, self._buckets = self._buckets, {}
-        for unit, per_minute in (("requests", limits.requests_per_minute), ("tokens", limits.tokens_per_minute)):
+        for unit, per_minute in (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute)):
             if unit in old and old[unit].per_minute == per_minute:
                 self._buckets[unit] = old[unit]
             elif per_minute is not None:
@@ -84,11 +84,11 @@ class KeyMeter:
         Raises:
             OverloadedError: the key has reached its limit of concurrent calls, or of requests per minute.
         """
-        limit = self._limits.max_concurrent
+        limit = self._key.max_concurrent
         num_calls = self.num_concurrent + self.num_remote_concurrent
         if limit is not None and num_calls >= limit:
             message = (
-                f"API key {self._name!r} has {counted(num_calls, 'call')} in progress, and its limit is "
+                f"API key {self._key.name!r} has {counted(num_calls, 'call')} in progress, and its limit is "
                 f"max_concurrent={limit}: wait until one of them has ended"
             )
             raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
@@ -104,7 +104,7 @@ class KeyMeter:
         if unit not in self._buckets:
             return
         bucket, now = self._buckets[unit], self._clock()
-        allowed = f"API key {self._name!r} has {unit}_per_minute={bucket.per_minute:g}"
+        allowed = f"API key {self._key.name!r} has {unit}_per_minute={bucket.per_minute:g}"
         if needed > max(1.0, bucket.per_minute):
             raise RequestError(f"the prompts have {needed:g} tokens, and {allowed}: shorten them", "prompt")
         if seconds := bucket.seconds_until(min(needed, bucket.per_minute), now):

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from chairlift.server.access.call import call_of, require_admin
-from chairlift.server.access.keys import KeyInfo
+from chairlift.server.access.keys import Key
 from chairlift.server.api.routes import add_body_route, read_body
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
@@ -61,20 +61,20 @@ def router(manager: ModelManager) -> APIRouter:
         await request.body()
         return await cancel_on_disconnect(request, read())
 
-    async def load_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
+    async def load_model(body: ModelSwitch, key: Key) -> ModelCard:
         """Load a model, and wait until it is ready."""
         return model_card(await manager.load(body.model, key), key)
 
-    async def unload_model(body: ModelSwitch, key: KeyInfo) -> ModelCard:
+    async def unload_model(body: ModelSwitch, key: Key) -> ModelCard:
         """Unload a model that no call uses."""
         return model_card(await manager.unload(body.model, key), key)
 
-    async def load_lora_adapter(body: AdapterLoad, key: KeyInfo) -> ModelCard:
+    async def load_lora_adapter(body: AdapterLoad, key: Key) -> ModelCard:
         """Load a LoRA adapter, which calls select by its name as `model` (vLLM)."""
         model = await manager.load_adapter(body.lora_name, body.lora_path, body.model, key)
         return model_card(model, key, body.lora_name)
 
-    async def unload_lora_adapter(body: AdapterUnload, key: KeyInfo) -> AdapterDeleted:
+    async def unload_lora_adapter(body: AdapterUnload, key: Key) -> AdapterDeleted:
         """Unload a LoRA adapter, and wait until its last request has ended (vLLM)."""
         await manager.unload_adapter(body.lora_name, key)
         return AdapterDeleted(id=body.lora_name)
@@ -89,7 +89,7 @@ def router(manager: ModelManager) -> APIRouter:
 def _add_admin_route(
     routes: APIRouter,
     path: str,
-    change: Callable[[Any, KeyInfo], Awaitable[BaseModel]],
+    change: Callable[[Any, Key], Awaitable[BaseModel]],
     body: type[RequestBody],
     response: type[BaseModel],
 ) -> None:
@@ -104,7 +104,7 @@ def _add_admin_route(
     add_body_route(routes, path, handle, body, response, name=name, description=description, responses=SWITCH_ERRORS)
 
 
-def model_card(model: ServedModel, key: KeyInfo, adapter: str | None = None) -> ModelCard:
+def model_card(model: ServedModel, key: Key, adapter: str | None = None) -> ModelCard:
     """The description of a model, or of one of its LoRA adapters, in /v1/models."""
     facts = model.facts
     return ModelCard(

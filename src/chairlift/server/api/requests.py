@@ -17,7 +17,7 @@ from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.what_if import what_ifs
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
-from chairlift.server.access.keys import KeyInfo
+from chairlift.server.access.keys import Key
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager, ModelWait
 from chairlift.server.models.served_model import ModelObservers
@@ -147,7 +147,7 @@ def router(observers: ModelObservers, manager: ModelManager, admission: Admissio
     return routes
 
 
-async def _explain(found: list[ObservedRequest], key: KeyInfo) -> list[Explanation]:
+async def _explain(found: list[ObservedRequest], key: Key) -> list[Explanation]:
     """Explain sequences one after another, on a thread where it may take long."""
     explained = []
     for observer, request in ((each.observer, each.request) for each in found):

@@ -37,7 +37,7 @@ from chairlift.errors import (
     RequestError,
 )
 from chairlift.server.access.call import Call
-from chairlift.server.access.keys import KeyInfo
+from chairlift.server.access.keys import Key
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.served_model import ModelLease, ServedModel
 from chairlift.worker.memory import format_memory
@@ -156,7 +156,7 @@ class ModelManager:
         """Number of calls that wait for a model."""
         return sum(model.num_waiting for model in self.models)
 
-    def find(self, name: str | None, key: KeyInfo) -> ServedModel:
+    def find(self, name: str | None, key: Key) -> ServedModel:
         """The model that a call names, by its own name or by that of one of its LoRA adapters.
 
         Raises:
@@ -183,7 +183,7 @@ class ModelManager:
         with_adapter = (model for model in self.models if name in model.adapters)
         return self._by_name.get(name) or next(with_adapter, None)
 
-    async def load_adapter(self, name: str, path: str, model_name: str | None, key: KeyInfo) -> ServedModel:
+    async def load_adapter(self, name: str, path: str, model_name: str | None, key: Key) -> ServedModel:
         """Load a LoRA adapter of a model, which is loaded first if necessary; returns the model.
 
         Raises:
@@ -199,14 +199,14 @@ class ModelManager:
             lease.close()
         return model
 
-    async def unload_adapter(self, name: str, key: KeyInfo) -> None:
+    async def unload_adapter(self, name: str, key: Key) -> None:
         """Unload a LoRA adapter when its last request has ended. Raises UnknownModelError if it is not loaded."""
         model = self.find(name, key)
         if model.service is None or name not in model.adapters:
             raise UnknownModelError(404, f"lora_name={name!r:.100} is not a loaded LoRA adapter")
         await model.service.llm.unload_lora_adapter(name)
 
-    def visible(self, key: KeyInfo) -> list[ServedModel]:
+    def visible(self, key: Key) -> list[ServedModel]:
         """The models that a key may use."""
         return [model for model in self.models if key.models is None or model.name in key.models]
 
@@ -387,13 +387,13 @@ class ModelManager:
         memory = format_memory(self.memory_bytes)
         logger.info("model %r %s in %.2f s (%s); all models: %s", model.name, change, seconds, reason, memory)
 
-    async def load(self, name: str, key: KeyInfo) -> ServedModel:
+    async def load(self, name: str, key: Key) -> ServedModel:
         """Load a model, as a call for it would; raises as `find` and `acquire`."""
         model = self.find(name, key)
         (await self.acquire(model)).close()
         return model
 
-    async def unload(self, name: str, key: KeyInfo) -> ServedModel:
+    async def unload(self, name: str, key: Key) -> ServedModel:
         """Unload a model.
 
         Raises:

@@ -24,7 +24,7 @@ from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import Failure
 from chairlift.observability.explain import Viewer
 from chairlift.observability.tracked_request import TrackedRequest
-from chairlift.server.access.keys import KeyInfo
+from chairlift.server.access.keys import Key
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
@@ -205,7 +205,7 @@ class ServedModel(VisibleEngine):
         """Number of prompts in its engine."""
         return 0 if self.service is None else self.service.llm.num_unfinished
 
-    def failure_text(self, key: KeyInfo) -> str | None:
+    def failure_text(self, key: Key) -> str | None:
         """Why it could not be loaded, for the reader with this key."""
         return None if self.failure is None else self.failure.texts[not key.is_admin]
 
@@ -271,7 +271,7 @@ class ModelObservers:
     def now(self) -> float:
         return self._models[0].observer.now()
 
-    def viewer(self, key: KeyInfo) -> Viewer:
+    def viewer(self, key: Key) -> Viewer:
         return self._models[0].observer.viewer(key)
 
     def find(self, call_id: str) -> list[ObservedRequest]:

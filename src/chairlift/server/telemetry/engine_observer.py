@@ -15,7 +15,7 @@ from chairlift.observability.explain import Explainer, Viewer
 from chairlift.observability.prometheus import PrometheusMetrics
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
-from chairlift.server.access.keys import KeyInfo
+from chairlift.server.access.keys import Key
 
 MAX_CALLS: Final = 4096
 """The number of API calls whose sequences are found."""
@@ -87,7 +87,7 @@ class EngineObserver:
     def now(self) -> float:
         return self._clock.now()
 
-    def viewer(self, key: KeyInfo) -> Viewer:
+    def viewer(self, key: Key) -> Viewer:
         """The viewer with a key."""
         return Viewer(key.tenant, key.is_admin, self._secret)
 

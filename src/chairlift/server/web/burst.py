@@ -13,7 +13,7 @@ from chairlift.engine.async_llm import AsyncLLM, Generation
 from chairlift.errors import ChairliftError, RequestError
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
-from chairlift.server.access.keys import KeyInfo
+from chairlift.server.access.keys import Key
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.web.page_bodies import BurstBody, BurstRequest, BurstView
 
@@ -22,7 +22,7 @@ PING: Final = b"\n"
 
 
 async def start_burst(
-    llm: AsyncLLM, admission: AdmissionController, body: BurstBody, key: KeyInfo, slot: CallSlot
+    llm: AsyncLLM, admission: AdmissionController, body: BurstBody, key: Key, slot: CallSlot
 ) -> EventStream:
     """Send the requests of a burst to the engine. They count as one call of the key, which held `slot`, and as its
     tokens.
