@@ -103,7 +103,7 @@ class EngineReplica:
     """
 
     def __init__(self, client: EngineClient) -> None:
-        self._client = client
+        self.client = client
         self.service = ServiceMeter()
         self._feeds: dict[str, IngressFeed] = {}
         self._groups = SiblingGroups[ReplicaGroup]()
@@ -123,11 +123,7 @@ class EngineReplica:
         """Connect the engine to the running event loop. Further calls have no effect."""
         if not self._is_open:
             self._is_open = True
-            self._client.open(self._deliver, self._fail)
-
-    @property
-    def client(self) -> EngineClient:
-        return self._client
+            self.client.open(self._deliver, self._fail)
 
     # -- calls of an ingress ---------------------------------------------------------------------------------------
 
@@ -144,7 +140,7 @@ class EngineReplica:
         run = self._decoder.decode(message)
         if self._death is not None:
             raise EngineDeadError(self._death)
-        if (error := self._client.unavailable) is not None:
+        if (error := self.client.unavailable) is not None:
             raise EngineDeadError(str(error))
         if (feed := self._feeds.get(run.ingress_id)) is None:
             raise EngineDeadError("the ingress has no subscription to this replica")
@@ -152,7 +148,7 @@ class EngineReplica:
         num_uncached = add.num_prompt_tokens - prompt.num_cached_tokens(self._block_size, self._cached)
         group = ReplicaGroup({request.request_id: request for request in add.requests}, add, feed, num_uncached)
         self._groups.add(group)
-        self._client.send(add)
+        self.client.send(add)
         try:
             await group.ended.wait()
         finally:
@@ -162,20 +158,20 @@ class EngineReplica:
     async def abort(self, message: bytes) -> None:
         """Abort the requests of an `Abort`. Unknown ids have no effect."""
         abort = msgspec.msgpack.decode(message, type=Abort)
-        self._client.send(abort)
+        self.client.send(abort)
         self._forget(abort.request_ids)
 
     async def record_heartbeat(self, ingress_id: str, num_handled: int) -> None:
         """Record a heartbeat of an ingress, which has handled this number of messages of its subscription."""
         if (feed := self._feeds.get(ingress_id)) is not None:
-            feed.last_heartbeat, feed.num_unhandled = self._client.now(), feed.num_sent - num_handled
+            feed.last_heartbeat, feed.num_unhandled = self.client.now(), feed.num_sent - num_handled
 
     async def subscribe(self, ingress_id: str) -> AsyncIterator[bytes]:
         """Yield a `ReplicaHello`, and then a `ReplicaMessage` after each step. The requests of the ingress end with
         the iteration. A second subscription of an ingress replaces the first one."""
         self.open()
         self._unsubscribe(self._feeds.get(ingress_id))
-        feed = self._feeds[ingress_id] = IngressFeed(ingress_id, last_heartbeat=self._client.now())
+        feed = self._feeds[ingress_id] = IngressFeed(ingress_id, last_heartbeat=self.client.now())
         try:
             yield self._encoder.encode(self._hello(feed))
             while not feed.is_closed:
@@ -193,7 +189,7 @@ class EngineReplica:
         feed.changed.clear()
         is_busy = any(group.feed is feed for group in self._groups)
         limit = BUSY_SILENCE_SECONDS if is_busy else SILENCE_SECONDS
-        if self._client.now() - feed.last_heartbeat > limit:
+        if self.client.now() - feed.last_heartbeat > limit:
             feed.is_closed = True
         return not feed.is_closed
 
@@ -208,7 +204,7 @@ class EngineReplica:
 
     def _abort(self, groups: Iterable[ReplicaGroup]) -> None:
         if unfinished := unfinished_ids(groups):
-            self._client.send(Abort(unfinished))
+            self.client.send(Abort(unfinished))
             self._forget(unfinished)
 
     def _forget(self, request_ids: list[str]) -> None:
@@ -223,7 +219,7 @@ class EngineReplica:
         events = [*(() if started is None else (started,)), *(each.arrived for each in self.tracker.unfinished())]
         return ReplicaHello(
             ClockReading.now(),
-            model_digest(self._client.engine.facts),
+            model_digest(self.client.engine.facts),
             self._engine(),
             self._block_size,
             self._num_blocks,
@@ -240,8 +236,8 @@ class EngineReplica:
         return message
 
     def _engine(self) -> ReplicaEngine:
-        failure = self._client.last_failure
-        return ReplicaEngine(self._client.state, self._client.restarts, None if failure is None else failure.reason)
+        failure = self.client.last_failure
+        return ReplicaEngine(self.client.state, self.client.restarts, None if failure is None else failure.reason)
 
     def load(self, without: IngressFeed | None = None) -> ReplicaLoad:
         """The load that all ingresses cause, or all but one. A prompt is queued until its first output."""
@@ -305,7 +301,7 @@ class EngineReplica:
 
     def charge(self, service: Mapping[str, float]) -> None:
         """Charge tenants under fair sharing for the service that other replicas gave them since the last call."""
-        self._client.send(ChargeTenants(dict(service)))
+        self.client.send(ChargeTenants(dict(service)))
 
     def _fail(self, request_ids: list[str] | None, error: ChairliftError) -> None:
         """Report requests that the engine has lost; None: the engine is dead."""

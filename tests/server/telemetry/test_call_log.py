@@ -137,7 +137,7 @@ def test_files_of_pages_are_logged_only_if_they_fail(
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_path_cannot_forge_a_line_or_a_field(observer: EngineObserver, tmp_path: Path, log_format: str) -> None:
     path = "/x 200\nforged\x1b[2J\u2028\x85 /v1"
-    record = CallRecord(0.0, "GET", path, "127.0.0.1", {}, call_id="a\x9b\n")
+    record = CallRecord(0.0, "GET", path, "127.0.0.1", {}, call=Call(Key(""), id="a\x9b\n"))
     AccessLog(log_format, tmp_path / "log")(record)
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert line.isprintable()
@@ -186,7 +186,7 @@ def test_an_earlier_call_with_the_same_id_is_not_mixed_in(observer: EngineObserv
     records: list[CallRecord] = []
     clock = VirtualClock(1e6)
     later = EngineObserver(EventHub(), clock)
-    later.tracker, later.calls = observer.tracker, observer.calls
+    later.tracker, later._calls = observer.tracker, observer._calls
     call(later, answering(), records.append)
     assert records[0].sequences == []
 
@@ -195,7 +195,7 @@ def test_a_pause_between_two_readings_of_the_clock_does_not_hide_a_sequence(obse
     """A second passes between two readings, and the request arrives right after the call, which begins at 0."""
     seconds = itertools.count(0.0, 1.0)
     paused = EngineObserver(EventHub(), SimpleNamespace(now=lambda: next(seconds)))  # type: ignore[arg-type]
-    paused.tracker, paused.calls = observer.tracker, observer.calls
+    paused.tracker, paused._calls = observer.tracker, observer._calls
     records: list[CallRecord] = []
     call(paused, answering(), records.append)
     assert [each.request.request_id for each in records[0].sequences] == ["r3"]

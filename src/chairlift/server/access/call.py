@@ -33,7 +33,7 @@ class Call:
         request_id: the id that the server chose for it when it waited for its model.
         model_seconds: the time for which it waited for its model.
         id: the id of its response, once its requests are sent to the engine.
-        finish_reason: that of its answer that finished first.
+        finish_reason: that of its answer that finished first. For a stop string it is known before the engine's event.
         ignored: the fields of its body that have no effect.
     """
 

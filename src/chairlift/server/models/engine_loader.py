@@ -20,7 +20,8 @@ from chairlift.worker.memory import available_host_memory
 
 
 class EngineLoader:
-    """Starts each engine in a process. One process computes a step at a time, because all use the same CPU cores.
+    """Starts engines one after another, each in a process. One process computes a step at a time, because all use the
+    same CPU cores.
 
     Args:
         watchdog_timeout: see ProcessClient.
@@ -29,8 +30,7 @@ class EngineLoader:
     def __init__(self, watchdog_timeout: float) -> None:
         self._watchdog_timeout = watchdog_timeout
         self._turns = Path(tempfile.mkdtemp(prefix="chairlift-turns-"))
-        self._starting: set[ProcessClient] = set()
-        self._lock = threading.Lock()
+        self._starting: ProcessClient | None = None
         self._is_aborted = False
 
     def plan(self, spec: ModelSpec, budget: int | None) -> tuple[EngineConfig, RequiredMemory]:
@@ -52,29 +52,24 @@ class EngineLoader:
 
     def _load(self, model: ServedModel, config: EngineConfig) -> ModelService:
         assert model.spec is not None
-        client = ProcessClient(
+        client = self._starting = ProcessClient(
             config, watchdog_timeout=self._watchdog_timeout, events=model.events, turn_folder=self._turns
         )
-        with self._lock:
-            self._starting.add(client)
         try:
             if self._is_aborted:
                 client.close()
                 raise EngineDeadError("the server stops")
             client.wait_until_ready()
         finally:
-            with self._lock:
-                self._starting.discard(client)
+            self._starting = None
         service = ModelService(AsyncLLM(client=client), model.name, model.spec.api)
         trim_memory()
         return service
 
     def abort(self) -> None:
-        """End the loads in progress with an EngineDeadError."""
-        self._is_aborted = True
-        with self._lock:
-            starting = list(self._starting)
-        for client in starting:
+        """End the load in progress with an EngineDeadError; no other one begins."""
+        self._is_aborted = True  # A load reads this after it has set `_starting`.
+        if (client := self._starting) is not None:
             threading.Thread(target=client.close, args=(0.0,), daemon=True).start()
 
     def close(self) -> None:

@@ -89,15 +89,15 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
         "time": format_time(record.time),
         "level": "ERROR" if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "INFO",
         "client": record.client,
-        "key": record.key,
+        "key": record.call.key.name,
         "method": record.method,
         "path": record.path,
         "status": record.status,
         "reason": record.reason,
         "duration": round(record.seconds, 6),
         "is_disconnected": record.is_disconnected or None,
-        "request_id": record.call_id,
-        "ignored": ",".join(record.ignored),
+        "request_id": record.call.id,
+        "ignored": ",".join(record.call.ignored),
         **_sequence_fields(record),
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}
@@ -118,7 +118,8 @@ def _sequence_fields(record: CallRecord) -> dict[str, Any]:
         "queue_time": round(max(queue_times), 6) if queue_times else None,
         "ttft": round(min(first_tokens), 6) if first_tokens else None,
         "preemptions": sum(s.num_preemptions for s in sequences) or None,
-        "finish_reason": record.finish_reason or (None if first.finished is None else first.finished.finish_reason),
+        "finish_reason": record.call.finish_reason
+        or (None if first.finished is None else first.finished.finish_reason),
         "replica": ",".join(dict.fromkeys(each.observer.replica_id or "" for each in record.sequences)),
     }
 

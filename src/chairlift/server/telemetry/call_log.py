@@ -12,6 +12,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.server.access.call import PUBLIC_FILES, PUBLIC_PATHS, Call
+from chairlift.server.access.keys import Key
 from chairlift.server.http.root_path import route_path
 from chairlift.server.telemetry.engine_observer import CallObserver, ObservedRequest
 
@@ -28,12 +29,9 @@ class CallRecord:
         time: the beginning of the call, in seconds since the epoch.
         seconds: the duration until the last byte of the response was written.
         status: the status of the response; 499 if the client disconnected before it, or before the end of an answer.
-        key: the name of the API key; "" without a key.
-        call_id: the id of the response, if the call reached the engine.
+        call: what the layers of the server know of it.
         sequences: its requests in the engine. One that was sent again after the loss of a replica is in it twice.
-        finish_reason: that of the answer that ended first. For a stop string it is known before the engine's event.
         is_disconnected: the client disconnected before the end of the response.
-        ignored: the fields of the body that had no effect.
         reason: the message of an error, without the value that the client sent.
     """
 
@@ -44,12 +42,9 @@ class CallRecord:
     headers: dict[str, str] = field(repr=False)
     seconds: float = 0.0
     status: int = CLIENT_CLOSED_REQUEST
-    key: str = ""
-    call_id: str | None = None
+    call: Call = field(default_factory=lambda: Call(Key("")))
     sequences: list[ObservedRequest] = field(default_factory=list)
-    finish_reason: str | None = None
     is_disconnected: bool = False
-    ignored: list[str] = field(default_factory=list)
     reason: str = ""
 
 
@@ -94,11 +89,8 @@ class CallLogMiddleware:
         is_public = record.path in PUBLIC_PATHS or record.path.startswith(PUBLIC_FILES)
         if is_public and record.status < HTTPStatus.BAD_REQUEST:  # Monitoring polls them, or a browser reads a page.
             return
-        call: Call | None = scope.get("state", {}).get("call")
-        if call is not None:
-            record.key, record.call_id = call.key.name, call.id
-            record.finish_reason, record.ignored = call.finish_reason, call.ignored
-        if call is not None and call.id is not None:
+        call = record.call = scope["state"].get("call", record.call)
+        if call.id is not None:
             record.sequences = [
                 each
                 for each in self._observer.find(call.id)
@@ -106,7 +98,7 @@ class CallLogMiddleware:
                 if each.request.tenant == call.key.tenant
                 and each.observer.now() - each.request.arrived.time <= self._observer.now() - arrival
             ]
-        if record.is_disconnected and record.call_id is not None:
+        if record.is_disconnected and call.id is not None:
             record.status = CLIENT_CLOSED_REQUEST
         for listener in self._listeners:
             listener(record)

@@ -53,7 +53,7 @@ class CallTracer:
 
     def __call__(self, record: CallRecord) -> None:
         """Create and export the spans of a call."""
-        if record.call_id is None:
+        if record.call.id is None:
             return
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
@@ -63,7 +63,7 @@ class CallTracer:
             "http.request.method": record.method,
             "http.response.status_code": record.status,
             "url.path": record.path,
-            "gen_ai.request.id": record.call_id,
+            "gen_ai.request.id": record.call.id,
         }
         span = self._tracer.start_span(
             f"{record.method} {record.path}", parent, SpanKind.SERVER, attributes, start_time=start
@@ -72,7 +72,7 @@ class CallTracer:
             span.set_status(StatusCode.ERROR)
         inside = set_span_in_context(span, parent)
         for sequence in record.sequences:
-            self._trace_sequence(sequence, record.finish_reason, inside)
+            self._trace_sequence(sequence, record.call.finish_reason, inside)
         span.end(start + int(record.seconds * 1e9))
 
     def _trace_sequence(self, sequence: ObservedRequest, finish_reason: str | None, parent: Context) -> None:
