@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 from chairlift.config import FAIR_POLICIES, PRIORITY_POLICIES
 from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.core.queues.shortest_remaining import remaining_work
+from chairlift.events import EngineStarted
 from chairlift.observability.explained_slo import ExplainedSLO, explain_slo
 from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_preemption, describe_span
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
@@ -163,9 +164,8 @@ class Explainer:
             return ExplainedWait("arrival", seconds, explained)
         other = request.waits[index].displaced_by
         shown = None if other is None else self._shown_id(other, viewer)
-        started = self._tracker.started
-        is_paced = started is not None and started.pacing_tokens_per_second is not None
-        text = describe_preemption(shown, self._policy, is_paced=is_paced)
+        is_paced = self._started.pacing_tokens_per_second is not None
+        text = describe_preemption(shown, self._started.scheduling_policy, is_paced=is_paced)
         return ExplainedWait("preemption", seconds, explained, text)
 
     def _shown_id(self, request_id: str, viewer: Viewer) -> str:
@@ -176,9 +176,11 @@ class Explainer:
         return viewer.display_id(request_id, request.tenant)
 
     @property
-    def _policy(self) -> str:
+    def _started(self) -> EngineStarted:
+        """The configuration of the engine, whose event precedes those of requests."""
         started = self._tracker.started
-        return "fcfs" if started is None else started.scheduling_policy
+        assert started is not None
+        return started
 
     def _span(self, request: TrackedRequest, viewer: Viewer, span: WaitSpan, origin: float) -> ExplainedSpan:
         explained = ExplainedSpan(span.reason, "", span.start - origin, span.end - origin, span.num_steps)
@@ -201,7 +203,7 @@ class Explainer:
                 ),
                 estimate=self._estimate(interval) if is_head else None,
             )
-        return replace(explained, text=describe_span(explained, self._policy))
+        return replace(explained, text=describe_span(explained, self._started.scheduling_policy))
 
     def _estimate(self, interval: QueueInterval) -> float | None:
         needed, free, _, _ = _block_counts(interval)
@@ -219,17 +221,15 @@ class Explainer:
             BlockUse(1 + entry.max_output_tokens - entry.num_output_tokens, self._needed_blocks(entry))
             for entry in (*ahead, request)
         ]
-        holders, started = self._tracker.holders(), self._tracker.started
+        holders = self._tracker.holders()
         # The counts of the last step are those before its requests ended.
-        free_blocks, num_running = last.free_blocks, last.num_running
-        if not holders and started is not None:
-            free_blocks, num_running = started.num_blocks, 0
+        free_blocks, num_running = (last.free_blocks, last.num_running) if holders else (self._started.num_blocks, 0)
         return len(ahead), self._seconds_until_admitted(holders, queue, free_blocks, num_running)
 
     def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
         """Whether one request is ahead of another one in the queue; under the fair policy, for requests of one tenant
         and for the head of the queue."""
-        policy = self._policy
+        policy = self._started.scheduling_policy
         if policy in FAIR_POLICIES and one.tenant != other.tenant:
             return self._tracker.last_step is not None and one.request_id == self._tracker.last_step.head_id
         if policy == "srpt":
@@ -254,9 +254,7 @@ class Explainer:
         """The needed blocks in the last event of the request, or those of all its tokens without sharing."""
         if request.waiting_event is not None:
             return request.waiting_event.needed_blocks
-        num_tokens, started = request.arrived.num_prompt_tokens + request.num_output_tokens, self._tracker.started
-        if started is None:
-            return num_tokens
+        num_tokens, started = request.arrived.num_prompt_tokens + request.num_output_tokens, self._started
         groups = KVGroups(tuple(started.kv_windows), started.block_size, started.max_num_batched_tokens)
         return sum(groups.most_blocks(num_tokens))
 
@@ -268,21 +266,18 @@ class Explainer:
         return None if steps is None or seconds is None else max(1, steps) * seconds
 
     def _running(self, holders: Sequence[BlockHolder]) -> list[BlockUse]:
-        started = self._tracker.started
-        budget = 1 if started is None else started.max_num_batched_tokens
+        budget = self._started.max_num_batched_tokens
         running = [
             BlockUse(h.num_left + -(-max(0, h.arrived.num_prompt_tokens - h.num_computed) // budget), h.num_blocks)
             for h in holders
         ]
-        if started is None or started.batching != "static" or not running:
+        if self._started.batching != "static" or not running:
             return running
         longest = max(use.num_steps for use in running)
         return [use._replace(num_steps=longest) for use in running]
 
     def _free_seats(self, num_running: int) -> int:
-        started = self._tracker.started
-        if started is None:
-            return 0
+        started = self._started
         if started.static_batch_size is None:
             return started.max_num_seqs - num_running
         return 0 if num_running else started.static_batch_size
@@ -292,15 +287,15 @@ class Explainer:
     def blocked_request(self, request: TrackedRequest) -> BlockedRequest | None:
         """The request with the state of the engine when it first had to wait in the queue; None if it did not, or if
         the engine has no KV pool."""
-        started, waits = self._tracker.started, self._tracker.spans(request)
+        waits = self._tracker.spans(request)
         span = next((span for span in waits[0] if span.intervals), None) if waits else None
         interval = None if span is None else span.decisive_interval(request.request_id)
-        if started is None or interval is None or not started.num_blocks:
+        if interval is None or not self._started.num_blocks:
             return None
         is_head = interval.head_id == request.request_id
         needed, free, _, largest = _block_counts(interval)
         return BlockedRequest(
-            started=started,
+            started=self._started,
             reason=interval.reason or "unknown",
             request=RequestSize(request.arrived, needed=needed if is_head else None),
             holders=interval.holders,
