@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -87,12 +87,15 @@ def create_models_app(
     admission = AdmissionController(options.limits, options.access.keys)
     observers = ModelObservers(manager.models)
     listeners = options.observability.listeners()
+    reloader = options.access.key_reloader
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         manager.open()
         on_ready()
-        tasks = [asyncio.create_task(work) for work in _background_work(options, admission, share_usage)]
+        work = [] if share_usage is None else [share_usage(admission)]
+        work += [] if reloader is None else [reloader.run()]
+        tasks = [asyncio.create_task(each) for each in work]
         yield
         for task in tasks:
             task.cancel()
@@ -111,19 +114,6 @@ def create_models_app(
     app.add_exception_handler(ClientDisconnect, _end_call)
     _add_routes(app, manager, admission, observers, options)
     return app
-
-
-def _background_work(
-    options: ServeOptions,
-    admission: AdmissionController,
-    share_usage: Callable[[AdmissionController], Coroutine[None, None, None]] | None,
-) -> Iterator[Coroutine[None, None, None]]:
-    """What the application does while it runs."""
-    if (reloader := options.access.key_reloader) is not None:
-        reloader.on_change = admission.update_limits
-        yield reloader.run()
-    if share_usage is not None:
-        yield share_usage(admission)
 
 
 def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:

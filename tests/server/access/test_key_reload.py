@@ -26,7 +26,7 @@ def test_added_removed_and_changed_keys(tmp_path: Path, caplog: pytest.LogCaptur
     load = partial(load_keys, path)
     keys = load()
     admission = AdmissionController(None, keys)
-    reloader = KeyReloader(keys, path, load, admission.update_limits)
+    reloader = KeyReloader(keys, path, load)
     found = keys.find(alice)
     assert found is not None
     slot = admission.reserve_slot(found)

@@ -108,11 +108,6 @@ class AdmissionController:
         meter.check_call()
         return CallSlot(self, meter)
 
-    def update_limits(self) -> None:
-        """Use the limits that the keys have now. Their rates begin with a full minute."""
-        for tenant, meter in self._meters.items():
-            meter.set_limits(self.keys.current(tenant))
-
     def take_usage(self) -> dict[tuple[str, str], float]:
         """Return what tenants have used of this server since the last call, by tenant and unit."""
         return {
@@ -157,9 +152,12 @@ class AdmissionController:
             raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
 
     def _meter(self, key: Key) -> KeyMeter:
-        if key.tenant not in self._meters:
-            self._meters[key.tenant] = KeyMeter(self.keys.current(key.tenant), self.clock)
-        return self._meters[key.tenant]
+        """The meter of a tenant with the limits that its key has now, which may have been read again."""
+        current = self.keys.current(key.tenant)
+        if (meter := self._meters.get(key.tenant)) is None:
+            meter = self._meters[key.tenant] = KeyMeter(current, self.clock)
+        meter.set_limits(current)
+        return meter
 
     def _salt(self, key: Key, cache_salt: str | None) -> str | None:
         """The salt of a tenant and a request. It begins with a length, so that different pairs have different salts."""

@@ -262,16 +262,12 @@ class KeyReloader:
         keys: the keys in use.
         path: the file.
         load: reads all keys again.
-        on_change: called after the keys were replaced.
     """
 
-    def __init__(
-        self, keys: KeyRing, path: Path, load: Callable[[], KeyRing], on_change: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, keys: KeyRing, path: Path, load: Callable[[], KeyRing]) -> None:
         self._keys = keys
         self._path = path
         self._load = load
-        self.on_change = on_change
         self._version = self._read_version()
 
     async def run(self) -> None:
@@ -294,7 +290,6 @@ class KeyReloader:
         if loaded.tenant_weights() != self._keys.tenant_weights():
             logger.warning("new weights of API keys take effect after a restart of the server")
         self._keys.replace(loaded)
-        self.on_change()
         logger.info("%d API keys were read from %s", len(loaded), self._path)
 
     def _read_version(self) -> tuple[int, int, int] | None:

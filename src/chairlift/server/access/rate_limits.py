@@ -69,7 +69,8 @@ class KeyMeter:
         return usage
 
     def set_limits(self, key: Key) -> None:
-        """Use the limits of this key from now on. A rate that does not change keeps what has been used of it."""
+        """Use the limits of this key from now on. A rate that does not change keeps what has been used of it; another
+        one begins with a full minute."""
         self._key = key
         old, self._buckets = self._buckets, {}
         for unit, per_minute in (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute)):
