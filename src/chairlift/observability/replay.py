@@ -15,7 +15,7 @@ from chairlift.events import (
     RequestWaiting,
     Step,
 )
-from chairlift.observability.step_cost import StepTimer
+from chairlift.observability.step_cost import seconds_of_step
 from chairlift.observability.tracked_request import TrackedRequest, Wait
 
 SIBLING_PREFILL: Final = "sibling_prefill"
@@ -68,7 +68,6 @@ class Replay:
         self._leaving: dict[str, list[TrackedRequest]] = {}
         self._lost_ids: set[str] = set()
         self._num_arrived = 0
-        self._timer = StepTimer()
         self._readers = list(readers)
 
     def add_reader(self, reader: ReplayReader) -> None:
@@ -110,7 +109,6 @@ class Replay:
         for reader in self._readers:
             reader.on_start()
         self.started, self.last_step, self.next_step = event, None, 0
-        self._timer = StepTimer()
 
     def end(self, time: float) -> None:
         """Record the end of the engine, whose unfinished requests are lost."""
@@ -208,7 +206,7 @@ class Replay:
                 self._remove_ended(members_only=True)
             self._admit_unseen(step)
         self.next_step = step.step + 1
-        self.step_seconds = self._timer.seconds(step)
+        self.step_seconds = seconds_of_step(step, self.last_step)
         if step.preempted:
             self._preempt(step)
         if step.admitted:

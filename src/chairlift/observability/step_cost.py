@@ -57,16 +57,9 @@ class StepCost:
         return self._y / self._weight if self._count >= MIN_STEPS else None
 
 
-class StepTimer:
-    """Measures each step from the previous result to its own result, or from its schedule if the engine was idle."""
-
-    def __init__(self) -> None:
-        self._before: Step | None = None
-
-    def seconds(self, step: Step) -> float:
-        """Seconds of the next step. Steps must be passed in order."""
-        before, self._before = self._before, step
-        start = step.scheduled_time
-        if before is not None and (before.num_waiting or len(before.finished) < before.num_running):
-            start = before.time
-        return max(0.0, step.time - start)
+def seconds_of_step(step: Step, before: Step | None) -> float:
+    """The seconds of a step from the result of the one before it, or from its own schedule if the engine was idle."""
+    start = step.scheduled_time
+    if before is not None and (before.num_waiting or len(before.finished) < before.num_running):
+        start = before.time
+    return max(0.0, step.time - start)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from chairlift.errors import ConfigError
 from chairlift.events import Event, Step
 from chairlift.lab.sim.cost_model import StepShape, recorded_shape
-from chairlift.observability.step_cost import StepTimer
+from chairlift.observability.step_cost import seconds_of_step
 
 Array = npt.NDArray[np.float64]
 
@@ -82,8 +82,8 @@ def step_seconds(events: Iterable[Event]) -> list[tuple[StepShape, float]]:
     output processing too. If no request remained after the step before, the engine was idle, and the step starts when
     it is scheduled. This also holds for engines that schedule several steps ahead.
     """
-    timer = StepTimer()
-    timed = ((event, timer.seconds(event)) for event in events if isinstance(event, Step))
+    steps = [event for event in events if isinstance(event, Step)]
+    timed = ((step, seconds_of_step(step, before)) for step, before in zip(steps, [None, *steps], strict=False))
     return [(recorded_shape(step), seconds) for step, seconds in timed if seconds > 0]
 
 
