@@ -59,21 +59,17 @@ class RayTransport:
 
     async def _call_replica(self, replica_id: str, method: str, *arguments: Any) -> None:
         """Call one replica. Ray Serve would wait for a replica that has gone to come back."""
+        response = getattr(self._handle, method).remote(CallRoute(replica_id=replica_id), *arguments)
         try:
             async with asyncio.timeout(CONTROL_SECONDS):
-                await self._call(method, CallRoute(replica_id=replica_id), *arguments)
-        except TimeoutError:
-            raise ReplicaLostError(f"no answer to {method} within {CONTROL_SECONDS:g} s") from None
-
-    async def _call(self, method: str, route: CallRoute, *arguments: Any) -> None:
-        response = getattr(self._handle, method).remote(route, *arguments)
-        try:
-            await response
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
+                await response
         except CALL_ERRORS as error:
             raise call_error(error) from None
+        except BaseException as error:
+            response.cancel()
+            if isinstance(error, TimeoutError):
+                raise ReplicaLostError(f"no answer to {method} within {CONTROL_SECONDS:g} s") from None
+            raise
 
     async def subscribe(self, replica_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         try:

@@ -54,19 +54,12 @@ class EngineObserver:
 
     Args:
         clock: the clock of the engine; None is the monotonic clock, which all processes of a machine share.
-        max_finished: maximum number of requests that are kept after they ended.
         replica_id: the id of the engine, if it is one of several of a model.
     """
 
-    def __init__(
-        self,
-        events: EventHub,
-        clock: Clock | None = None,
-        max_finished: int = 1000,
-        replica_id: str | None = None,
-    ) -> None:
+    def __init__(self, events: EventHub, clock: Clock | None = None, replica_id: str | None = None) -> None:
         self.replica_id = replica_id
-        self.tracker = RequestTracker(max_finished)
+        self.tracker = RequestTracker()
         self.explainer = Explainer(self.tracker)
         self._calls: OrderedDict[str, list[str]] = OrderedDict()
         self._clock = clock or MonotonicClock()
