@@ -24,6 +24,11 @@ PUBLIC_FILES = ("/page/", "/docs/")
 """The beginnings of the paths of the pages' scripts and styles."""
 
 
+def is_public(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_FILES)
+
+
 @dataclass(slots=True)
 class Call:
     """One call of the API, from the check of its key to the end of its response. It is `request.state.call`.
@@ -85,8 +90,7 @@ class KeyMiddleware:
         if not self._keys:
             return ANONYMOUS
         found = None if secret is None else self._keys.find(secret)
-        is_public = path in PUBLIC_PATHS or path.startswith(PUBLIC_FILES)
-        return Key("") if found is None and is_public else found
+        return Key("") if found is None and is_public(path) else found
 
 
 def _secret(headers: Headers) -> str | None:

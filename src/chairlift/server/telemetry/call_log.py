@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chairlift.server.access.call import PUBLIC_FILES, PUBLIC_PATHS, Call
+from chairlift.server.access.call import Call, is_public
 from chairlift.server.access.keys import Key
 from chairlift.server.http.root_path import route_path
 from chairlift.server.telemetry.engine_observer import CallObserver, ObservedRequest
@@ -86,8 +86,8 @@ class CallLogMiddleware:
 
     def _end(self, record: CallRecord, scope: Scope, arrival: float) -> None:
         """Complete the record. Earlier calls, and calls of other keys, may have the same call id."""
-        is_public = record.path in PUBLIC_PATHS or record.path.startswith(PUBLIC_FILES)
-        if is_public and record.status < HTTPStatus.BAD_REQUEST:  # Monitoring polls them, or a browser reads a page.
+        # Monitoring polls public paths, or a browser reads a page.
+        if is_public(record.path) and record.status < HTTPStatus.BAD_REQUEST:
             return
         call = record.call = scope["state"].get("call", record.call)
         if call.id is not None:
