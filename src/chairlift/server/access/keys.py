@@ -130,19 +130,19 @@ class KeyRing:
     """
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
-        self._keys = list(keys)
-        self.by_tenant: Mapping[str, Key] = {key.tenant: key for key in self._keys}
-        if len(self.by_tenant) < len(self._keys):
+        keys = list(keys)
+        self.by_tenant: Mapping[str, Key] = {key.tenant: key for key in keys}
+        if len(self.by_tenant) < len(keys):
             raise ConfigError("two API keys have the same name: give each key a different name")
-        if len({key.digest for key in self._keys}) < len(self._keys):
+        if len({key.digest for key in keys}) < len(keys):
             raise ConfigError("two API keys have the same secret: give each key a different secret")
 
     def replace(self, other: KeyRing) -> None:
         """Accept the keys of another ring instead."""
-        self._keys, self.by_tenant = other._keys, other.by_tenant
+        self.by_tenant = other.by_tenant
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.by_tenant)
 
     def current(self, tenant: str) -> Key:
         """The key that a tenant has now. A tenant that has none any more has no limits."""
@@ -156,14 +156,14 @@ class KeyRing:
     def find(self, secret: str) -> Key | None:
         """The key with this secret, or None. The time does not depend on the position of the key, nor on a match."""
         wanted, found = digest(secret), None
-        for key in self._keys:
+        for key in self.by_tenant.values():
             if hmac.compare_digest(key.digest, wanted):
                 found = key
         return found
 
     def log_short_secrets(self) -> None:
         """Log a warning that names the keys with short secrets."""
-        if short := [key.name for key in self._keys if key.is_short]:
+        if short := [key.name for key in self.by_tenant.values() if key.is_short]:
             logger.warning(
                 "API keys with less than %d characters can be guessed: %s; create long ones with `chairlift key NAME`",
                 MIN_SECRET_CHARACTERS,
@@ -172,7 +172,7 @@ class KeyRing:
 
     def tenant_weights(self) -> dict[str, float] | None:
         """The weights other than 1, in the form of `EngineConfig.tenant_weights`; None if there are none."""
-        return {key.tenant: key.weight for key in self._keys if key.weight != 1} or None
+        return {tenant: key.weight for tenant, key in self.by_tenant.items() if key.weight != 1} or None
 
 
 def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
