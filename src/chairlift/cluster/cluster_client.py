@@ -104,7 +104,7 @@ class RemoteReplica:
     engine: ReplicaEngine = field(default_factory=lambda: ReplicaEngine("running", 0, None))
     last_message: float = 0.0
     num_handled: int = 0
-    reader: asyncio.Task[None] | None = None
+    reader: asyncio.Task[None] = field(init=False)
     loss: str = "the connection to the replica was lost"
     on_totals: Callable[[MetricTotals], None] = lambda totals: None
 
@@ -238,8 +238,7 @@ class ClusterClient(EngineClient):
     async def _end_later(self, replica: RemoteReplica) -> None:
         """End the messages of a replica that is lost, unless they end by themselves soon."""
         await asyncio.sleep(DRAIN_SECONDS)
-        if replica.reader is not None:
-            replica.reader.cancel()
+        replica.reader.cancel()
 
     def _abort(self, command: Abort) -> None:
         aborted: dict[str | None, list[str]] = {}
@@ -320,9 +319,7 @@ class ClusterClient(EngineClient):
     def _end_if_drained(self, replica_id: str) -> None:
         """End the messages of a replica that drains and has no requests of this ingress, so that it can stop."""
         replica = self.replicas.get(replica_id)
-        if replica is None or self._view.is_running(replica_id) or self._groups_of(replica_id):
-            return
-        if replica.reader is not None:
+        if replica is not None and not self._view.is_running(replica_id) and not self._groups_of(replica_id):
             replica.reader.cancel()
 
     def _groups_of(self, replica_id: str) -> list[RoutedGroup]:
@@ -406,7 +403,6 @@ class ClusterClient(EngineClient):
 
     def _end(self, replica: RemoteReplica) -> None:
         """Remove a replica whose messages have ended."""
-        replica.reader = None
         replica.engine = ReplicaEngine("dead", replica.engine.restarts, replica.loss)
         lost = self._groups_of(replica.replica_id)
         self._view.unsubscribe(replica.replica_id)
@@ -438,7 +434,7 @@ class ClusterClient(EngineClient):
                         replica.replica_id, self.ingress_id, replica.num_handled
                     )
                     self._start_task(heartbeat)
-                elif replica.reader is not None and self.now() - replica.last_message > MAX_SILENCE_SECONDS:
+                elif self.now() - replica.last_message > MAX_SILENCE_SECONDS:
                     replica.loss = f"it has sent nothing for {MAX_SILENCE_SECONDS:g} s"
                     replica.reader.cancel()
 

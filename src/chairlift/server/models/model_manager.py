@@ -138,7 +138,6 @@ class ModelManager:
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
-        self._unloads: set[asyncio.Task[None]] = set()
         self._stop_reason: str | None = None
 
     @property
