@@ -23,6 +23,7 @@ from chairlift.lab.workload.request import WorkloadRequest
 NAIVE, STATIC = "static, to the longest of all", "static, to the batch's longest"
 MAX, PAGED = "continuous, max", "continuous, paged"
 EXACT_QUOTA = "continuous, exact, max_tokens = length, in the quota"
+ONE_PAGED = "vLLM = paged"
 CAPS = (32, 128, 512, 1536)
 
 
@@ -68,6 +69,35 @@ def test_disaggregation_sustains_more_per_instance_than_one_engine() -> None:
     assert both < divided < prefill < decode
     assert 3 * divided < decode, "the decode instance receives the requests of all three"
     assert list(result.study.settings["published"]) == list(result.rows)
+
+
+# -- vLLM ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_trace_hides_an_overload() -> None:
+    """Figure 14: three quarters more requests arrive than are finished, and their latency exceeds 0.2 s per token only
+    if they arrive for long enough. So the preset also limits the requests that are left."""
+    system = systems("vllm-fig14", 0, 3000, [ONE_PAGED])[f"basic, {ONE_PAGED}"]
+    requests = system.requests(0)
+    short, long = (measure_run(system, requests[:count], 110.0) for count in (600, 3000))
+    latencies, ratios = (
+        [each[name] for each in (short, long)] for name in ("normalized_latency_mean", "completion_ratio")
+    )
+    assert latencies[0] < 0.2 < latencies[1], (latencies, ratios)
+    assert max(ratios) < 0.9, ratios
+    assert system.limits["0.2 s per token"]["at_least"] == {"completion_ratio": 0.9}
+
+
+def test_equal_steps_would_give_the_published_ratio_of_long_prompts() -> None:
+    """Figure 17: the rates are as the running requests if every step takes equally long. In the roofline the further
+    requests take time, for their K and V and their prompts."""
+    result = run("vllm-fig17", 2, 60)
+    rates, batches = (
+        [result.ratio(f"{case}, Orca (Oracle) = oracle", measure) or 0.0 for case in result.study.settings["cases"]]
+        for measure in ("finished_per_s", "batch")
+    )
+    assert rates[0] < 1.55 < rates[1], (rates, batches)
+    assert batches[0] == batches[1] == pytest.approx(rates[1], rel=0.1), (rates, batches)
 
 
 # -- Anyscale ------------------------------------------------------------------------------------------------------
