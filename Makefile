@@ -78,7 +78,7 @@ ON_CLUSTER := server_api api_chat api_completions api_messages api_matrix api_fa
 test-on-cluster: venv ## Run tests of the API on a cluster with one replica in this process.
 	TEST_ON_CLUSTER=1 $(BIN)/python -m $(PYTEST) $(ON_CLUSTER:%=tests/server/api/test_%.py) $(ARGS)
 
-fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="--minutes 30 --target safetensors").
+fuzz: venv ## Fuzz model files, option files and batch lines for five minutes (ARGS="--minutes 30 --target safetensors").
 	$(BIN)/python tests/robustness/fuzz.py $(ARGS)
 
 fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its OpenAPI (ARGS="--cases 20000").

@@ -46,8 +46,8 @@ NUM_LOADS = 4
 MAX_SLOPE_BYTES = 3 << 20
 """Maximum slope of the private memory of a process in ten minutes: about 100 bytes for each of its requests."""
 
-MAX_HELPERS = 8
-"""Two processes for each model that prepare bodies, and two that compile grammars. Each starts on first use."""
+MAX_HELPERS = 4
+"""Two processes for each model that generates text, which compile grammars. Each starts on first use."""
 
 PIPES_PER_HELPER = 2
 """The descriptors of the server for each helper."""
