@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from chairlift.clock import MonotonicClock
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
-from chairlift.core.engine_core import EngineCore
+from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd
@@ -30,14 +31,18 @@ class SlowExecutor(AnnouncingExecutor):
         return super().submit(output)
 
 
-def build(config: EngineConfig, front_end: FrontEnd, _turn: object) -> Any:
+def build(
+    config: EngineConfig, front_end: FrontEnd, _turn: object, make_executor: Callable[..., Executor] = SlowExecutor
+) -> Any:
     block_size, limits = config.block_size, config.scheduler_config(MAX_MODEL_LEN, 32)
     manager = make_kv_cache_manager(KVPool(NUM_BLOCKS, block_size, MAX_MODEL_LEN), enable_prefix_caching=True)
     executor = CheckingExecutor(block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs)
     clock = MonotonicClock()
     started = EngineStarted(clock.now(), "fake", block_size, NUM_BLOCKS, 8, 32, MAX_MODEL_LEN, "fcfs", "paged", True)
     front_end.emit(started)
-    core = EngineCore(make_scheduler(limits, manager, front_end), SlowExecutor(executor, front_end.send_started), clock)
+    core = EngineCore(
+        make_scheduler(limits, manager, front_end), make_executor(executor, front_end.send_started), clock
+    )
     plan = KVCachePlan(NUM_BLOCKS, block_size, 1024, "memory")
     model_config = load_config(resolve_model(config.model))
     request_limits = RequestLimits(MAX_MODEL_LEN, NUM_BLOCKS * block_size)
@@ -47,5 +52,6 @@ def build(config: EngineConfig, front_end: FrontEnd, _turn: object) -> Any:
     return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None), adapter_loader=None)
 
 
-engine_process._build = build
-engine_process.main()
+if __name__ == "__main__":
+    engine_process._build = build
+    engine_process.main()

@@ -1,4 +1,4 @@
-"""An engine process with a fault: `python faulty_engine.py FAULT STEP MARKER`.
+"""An engine process with a fault: `python faulty_engine.py FAULT STEP MARKER [fake]`, over a model or a fake.
 
 At step STEP it raises or hangs. FAULT `once-raise` and `once-hang` take effect only if the file MARKER does not exist
 yet. Every step takes 10 ms longer, so that a test can act while requests run. No step is computed while a file `hold`
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fake_engine_process
 from chairlift.engine.process import engine_process
 from chairlift.outputs import SchedulerOutput
 
@@ -37,5 +39,8 @@ class FaultyExecutor(engine_process.AnnouncingExecutor):
         return handle
 
 
-engine_process.AnnouncingExecutor = FaultyExecutor  # type: ignore[misc]
+if sys.argv[4:] == ["fake"]:
+    engine_process._build = partial(fake_engine_process.build, make_executor=FaultyExecutor)
+else:
+    engine_process.AnnouncingExecutor = FaultyExecutor  # type: ignore[misc]
 engine_process.main()

@@ -20,9 +20,10 @@ def tiny_config(folder: Path, **options: Any) -> EngineConfig:
     return EngineConfig(model=str(folder), **{**defaults, **options})
 
 
-def faulty(fault: str, step: int, folder: Path) -> tuple[str, ...]:
+def faulty(fault: str, step: int, folder: Path, *, is_fake: bool = False) -> tuple[str, ...]:
     """The command of an engine process with a fault, see `faulty_engine.py`."""
-    return sys.executable, str(FAULTY_ENGINE), fault, str(step), str(folder / "broken-once")
+    command = (sys.executable, str(FAULTY_ENGINE), fault, str(step), str(folder / "broken-once"))
+    return (*command, "fake") if is_fake else command
 
 
 def started(config: EngineConfig, command: tuple[str, ...] = ENGINE_COMMAND, **options: Any) -> ProcessClient:

@@ -27,6 +27,7 @@ from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableErro
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
 from chairlift.kernels import choice
 from chairlift.outputs import RequestOutput
+from fakes import expected_tokens
 from process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config
 from tiny_tokenizer import add_tokenizer
 from waiting import AMPLE_SECONDS, until
@@ -57,7 +58,7 @@ async def answers_and_events(llm: AsyncLLM) -> tuple[list[RequestOutput | Except
 def test_a_process_returns_the_same_outputs_as_a_thread(
     tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The outputs are also the same if the path of the folder for temporary files is too long for sockets."""
+    """A process also runs if the path of the folder for temporary files is too long for sockets."""
 
     async def run(llm: AsyncLLM) -> list[list[list[int]]]:
         outcomes, events = await answers_and_events(llm)
@@ -79,7 +80,9 @@ def test_a_process_returns_the_same_outputs_as_a_thread(
     assert [record.message for record in caplog.records] == messages, "the log lines are the same"
     (long_folder := tmp_path / ("x" * 100)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long_folder))
-    assert asyncio.run(run(AsyncLLM(client=started(config)))) == expected
+    llm = AsyncLLM(client=started(config, FAKE_ENGINE))
+    assert tokens(asyncio.run(outcome(llm, [5], forced(4)))) == expected_tokens([5], 4)
+    llm.close()
 
 
 def test_after_a_kill_started_requests_are_lost_and_waiting_ones_run(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
@@ -118,7 +121,9 @@ def test_after_a_kill_started_requests_are_lost_and_waiting_ones_run(tiny_model_
 
 def test_an_error_in_a_step_ends_its_requests(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
     async def run() -> None:
-        client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=1), faulty("once-raise", 3, tmp_path))
+        client = started(
+            tiny_config(tiny_model_dir("llama"), max_num_seqs=1), faulty("once-raise", 3, tmp_path, is_fake=True)
+        )
         llm = AsyncLLM(client=client)
         broken, waiting = await asyncio.gather(outcome(llm, [5], forced(50)), outcome(llm, [6], forced(2)))
         assert isinstance(broken, EngineDeadError)
@@ -134,7 +139,7 @@ def test_the_stacks_of_a_stuck_engine_are_logged_and_it_is_restarted(
 ) -> None:
     async def run() -> None:
         config = tiny_config(tiny_model_dir("llama"), max_num_seqs=1)
-        client = started(config, faulty("once-hang", 2, tmp_path), watchdog_timeout=0.4)
+        client = started(config, faulty("once-hang", 2, tmp_path, is_fake=True), watchdog_timeout=0.4)
         client._watchdog.timeout = client._start_watchdog.timeout = AMPLE_SECONDS
         llm = AsyncLLM(client=client)
         stuck = asyncio.create_task(outcome(llm, [5], forced(50)))
@@ -160,11 +165,13 @@ def test_the_stacks_of_a_stuck_engine_are_logged_and_it_is_restarted(
 
 def test_the_blocks_of_an_aborted_request_are_free_within_two_steps(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
     async def run() -> None:
-        client = started(tiny_config(tiny_model_dir("llama")), faulty("none", 0, tmp_path))
+        client = started(
+            tiny_config(tiny_model_dir("llama"), max_num_seqs=8), faulty("none", 0, tmp_path, is_fake=True)
+        )
         llm, received = AsyncLLM(client=client), EventList()
         llm.events.add(received)
         continued = asyncio.create_task(outcome(llm, [5], forced(60)))
-        aborted, held = llm.start(None, [6] * 40, forced(100)), tmp_path / "held"
+        aborted, held = llm.start(None, [6] * 40, forced(80)), tmp_path / "held"
         await until(lambda: any(isinstance(event, Step) and event.step == 20 for event in received.events))
         (hold := tmp_path / "hold").touch()
         await until(lambda: held.exists() and bool(held.read_text()))
@@ -264,7 +271,7 @@ def _attempt_starts(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         return start(*arguments, **options)
 
     async def run() -> None:
-        client = started(tiny_config(model))
+        client = started(tiny_config(model, max_num_seqs=8), FAKE_ENGINE)
         llm = AsyncLLM(client=client)
         llm.open()
         monkeypatch.setattr(wire.zmq.Context, "socket", scarce_socket)
@@ -292,19 +299,17 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_is_an_error(tiny_model_
     folder = add_tokenizer(tiny_model_dir("llama", vocab_size=250), tmp_path / "small")
     message = r"model 'small': the tokenizer has 256 tokens, but the embedding has only 250 rows"
     with pytest.raises(ModelLoadError, match=message):
-        started(tiny_config(folder, skip_tokenizer_init=False))
-    with pytest.raises(ModelLoadError, match=message):
         LLM(model=str(folder), num_kv_blocks=20)
 
 
 def test_an_unsupported_architecture_comes_before_a_missing_tokenizer(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model_dir("llama"), tmp_path / "model"))
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing"):
-        started(tiny_config(folder, skip_tokenizer_init=False))
+        LLM(model=str(folder), num_kv_blocks=20)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
     with pytest.raises(ModelLoadError, match=r"architectures is \['MambaForCausalLM'\], which is not supported"):
-        started(tiny_config(folder, skip_tokenizer_init=False))
+        LLM(model=str(folder), num_kv_blocks=20)
 
 
 def test_a_first_start_that_is_stuck_raises_an_error_with_its_position(
@@ -333,8 +338,8 @@ def test_a_start_has_no_time_limit_if_the_watchdog_has_none(
 ) -> None:
     monkeypatch.setattr(process_client, "FIRST_START_SECONDS", 0.1)
     with pytest.raises(EngineDeadError, match=r"is stuck: not ready 0\.1 s"):
-        started(tiny_config(tiny_model_dir("llama")), watchdog_timeout=0.05)
-    started(tiny_config(tiny_model_dir("llama")), watchdog_timeout=0.0).close()
+        started(tiny_config(tiny_model_dir("llama")), ("sleep", "60"), watchdog_timeout=0.05)
+    started(tiny_config(tiny_model_dir("llama"), max_num_seqs=8), FAKE_ENGINE, watchdog_timeout=0.0).close()
 
 
 def test_an_engine_process_exits_when_its_front_end_is_killed(tiny_model_dir: ModelDir) -> None:
@@ -342,8 +347,8 @@ def test_an_engine_process_exits_when_its_front_end_is_killed(tiny_model_dir: Mo
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from process_engines import started, tiny_config
-print(started(tiny_config(Path(sys.argv[1]))).engine_pid, flush=True)
+from process_engines import FAKE_ENGINE, started, tiny_config
+print(started(tiny_config(Path(sys.argv[1]), max_num_seqs=8), FAKE_ENGINE).engine_pid, flush=True)
 time.sleep(600)
 """
     arguments = [sys.executable, "-c", code, str(tiny_model_dir("llama")), str(Path(__file__).parents[2])]
