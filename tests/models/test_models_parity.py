@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def _inference_mode() -> Any:
         yield
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASES, scope="module")
 def folder(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Path:
     arch, overrides = CASES[request.param]
     return tiny_model_dir(arch, **overrides)
@@ -173,11 +174,19 @@ def load(folder: Path, kernels: str) -> DecoderModel:
     return model
 
 
+@lru_cache(maxsize=len(KERNEL_SETS))
+def shared_model(folder: Path, kernels: str) -> DecoderModel:
+    """The model for both tests of a folder, of which the second one finds the states of the first."""
+    return load(folder, kernels)
+
+
+@cache
 def prompts() -> dict[int, list[int]]:
     draw = random.Random(0)
     return {sequence: [draw.randrange(256) for _ in range(length)] for sequence, length in PROMPTS}
 
 
+@cache
 def expected_logits(folder: Path) -> dict[int, torch.Tensor]:
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return {sequence: oracle(torch.tensor([tokens])).logits[0] for sequence, tokens in prompts().items()}
@@ -212,7 +221,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 def test_prefill_of_whole_prompts(folder: Path, kernels: str) -> None:
-    model, expected = load(folder, kernels), expected_logits(folder)
+    model, expected = shared_model(folder, kernels), expected_logits(folder)
     model.allocate_kv_cache(num_blocks=64, block_size=4)
     logits = run(model, Tables(64, 4), [(sequence, 0, length) for sequence, length in PROMPTS])
     for sequence, rows in logits.items():
@@ -222,7 +231,7 @@ def test_prefill_of_whole_prompts(folder: Path, kernels: str) -> None:
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 def test_steps_with_chunks_decodes_and_prefills(folder: Path, kernels: str) -> None:
     """Sequences start one after the other and advance by random numbers of tokens, mostly 1."""
-    model, expected = load(folder, kernels), expected_logits(folder)
+    model, expected = shared_model(folder, kernels), expected_logits(folder)
     model.allocate_kv_cache(num_blocks=64, block_size=8)
     tables, draw, done = Tables(64, 8), random.Random(1), dict.fromkeys(expected, 0)
     lengths = dict(PROMPTS)
