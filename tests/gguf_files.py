@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 import torch
 
 HIDDEN, INTERMEDIATE, VOCAB, LAYERS, HEADS, KV_HEADS = 64, 96, 256, 2, 4, 2
@@ -27,6 +31,15 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+
+@contextmanager
+def files_read_once() -> Iterator[None]:
+    """Let transformers read a GGUF file once instead of at each call, because it does so in Python, in seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for slow_and_pure in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, slow_and_pure, lru_cache(getattr(gguf, slow_and_pure)))
+        yield
 
 
 def gguf_name(name: str) -> str:

@@ -5,10 +5,8 @@ These tests are in one module because transformers takes many seconds to read th
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 import transformers
@@ -17,6 +15,7 @@ from chairlift import LLM, SamplingParams
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.declaration.attention_spec import RopeConfig
+from gguf_files import files_read_once
 from native import needs_native
 
 PROMPTS = [
@@ -26,7 +25,7 @@ PROMPTS = [
     "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,",
 ]
-NEW_TOKENS = 16
+NEW_TOKENS = 8
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +37,7 @@ def llm(smollm2_gguf: Path) -> LLM:
 @pytest.fixture(scope="module")
 def oracle(smollm2_gguf: Path) -> transformers.PreTrainedModel:
     """The default model as transformers itself reads the file, in float32."""
-    with pytest.MonkeyPatch.context() as patch:
-        for slow_and_pure in ("GGUFReader", "get_tensor_name_map"):
-            patch.setattr(gguf, slow_and_pure, lru_cache(getattr(gguf, slow_and_pure)))
+    with files_read_once():
         model = transformers.AutoModelForCausalLM.from_pretrained(
             smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
         )

@@ -31,7 +31,7 @@ from random_schemas import random_schema
 from waiting import AMPLE_SECONDS, until
 
 EOS = 2
-NUM_SCHEMAS = 200
+NUM_SCHEMAS = 100
 OPTIONS: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 24, "max_num_batched_tokens": 128, "block_size": 8}
 
 

@@ -195,23 +195,24 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_disk_block_store import HASHES, check, contents, make_caches, open_store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), -1))
-expected, caches = make_caches(), make_caches(1)
-store = open_store(Path(sys.argv[1]), caches)
-store.save(HASHES[6:8], [6, 7])
-assert store.load(HASHES[:4], [9, 10, 11, 12], 0) == 4
-check(caches, [9, 10, 11, 12], [contents(expected, block_id) for block_id in range(4)])
-store.close()
+for num_bytes in (0, 100):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, -1))
+    expected, caches = make_caches(), make_caches(1)
+    store = open_store(Path(sys.argv[1]), caches)
+    store.save(HASHES[6:8], [6, 7])
+    assert store.load(HASHES[:4], [9, 10, 11, 12], 0) == 4
+    check(caches, [9, 10, 11, 12], [contents(expected, block_id) for block_id in range(4)])
+    store.close()
 """
 
 
-@pytest.mark.parametrize("num_bytes", [0, 100])
-def test_a_server_starts_and_reads_while_the_disk_is_full(num_bytes: int, tmp_path: Path) -> None:
+def test_a_server_starts_and_reads_while_the_disk_is_full(tmp_path: Path) -> None:
+    """The first bytes of a file fit, or none."""
     saved(tmp_path)
-    command = [sys.executable, "-c", FULL_SCRIPT, str(tmp_path), str(Path(__file__).parent), str(num_bytes)]
+    command = [sys.executable, "-c", FULL_SCRIPT, str(tmp_path), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("File too large") == 1
+    assert done.stderr.count("File too large") == 2
     assert len(files(tmp_path)) == 4
     assert not list(tmp_path.glob("*/*.tmp"))
     store = open_store(tmp_path, make_caches())
@@ -331,7 +332,7 @@ def test_a_reader_beside_a_process_that_evicts_and_is_killed(tmp_path: Path) -> 
     script = WRITER.replace("max_bytes=1 << 30", "max_bytes=1 << 16")
     process = start_writer(tmp_path, script)
     caches, num_read = make_caches(1), 0
-    for _ in range(40):
+    for _ in range(20):
         reader = open_store(tmp_path, caches, max_bytes=1 << 16)
         assert reader._lock_file is None
         for block_hash in list(reader._files):

@@ -15,7 +15,7 @@ from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
 
-NUM_DRAWS = 6000
+NUM_DRAWS = 1500
 LOGITS = torch.tensor([1.0, 0.3, -0.5, 2.0, 1.7, -3.0, 0.9, 0.0, 1.2, -1.0, 0.6, -0.2])
 
 DISTRIBUTIONS = {
@@ -104,7 +104,7 @@ def _random_logits(seed: int, num_rows: int, vocab_size: int = VOCAB) -> torch.T
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32))
 def test_the_sampler_equals_the_reference(sampling: SamplingKernels, requests: list[NewRequest], seed: int) -> None:
     logits = _random_logits(seed, len(requests))
@@ -112,7 +112,7 @@ def test_the_sampler_equals_the_reference(sampling: SamplingKernels, requests: l
     assert sampled == [reference_sample(request, logits[i].numpy()) for i, request in enumerate(requests)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32), st.randoms(use_true_random=False))
 def test_the_sampled_token_does_not_depend_on_the_batch(
     sampling: SamplingKernels, requests: list[NewRequest], seed: int, shuffler: random.Random
@@ -184,7 +184,7 @@ def test_a_reused_row_keeps_no_state_of_its_last_request(sampling: SamplingKerne
     assert sampled.logprob_records() == {}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32), st.lists(st.none() | st.integers(0, 5), min_size=7, max_size=7))
 def test_logprobs_are_of_the_raw_distribution(
     sampling: SamplingKernels, requests: list[NewRequest], seed: int, wanted: list[int | None]

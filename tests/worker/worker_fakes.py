@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,11 @@ class SamplerBench:
         return token_ids
 
 
+@cache
+def random_logits(vocab_size: int) -> torch.Tensor:
+    return torch.randn(MODULUS, vocab_size, generator=torch.Generator().manual_seed(7)) * 2
+
+
 class FakeModel:
     """A deterministic model: the next token depends on all tokens before it, on their positions and on the content of
     their slots. A step that writes or reads a wrong slot changes all later tokens."""
@@ -80,8 +86,7 @@ class FakeModel:
     def __init__(self, vocab_size: int, num_slots: int) -> None:
         self.vocab_size = vocab_size
         self.memory = torch.full((num_slots,), -1, dtype=torch.int64)
-        generator = torch.Generator().manual_seed(7)
-        self.table = torch.randn(MODULUS, vocab_size, generator=generator) * 2
+        self.table = random_logits(vocab_size)
 
     @staticmethod
     def plan(metadata: AttentionMetadata, states: object = None) -> AttentionMetadata:

@@ -24,7 +24,7 @@ from chairlift.loading.resolve import ModelFiles, load_tokenizer
 from chairlift.loading.text import gguf_tokenizer
 from chairlift.loading.text.gguf_tokenizer import PRE_TOKENIZERS
 from chairlift.loading.text.tokenizer import Tokenizer
-from gguf_files import write_tokenizer_gguf
+from gguf_files import files_read_once, write_tokenizer_gguf
 
 SAMPLE = Path(__file__).parents[2] / "data" / "smollm2_llama_cpp_ids.json"
 
@@ -42,7 +42,8 @@ def test_ids_equal_llama_cpp(smollm2: Tokenizer) -> None:
 @pytest.fixture(scope="module")
 def oracle(smollm2_gguf: Path) -> Any:
     """Return the default model's tokenizer as transformers builds it from the same file."""
-    return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+    with files_read_once():
+        return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
 
 
 def test_ids_equal_transformers(smollm2: Tokenizer, oracle: Any) -> None:

@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,27 +72,27 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(item)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
 @given(a=marked, b=words, c=words, n=counts)
-def test_operations(name: str, a: MarkedText, b: str, c: str, n: int) -> None:
-    operation = OPERATIONS[name]
-    result = operation(a, b, c, n)
-    assert result == operation(unmarked(a), unmarked(b), unmarked(c), n)
-    for text in strings(result):
-        mask = mask_of(text)
-        assert len(mask) == len(text)
-        assert all(letter in TEMPLATE_LETTERS for letter, mark in zip(unmarked(text), mask, strict=True) if mark)
+def test_operations(a: MarkedText, b: str, c: str, n: int) -> None:
+    for name, operation in OPERATIONS.items():
+        result = operation(a, b, c, n)
+        assert result == operation(unmarked(a), unmarked(b), unmarked(c), n), name
+        for text in strings(result):
+            mask = mask_of(text)
+            assert len(mask) == len(text), name
+            marks = zip(unmarked(text), mask, strict=True)
+            assert all(letter in TEMPLATE_LETTERS for letter, mark in marks if mark), name
 
 
-@pytest.mark.parametrize("name", CASES)
 @given(first=st.text(max_size=6), second=st.text(max_size=6))
-def test_letter_case(name: str, first: str, second: str) -> None:
+def test_letter_case(first: str, second: str) -> None:
     mixed = template_text(first) + MarkedText(second)
-    result = getattr(mixed, name)()
-    assert result == CASES[name](first + second)
-    assert len(mask_of(result)) == len(result)
-    assert is_template_text(result) == (is_template_text(mixed) or not result)
-    assert not any(mask_of(getattr(MarkedText(first), name)()))
+    for name, convert in CASES.items():
+        result = getattr(mixed, name)()
+        assert result == convert(first + second), name
+        assert len(mask_of(result)) == len(result), name
+        assert is_template_text(result) == (is_template_text(mixed) or not result), name
+        assert not any(mask_of(getattr(MarkedText(first), name)())), name
 
 
 @given(a=pieces, values=st.lists(words | st.integers(), max_size=3))
