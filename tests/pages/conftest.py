@@ -82,6 +82,15 @@ def page(browser: Browser) -> Iterator[Page]:
     assert [text for text in problems if not any(part in text for part in expected)] == []
 
 
+@pytest.fixture(scope="session")
+def modules_page(browser: Browser, server: RunningServer) -> Iterator[Page]:
+    """A page in which tests call functions of the modules, and which they leave as it is."""
+    page = browser.new_page()
+    page.goto(f"{server.url}/chat")
+    yield page
+    page.close()
+
+
 @pytest.fixture
 def check_page(page: Page, request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Check the open page for accessibility in light and dark, on a desktop and on a phone; write screenshots."""

@@ -133,16 +133,16 @@ def test_an_answer_that_repeats_itself_is_stopped(chat: Page) -> None:
         ("", False),
     ],
 )
-def test_repetitions(chat: Page, text: str, is_repeating: bool) -> None:
+def test_repetitions(modules_page: Page, text: str, is_repeating: bool) -> None:
     script = 'async text => (await import("/page/repetition.js")).isRepeating(text)'
-    assert chat.evaluate(script, text) is is_repeating
+    assert modules_page.evaluate(script, text) is is_repeating
 
 
-def test_waits_are_grouped_by_their_reason(chat: Page) -> None:
+def test_waits_are_grouped_by_their_reason(modules_page: Page) -> None:
     spans = [("seats", 0.0, 2.0, "of 2"), ("memory", 2.0, 3.5, "of 3"), ("seats", 3.5, 6.5, "of 8")]
     wait = {"spans": [dict(zip(("reason", "start", "end", "text"), span, strict=True)) for span in spans]}
     script = 'async waits => (await import("/page/format.js")).waitsByReason(waits)'
-    assert chat.evaluate(script, [wait]) == ["5.0 s: of 8", "1.5 s: of 3"]
+    assert modules_page.evaluate(script, [wait]) == ["5.0 s: of 8", "1.5 s: of 3"]
 
 
 def test_regenerate_edit_and_the_history_after_a_reload(chat: Page, server: RunningServer) -> None:
@@ -314,29 +314,29 @@ def render(page: Page, text: str) -> Any:
         ("", []),
     ],
 )
-def test_markdown(chat: Page, text: str, nodes: list[Any]) -> None:
-    assert render(chat, text) == nodes
+def test_markdown(modules_page: Page, text: str, nodes: list[Any]) -> None:
+    assert render(modules_page, text) == nodes
 
 
-def test_code_and_tables(chat: Page) -> None:
-    (code,) = render(chat, "```py\na = 1\n\nb = 2\n```")
+def test_code_and_tables(modules_page: Page) -> None:
+    (code,) = render(modules_page, "```py\na = 1\n\nb = 2\n```")
     assert code[-1] == ["pre", ["code", "a = 1\n\nb = 2"]]
-    (table,) = render(chat, "| a | b |\n|---|:-:|\n| 1 | *2* |")
+    (table,) = render(modules_page, "| a | b |\n|---|:-:|\n| 1 | *2* |")
     _, head, body = table[1]
     assert head == ["thead", ["tr", ["th", "a"], ["th", "b"]]]
     assert body == ["tbody", ["tr", ["td", "1"], ["td", ["em", "2"]]]]
 
 
-def test_a_table_below_a_paragraph_and_a_bar_within_a_cell(chat: Page) -> None:
-    paragraph, table = render(chat, "Here:\n| a \\| b | c |\n|---|---|\n| 1 | 2 |")
+def test_a_table_below_a_paragraph_and_a_bar_within_a_cell(modules_page: Page) -> None:
+    paragraph, table = render(modules_page, "Here:\n| a \\| b | c |\n|---|---|\n| 1 | 2 |")
     assert paragraph == ["p", "Here:"]
     assert table[1][1] == ["thead", ["tr", ["th", "a ", "|", " b"], ["th", "c"]]]
 
 
-def test_long_texts_take_linear_time(chat: Page) -> None:
+def test_long_texts_take_linear_time(modules_page: Page) -> None:
     """No pattern makes a text of 40,000 characters take more than a second; quadratic ones would take minutes."""
     patterns = ["[", "*a ", "**a", "`", "``a", "<", "_a ", "[a](", "> ", "- ", "~~a", "1. ", "\\\\", "![", "[a](b"]
-    slow = chat.evaluate(
+    slow = modules_page.evaluate(
         """async patterns => {
           const {renderMarkdown} = await import("/page/markdown.js");
           return patterns.filter(pattern => {

@@ -345,9 +345,7 @@ def test_hostile_ids_are_shown_as_text(page: Page, server: RunningServer, tmp_pa
     ],
     ids=["preemptions", "steps-ahead", "reservations", "static"],
 )
-def test_the_browser_computes_the_same_state_as_the_server(
-    page: Page, server: RunningServer, options: dict[str, Any]
-) -> None:
+def test_the_browser_computes_the_same_state_as_the_server(modules_page: Page, options: dict[str, Any]) -> None:
     engine = TrackedEngine(**options)
     started = engine.tracker.started
     assert started is not None
@@ -364,9 +362,8 @@ def test_the_browser_computes_the_same_state_as_the_server(
             waiting = sorted(r.request_id for r in tracker.unfinished() if r.state == "waiting")
             expected.append([running, waiting])
     assert len(expected) > 10
-    open_page(page, server)
     log = [json.loads(to_json(event)) for event in (started, *engine.log.events)]
-    computed, replayed = page.evaluate(
+    computed, replayed = modules_page.evaluate(
         """async log => {
           const {RunHistory} = await import("/page/run_history.js");
           const view = state => [
@@ -400,7 +397,7 @@ def test_the_browser_computes_the_same_state_as_the_server(
     ids=["preemptions", "reservations", "static"],
 )
 def test_the_blocks_of_the_map_add_up_to_the_slots_that_the_engine_counts(
-    page: Page, server: RunningServer, options: dict[str, Any]
+    modules_page: Page, options: dict[str, Any]
 ) -> None:
     engine = TrackedEngine(**options)
     for number in range(9):
@@ -409,8 +406,7 @@ def test_the_blocks_of_the_map_add_up_to_the_slots_that_the_engine_counts(
     engine.to_end()
     started = engine.tracker.started
     assert started is not None
-    open_page(page, server)
-    kinds = page.evaluate(
+    kinds = modules_page.evaluate(
         """async log => {
           const {EngineState} = await import("/page/engine_state.js");
           const {heldBlocks, slotShares} = await import("/page/memory_map.js");
@@ -441,15 +437,14 @@ def test_the_blocks_of_the_map_add_up_to_the_slots_that_the_engine_counts(
     assert [shown for shown, _ in kinds] == [counted for _, counted in kinds]
 
 
-def test_a_snapshot_corrects_what_a_slow_page_has_missed(page: Page, server: RunningServer) -> None:
+def test_a_snapshot_corrects_what_a_slow_page_has_missed(modules_page: Page) -> None:
     engine = TrackedEngine(num_blocks=20, block_size=2, max_num_seqs=2)
     for number in range(3):
         engine.add([number, 3, 4], 6)
     engine.steps(3)
     started = engine.tracker.started
     assert started is not None
-    open_page(page, server)
-    shown = page.evaluate(
+    shown = modules_page.evaluate(
         """async log => {
           const {EngineState} = await import("/page/engine_state.js");
           const state = new EngineState();
