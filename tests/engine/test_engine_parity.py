@@ -21,8 +21,10 @@ from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.pool_plan import plan_layout
 from chairlift.events import EventList, Step
-from chairlift.loading.resolve import ModelFiles, load_config
+from chairlift.kernels.cpu import load
+from chairlift.models.declaration.model_config import ModelConfig
 from native import needs_native
+from shared_models import shared_model
 
 NEW_TOKENS = 20
 ARCHITECTURES = [
@@ -40,9 +42,22 @@ SQUEEZES: dict[str, dict[str, Any]] = {
     "preempted": {"num_kv_blocks": 24, "block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 8},
     "preempted, cache off": {"num_kv_blocks": 24, "block_size": 4, "enable_prefix_caching": False, "max_num_seqs": 8},
 }
+HARDEST = ("preempted", "preempted, cache off")
+LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "lfm2", "qwen3_5"]
+"""An architecture of each layout of memory: windows, groups of layers, shared K and V, and kinds of state."""
 
 
-SQUEEZES_OF_KERNELS = {"torch": ("preempted",), "native": tuple(SQUEEZES)}
+def squeezed_runs() -> list[Any]:
+    """(architecture, kernels, squeeze): the hardest squeezes, in chunks and whole, of every architecture, and the
+    others of every layout of memory, which is all that they depend on.
+
+    `test_models_parity.py` compares whole prompts and chunks of every architecture with every kernel set.
+    """
+    runs = []
+    for arch in ARCHITECTURES:
+        runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in LAYOUTS else HARDEST)]
+        runs += [(arch, "torch", HARDEST[0])] * (arch in LAYOUTS)
+    return [pytest.param(*run, marks=[needs_native] if run[1] == "native" else []) for run in runs]
 
 
 def make_prompts() -> list[list[int]]:
@@ -82,14 +97,20 @@ def is_greedy(model: transformers.PreTrainedModel, prompt: list[int], answer: li
     return len(answer) == NEW_TOKENS and logits.argmax(dim=1).tolist() == answer
 
 
-def pool_size(folder: Path, config: EngineConfig) -> int:
+def pool_size(model: ModelConfig, config: EngineConfig) -> int:
     """The configured blocks, or, with several groups of layers, those of a request that holds so many in one group."""
     assert config.num_kv_blocks is not None
-    layout = plan_layout(config, load_config(ModelFiles("hf", folder, "tiny")))
+    layout = plan_layout(config, model)
     if len(layout.windows) == 1:
         return config.num_kv_blocks
     groups = KVGroups(layout.windows, config.block_size, config.largest_token_budget)
     return sum(groups.most_blocks(config.num_kv_blocks * config.block_size))
+
+
+def make_llm(config: EngineConfig, events: EventList | None = None) -> LLM:
+    loaded = shared_model(config)
+    config = replace(config, num_kv_blocks=pool_size(loaded.config, config))
+    return LLM(engine=build_engine(config, loaded=loaded, events=events))
 
 
 def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[Step]]:
@@ -100,25 +121,16 @@ def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[
         num_threads=1,
         **{"num_kv_blocks": 200, "kv_cache_dtype": "float32", **options},
     )
-    config = replace(config, num_kv_blocks=pool_size(folder, config))
-    llm = LLM(engine=build_engine(config, events=events))
+    llm = make_llm(config, events)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     outputs = llm.generate(make_prompts(), params, use_tqdm=False)
     assert llm.engine.core.scheduler.is_idle
     return [output.outputs[0].token_ids for output in outputs], [e for e in events.events if isinstance(e, Step)]
 
 
-@pytest.mark.parametrize(
-    ("kernels", "squeeze"),
-    [
-        pytest.param(kernels, squeeze, marks=[needs_native] if kernels == "native" else [])
-        for kernels, squeezes in SQUEEZES_OF_KERNELS.items()
-        for squeeze in squeezes
-    ],
-)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("arch", "kernels", "squeeze"), squeezed_runs())
 def test_greedy_tokens_are_those_of_transformers(
-    arch: str, squeeze: str, kernels: str, tiny_model_dir: Callable[..., Path]
+    arch: str, kernels: str, squeeze: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     folder = tiny_model_dir(arch)
     answers, steps = engine_answers(folder, kernels=kernels, **SQUEEZES[squeeze])
@@ -141,11 +153,14 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-def answers_with_logprobs(folder: Path, **options: Any) -> list[list[tuple[int, float]]]:
-    config = EngineConfig(model=str(folder), skip_tokenizer_init=True, **{"num_kv_blocks": 200, **options})
-    config = replace(config, num_kv_blocks=pool_size(folder, config))
+def answers_with_logprobs(folder: Path, num_threads: int, **options: Any) -> list[list[tuple[int, float]]]:
+    config = EngineConfig(
+        model=str(folder), skip_tokenizer_init=True, num_threads=2, **{"num_kv_blocks": 200, **options}
+    )
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
-    outputs = LLM(engine=build_engine(config)).generate(make_prompts(), params, use_tqdm=False)
+    llm = make_llm(config)
+    load().set_num_threads(num_threads)
+    outputs = llm.generate(make_prompts(), params, use_tqdm=False)
     return [
         [(entry.token.token_id, entry.token.logprob) for entry in output.outputs[0].logprobs or []]
         for output in outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from chairlift.models.decoder import DecoderModel
 from native import needs_native
 from packed_steps import Tables, pack
 from parameter_memory import parameter_bytes
+from shared_models import shared_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 16, "num_key_value_heads": 8}
 ARCHITECTURES = {"llama": "llama", "awq": "qwen2", "gptq-act-order": "qwen3", "fp8": "qwen3", "w4a16": "phi3"}
@@ -66,10 +68,12 @@ def logits(model: DecoderModel) -> torch.Tensor:
     return model.logits(model.forward(tokens, step.positions, model.plan(step.metadata))).clone()
 
 
+@cache
 def oracle(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+@cache
 @torch.inference_mode()
 def expected_logits(folder: Path) -> torch.Tensor:
     model = oracle(folder)
@@ -128,7 +132,8 @@ def answers(folder: Path, **options: Any) -> list[list[int]]:
         **{"max_num_seqs": len(PROMPTS), **options},
     )
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    outputs = LLM(engine=build_engine(config)).generate(list(prompts().values()), params, use_tqdm=False)
+    llm = LLM(engine=build_engine(config, loaded=shared_model(config)))
+    outputs = llm.generate(list(prompts().values()), params, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 
