@@ -26,7 +26,7 @@ from request_runner import SAMPLING, RequestRunner, RequestSpec
 pytestmark = needs_native
 
 ISAS = [] if unavailable_reason() else load().available_isas()
-MAX_EXAMPLES = 16
+MAX_EXAMPLES = 10
 SPARE_BLOCKS = 40
 
 
@@ -221,6 +221,5 @@ def test_logits_of_the_default_model_do_not_depend_on_other_requests(smollm2_ggu
         RequestSpec(40 * i + 7, 8, stream=i % 2, own=5, sampling=name, arrival=i) for i, name in enumerate(SAMPLING)
     ]
     for isa in dict.fromkeys((ISAS[0], "avx2")) if "avx2" in ISAS else ISAS[:1]:
-        for speculates in (False, True):
-            limits = Limits(budget_per_seq=15, block_size=16, isa=isa, tile_order=99, speculates=speculates)
-            check(runner, limits, requests)
+        limits = Limits(budget_per_seq=15, block_size=16, isa=isa, tile_order=99, speculates=isa == ISAS[0])
+        check(runner, limits, requests)

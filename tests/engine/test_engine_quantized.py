@@ -68,7 +68,6 @@ def logits(model: DecoderModel) -> torch.Tensor:
     return model.logits(model.forward(tokens, step.positions, model.plan(step.metadata))).clone()
 
 
-@cache
 def oracle(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
