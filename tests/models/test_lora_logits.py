@@ -73,31 +73,37 @@ def logits(model: DecoderModel, lora_ids: list[int], tokens: list[list[int]]) ->
     return [rows.clone() for rows in torch.split_with_sizes(model.logits(hidden), counts)]
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("arch", MODELS)
-def test_logits_are_those_of_merged_weights(
-    arch: str, kernels: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = tiny_model_dir(arch)
-    modules = MODELS[arch]
+LORA_IDS = (2, 0, 1, 2)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def merged(
+    request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Path], list[torch.Tensor]]:
+    """A model, its adapters 1 and 2, and the logits of transformers for prompts with the adapters LORA_IDS."""
+    folder, modules = tiny_model_dir(request.param), MODELS[request.param]
+    target = tmp_path_factory.mktemp("adapters")
     adapters = [
-        write_adapter(folder, tmp_path / "a", seed=1, target_modules=modules, r=6, lora_alpha=9),
-        write_adapter(folder, tmp_path / "b", seed=2, target_modules=modules, r=2, lora_alpha=4, use_rslora=True),
+        write_adapter(folder, target / "a", seed=1, target_modules=modules, r=6, lora_alpha=9),
+        write_adapter(folder, target / "b", seed=2, target_modules=modules, r=2, lora_alpha=4, use_rslora=True),
     ]
+    models = [merged_model(folder, path) for path in (None, *adapters)]
+    with torch.inference_mode():
+        work = zip(LORA_IDS, prompts(len(LORA_IDS)), strict=True)
+        return folder, adapters, [models[lora_id](torch.tensor([tokens])).logits[0] for lora_id, tokens in work]
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_logits_are_those_of_merged_weights(kernels: str, merged: tuple[Path, list[Path], list[torch.Tensor]]) -> None:
+    folder, adapters, expected = merged
     model = load(folder, kernels, max_loras=3)
     assert model.lora is not None
     for index, path in enumerate(adapters, 1):
         model.lora.load(index, read_lora_adapter(str(path), model.config, 16))
-    tokens = prompts(4)
-    lora_ids = [2, 0, 1, 2]
-    found = logits(model, lora_ids, tokens)
-    with torch.inference_mode():
-        for lora_id in (0, 1, 2):
-            merged = merged_model(folder, adapters[lora_id - 1] if lora_id else None)
-            for index in (i for i, each in enumerate(lora_ids) if each == lora_id):
-                expected = merged(torch.tensor([tokens[index]])).logits[0]
-                tolerance = 3e-4 * max(1.0, float(expected.abs().max()))
-                torch.testing.assert_close(found[index], expected, rtol=1e-3, atol=tolerance)
+    found = logits(model, list(LORA_IDS), prompts(len(LORA_IDS)))
+    for ours, theirs in zip(found, expected, strict=True):
+        tolerance = 3e-4 * max(1.0, float(theirs.abs().max()))
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=tolerance)
 
 
 def test_every_variant_is_that_of_merged_weights(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_salts_do_not_share_checkpoints() -> None:
     budget=st.integers(5, 20),
     acceptance=st.sampled_from([None, 0.0, 0.6, 1.0]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_slots_are_in_one_use_and_hits_have_their_state(
     arrivals: list[tuple[list[int], int, int]],
     num_blocks: int,

@@ -68,13 +68,13 @@ def guard(backend: tokenizers.Tokenizer) -> AddedTokenGuard:
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_content_never_produces_an_added_token(guard: AddedTokenGuard, data: st.DataObject) -> None:
     assert guarded(guard, guard.encode(MarkedText(data.draw(hostile)))) == []
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_template_text_produces_added_tokens(
     backend: tokenizers.Tokenizer, guard: AddedTokenGuard, data: st.DataObject
 ) -> None:
@@ -91,7 +91,7 @@ def test_template_text_produces_added_tokens(
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_prompts_without_spellings_equal_the_library(
     backend: tokenizers.Tokenizer, guard: AddedTokenGuard, data: st.DataObject
 ) -> None:

@@ -129,7 +129,7 @@ def test_content_adds_no_added_token(name: str, tokenizers: dict[str, Tokenizer]
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_rendered_text_equals_transformers(
     name: str, tokenizers: dict[str, Tokenizer], oracle: PreTrainedTokenizerFast, data: st.DataObject
 ) -> None:
@@ -142,7 +142,7 @@ def test_rendered_text_equals_transformers(
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_ordinary_prompts_equal_transformers(
     name: str, tokenizers: dict[str, Tokenizer], oracle: PreTrainedTokenizerFast, data: st.DataObject
 ) -> None:
