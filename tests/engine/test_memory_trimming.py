@@ -62,6 +62,28 @@ def test_all_threads_share_two_arenas(tmp_path: Path) -> None:
     assert 1 <= int(done.stdout) <= 2
 
 
+PIECES_CODE = """
+from pathlib import Path
+from chairlift.engine.memory_trimming import limit_arenas, release_free_heaps
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+limit_arenas()
+pieces = [bytes(size) for _ in range(1000) for size in (1 << 16, 1000)]
+del pieces[::2]
+before = resident_mib()
+release_free_heaps()
+print(before - resident_mib())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can return the middle of a heap")
+def test_free_memory_between_used_blocks_is_returned() -> None:
+    done = subprocess.run([sys.executable, "-c", PIECES_CODE], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 40
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
 def test_trim_memory_returns_memory_of_a_working_process() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)

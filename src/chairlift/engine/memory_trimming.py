@@ -1,4 +1,4 @@
-"""Returns memory to the operating system after the start of a long-running process."""
+"""Returns memory to the operating system after the start of a long-running process, and after large requests."""
 
 from __future__ import annotations
 
@@ -38,11 +38,16 @@ def trim_memory() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    release_free_heaps()
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):  # only glibc has it
-            libc.malloc_trim(0)
-        _release_code_pages(libc)
+        _release_code_pages(ctypes.CDLL(None))
+
+
+def release_free_heaps() -> None:
+    """Return the free memory in the heaps of glibc to the system. By itself glibc returns only what is free at the end
+    of a heap, where a single object of a few bytes keeps everything before it."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # only glibc has it
+        libc.malloc_trim(0)
 
 
 def _release_code_pages(libc: ctypes.CDLL) -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.responses import Response
 
+from chairlift.engine.memory_trimming import MMAP_BYTES, release_free_heaps
 from chairlift.errors import RequestError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import Call, call_of
@@ -96,7 +97,7 @@ class EndpointCaller:
         arrive together would delay all other work."""
         if len(await request.body()) >= LARGE_BODY:
             async with self._tenant_turns[call.key.tenant]:
-                body: Body = await self._run_large(parse_json, body_type, await request.body())
+                body: Body = await self._run_large(parse_large_json, body_type, await request.body())
         else:
             async with self._small_lock:
                 await asyncio.sleep(0)
@@ -139,6 +140,15 @@ def parse_json(body_type: type[Body], raw: bytes) -> Body:
         message, field = describe_validation_errors(error.errors(), given)
     del given, raw  # The traceback would keep them in memory.
     raise RequestError(message, field)
+
+
+def parse_large_json(body_type: type[Body], raw: bytes) -> Body:
+    """Parse and validate a large body as `parse_json`, and release the pieces in which it has arrived."""
+    try:
+        return parse_json(body_type, raw)
+    finally:
+        if len(raw) >= MMAP_BYTES:
+            release_free_heaps()
 
 
 def make_router(endpoints: Iterable[Endpoint[Any, Any]], caller: EndpointCaller) -> APIRouter:
