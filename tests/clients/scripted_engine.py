@@ -1,4 +1,4 @@
-"""`chairlift serve` whose engine computes no model: it answers each prompt by the rules in CHAIRLIFT_SCRIPT.
+"""`chairlift serve` whose engine computes no model: it answers each prompt by the rules in SCRIPTED_ANSWERS.
 
 The variable has a list of [text, answer] as JSON. The first rule whose text the prompt contains has the answer. The
 server is the real one, with the tokenizer of its model, so the answers are streamed, parsed and limited as always.
@@ -44,7 +44,7 @@ class ScriptedExecutor:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._rules: list[tuple[str, str]] = json.loads(os.environ["CHAIRLIFT_SCRIPT"])
+        self._rules: list[tuple[str, str]] = json.loads(os.environ["SCRIPTED_ANSWERS"])
         self._answers: dict[str, Iterator[int]] = {}
         self._uncomputed: dict[str, int] = {}
 

@@ -13,10 +13,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -30,11 +32,27 @@ def running(*command: str, **environment: str) -> Iterator[str]:
     with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None
         try:
-            yield next(
-                found[1] for line in server.stderr if (found := re.search(r"(http://\S+)/v1 (answers|load)", line))
-            )
+            address = _address(server.stderr)
+            reader = threading.Thread(target=deque, args=(server.stderr, 0))  # or the server could not write its log
+            reader.start()
+            yield address
         finally:
             server.terminate()
+        reader.join()
+
+
+def _address(log: IO[str]) -> str:
+    """Read the log of a server until it has its address.
+
+    Raises:
+        RuntimeError: the server has ended. The message is its log.
+    """
+    lines = []
+    for line in log:
+        lines.append(line)
+        if found := re.search(r"(http://\S+)/v1 (answers|load)", line):
+            return found[1]
+    raise RuntimeError("".join(lines))
 
 
 def write_embedding_model(folder: Path) -> str:
@@ -61,7 +79,7 @@ def scripted_servers(folder: Path) -> Iterator[dict[str, str]]:
     script = (HERE / "script.json").read_text()
     with (
         running("-m", "chairlift", "serve", "--port", "0", "--models", json.dumps(models)) as url,
-        running(*scripted, CHAIRLIFT_SCRIPT=script) as scripted_url,
+        running(*scripted, SCRIPTED_ANSWERS=script) as scripted_url,
     ):
         yield {"CHAIRLIFT_URL": url, "CHAIRLIFT_SCRIPTED_URL": scripted_url}
 
