@@ -25,6 +25,9 @@ def parse_root_path(text: str, name: str = "root_path") -> str:
 
 
 def route_path(scope: Scope) -> str:
-    """The path of a request as the routes name it. uvicorn puts the prefix before the path that the proxy sent."""
+    """The path of a request as the routes name it. uvicorn puts the prefix before the path that the proxy sent.
+
+    A mounted application extends `root_path` by its own path, and keeps the prefix as `app_root_path`.
+    """
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    return path.removeprefix(scope.get("app_root_path", scope.get("root_path", "")))
