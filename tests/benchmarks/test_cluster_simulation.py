@@ -200,13 +200,13 @@ class PinnedTenant(ClusterSimulation):
 def share_of_b(service_period: float | None) -> float:
     """The share of tenant "b" in the service of ten seconds in which both tenants wait on the first replica."""
     workload = [
-        *(WorkloadRequest(f"a{index}", 0.0, [index % 250] * 32, 40, tenant="a") for index in range(400)),
-        *(WorkloadRequest(f"b{index}", 0.5, [index % 250] * 33, 40, tenant="b") for index in range(200)),
+        *(WorkloadRequest(f"a{index}", 0.0, [index % 250] * 32, 40, tenant="a") for index in range(200)),
+        *(WorkloadRequest(f"b{index}", 0.5, [index % 250] * 33, 40, tenant="b") for index in range(100)),
     ]
     engine = replace(ENGINE, scheduler=replace(ENGINE.scheduler, scheduling_policy="fair"))
     config = ClusterConfig(engine, 2, service_period=service_period)
     result = PinnedTenant(workload, config, LinearCost()).run()
-    assert result.num_finished == result.num_requests == 600
+    assert result.num_finished == result.num_requests == 300
     before, after = result.service[4], result.service[14]
     return (after["b"] - before["b"]) / sum(after[tenant] - before[tenant] for tenant in "ab")
 

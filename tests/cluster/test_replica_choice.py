@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -180,6 +180,7 @@ class BlocksOfReplica(RuleBasedStateMachine):
 
 
 TestBlocksOfReplica = BlocksOfReplica.TestCase
+TestBlocksOfReplica.settings = settings(max_examples=30)
 
 
 def test_the_cost_is_the_uncached_work_of_an_idle_replica() -> None:

@@ -103,7 +103,7 @@ def memory_waits(events: EventList) -> list[RequestWaiting]:
     block_size=st.integers(1, 6),
     budget=st.integers(1, 200),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80)
 def test_reservations_run_the_planned_requests_and_one_more_waits(
     lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, block_size: int, budget: int
 ) -> None:
@@ -132,7 +132,7 @@ def test_reservations_run_the_planned_requests_and_one_more_waits(
     budget=st.integers(1, 200),
     caching=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 def test_paging_finishes_the_planned_requests_without_waits_or_preemptions(
     lengths: list[RequestLengths], num_blocks: int, block_size: int, budget: int, caching: bool
 ) -> None:
@@ -154,7 +154,7 @@ def test_paging_finishes_the_planned_requests_without_waits_or_preemptions(
     block_size=st.integers(1, 6),
     caching=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 def test_paging_makes_one_more_than_planned_wait_or_preempt(
     length: RequestLengths, num_blocks: int, block_size: int, caching: bool
 ) -> None:
@@ -176,7 +176,7 @@ def test_paging_makes_one_more_than_planned_wait_or_preempt(
     num_blocks=st.integers(1, 90),
     static_batch_size=st.integers(1, 6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 def test_a_static_batch_has_the_planned_requests(
     lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, static_batch_size: int
 ) -> None:
