@@ -10,7 +10,7 @@ from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.synthetic import shared_prefix
+from chairlift.lab.workload.synthetic import make_workload
 
 
 def prefixed(**changes: Any) -> list[WorkloadRequest]:
@@ -18,12 +18,12 @@ def prefixed(**changes: Any) -> list[WorkloadRequest]:
         "seed": 1,
         "count": 400,
         "prefix_len": 20,
-        "suffix": parse_lengths("uniform:1..9"),
+        "prompt": parse_lengths("uniform:1..9"),
         "output": parse_lengths("uniform:2..5"),
         "arrivals": ArrivalProcess(3.0),
         "vocab_size": 1000,
     }
-    return shared_prefix(**{**arguments, **changes})
+    return make_workload(**{**arguments, **changes})
 
 
 def test_the_prefix_is_shared_and_suffixes_are_not() -> None:
@@ -39,7 +39,7 @@ def test_the_prefix_is_shared_and_suffixes_are_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"prefix_len": 0}, "prefix_len must be at least 1, got 0"),
+        ({"prefix_len": -1}, "prefix_len must be at least 0, got -1"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )

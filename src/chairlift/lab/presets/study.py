@@ -32,7 +32,7 @@ from chairlift.lab.workload.anyscale import anyscale_workload
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import paired_lengths, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.synthetic import make_workload, shared_prefix
+from chairlift.lab.workload.synthetic import make_workload
 from chairlift.lab.workload.traces.formats import TraceOptions
 from chairlift.lab.workload.traces.trace_loader import read_trace
 from chairlift.slo import SLO
@@ -194,10 +194,15 @@ class StudySystem:
         if "clients" in workload:
             return client_requests(workload["clients"], count, workload["input_len"], workload["output_len"])
         prompt, output = parse_lengths(workload["input_len"]), parse_lengths(workload["output_len"])
-        if "prefix" in workload:
-            return shared_prefix(seed, count, workload["prefix"], prompt, output, ArrivalProcess(), vocab_size)
         return make_workload(
-            seed, count, prompt, output, ArrivalProcess(1.0), vocab_size, max_model_len=workload.get("max_model_len")
+            seed,
+            count,
+            prompt,
+            output,
+            ArrivalProcess(1.0),
+            vocab_size,
+            prefix_len=workload.get("prefix", 0),
+            max_model_len=workload.get("max_model_len"),
         )
 
 

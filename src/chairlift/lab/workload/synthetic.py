@@ -1,4 +1,4 @@
-"""Synthetic workloads of random tokens: independent requests and a shared prefix.
+"""Synthetic workloads of random tokens, also with a shared prefix.
 
 Lengths, arrival times and tokens are drawn from separate random streams of one seed, so changing one distribution
 leaves all other draws as they were. Every function raises ConfigError for a number below its limit, and as
@@ -27,6 +27,7 @@ def make_workload(
     vocab_size: int,
     *,
     token_round: int = 0,
+    prefix_len: int = 0,
     max_tokens: LengthDistribution | None = None,
     max_model_len: int | None = None,
 ) -> list[WorkloadRequest]:
@@ -36,11 +37,13 @@ def make_workload(
         vocab_size: prompt tokens are uniform over 0..vocab_size - 1.
         token_round: another round has other tokens with the same lengths and arrivals, so blocks that one round left
             in the prefix cache do not match the next.
+        prefix_len: the number of tokens that all prompts begin with, in addition to their own.
         max_tokens: the declared limits, raised to the output length where they are smaller. None: the output length.
         max_model_len: a prompt and an output with more tokens together are drawn again (`paired_lengths`); both
             lengths then come from one stream.
     """
     _check_minima(count=(count, 1), vocab_size=(vocab_size, 1), seed=(seed, 0), token_round=(token_round, 0))
+    _check_minima(prefix_len=(prefix_len, 0))
     prompt_rng, output_rng, arrival_rng, limit_rng = _random_streams(seed, 4)
     token_rng = np.random.default_rng([seed, 1 + token_round])
     if max_model_len is None:
@@ -49,40 +52,16 @@ def make_workload(
         pairs = paired_lengths(prompt, output, max_model_len, prompt_rng, count)
     limits = [0] * count if max_tokens is None else max_tokens.sample(limit_rng, count)
     times = arrivals.times(arrival_rng, count)
+    prefix = _random_tokens(token_rng, prefix_len, vocab_size)
     return [
         WorkloadRequest(
             f"r{token_round}-{i}",
             times[i],
-            _random_tokens(token_rng, prompt_len, vocab_size),
+            prefix + _random_tokens(token_rng, prompt_len, vocab_size),
             output_len,
             max_tokens=None if max_tokens is None else max(output_len, limits[i]),
         )
         for i, (prompt_len, output_len) in enumerate(pairs)
-    ]
-
-
-def shared_prefix(
-    seed: int,
-    count: int,
-    prefix_len: int,
-    suffix: LengthDistribution,
-    output: LengthDistribution,
-    arrivals: ArrivalProcess,
-    vocab_size: int,
-) -> list[WorkloadRequest]:
-    """Return `count` requests whose prompts are the same prefix and a suffix of their own."""
-    _check_minima(count=(count, 1), prefix_len=(prefix_len, 1), vocab_size=(vocab_size, 1), seed=(seed, 0))
-    _, suffix_rng, output_rng, arrival_rng, _, token_rng = _random_streams(seed, 6)
-    prefix = _random_tokens(token_rng, prefix_len, vocab_size)
-    columns = zip(
-        arrivals.times(arrival_rng, count),
-        suffix.sample(suffix_rng, count),
-        output.sample(output_rng, count),
-        strict=True,
-    )
-    return [
-        WorkloadRequest(f"r{i}", time, prefix + _random_tokens(token_rng, suffix_len, vocab_size), output_len)
-        for i, (time, suffix_len, output_len) in enumerate(columns)
     ]
 
 
