@@ -174,7 +174,7 @@ def _values(
 ) -> Values:
     num_slots = engine.num_blocks * engine.block_size
     values = run.values() | {
-        "service_gap": service.largest_gap,
+        "service_gap": service.largest_waiting_gap,
         "service_bound": service_bound(engine.scheduling_policy, requests, num_slots, engine.max_num_seqs),
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -21,6 +21,6 @@ def test_service_differs_by_the_rates_without_fairness_and_within_the_bound_with
     """250 requests in a minute: the second client receives twice the service of the first."""
     result = run("vtc-figure-3", 0, 250)
     gap = mean(result, FCFS, "service_gap")
-    assert min(gap, mean(result, FCFS, "largest_service_gap")) > 20_000
+    assert gap == mean(result, FCFS, "largest_service_gap") > 20_000
     assert mean(result, VTC, "largest_service_gap") <= 2 * max(1 * 256, 2 * 10_000)
     assert mean(result, VTC, "service_gap") < gap / 10

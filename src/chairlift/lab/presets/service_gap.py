@@ -32,24 +32,20 @@ class ServiceTally:
     Attributes:
         services: the service of each tenant.
         waiting: the ids of the waiting requests of each tenant.
-        largest_gap: the largest difference between the services that two tenants received in an interval in which both
-            had waiting requests all the time.
+        gap: the difference between the largest and the smallest service; largest_gap: the largest one after a step.
+        largest_waiting_gap: the largest difference between the services that two tenants received in an interval in
+            which both had waiting requests all the time.
     """
 
     def __init__(self, end: float = math.inf, weights: Mapping[str, float] | None = None) -> None:
         self.services: dict[str, float] = defaultdict(float)
         self.waiting: dict[str, set[str]] = defaultdict(set)
-        self.largest_gap = 0.0
+        self.gap = self.largest_gap = self.largest_waiting_gap = 0.0
         self._end = end
         self._weights = weights or {}
         self._tenants: dict[str, str] = {}
         self._prompts: dict[str, int] = {}
         self._ranges: dict[tuple[str, str], tuple[float, float]] = {}
-
-    @property
-    def gap(self) -> float:
-        """The difference between the largest and the smallest service."""
-        return max(self.services.values()) - min(self.services.values())
 
     def emit(self, event: Event) -> None:
         if isinstance(event, RequestArrived):
@@ -63,6 +59,8 @@ class ServiceTally:
             self._compare()
             self._add(event)
             self._compare()
+            self.gap = max(self.services.values()) - min(self.services.values())
+            self.largest_gap = max(self.largest_gap, self.gap)
 
     def _add(self, step: Step) -> None:
         num_computed = dict(zip(step.request_ids, step.num_computed, strict=True))
@@ -88,11 +86,11 @@ class ServiceTally:
             ahead = self.services[pair[0]] - self.services[pair[1]]
             low, high = self._ranges.get(pair, (ahead, ahead))
             self._ranges[pair] = low, high = min(low, ahead), max(high, ahead)
-            self.largest_gap = max(self.largest_gap, high - low)
+            self.largest_waiting_gap = max(self.largest_waiting_gap, high - low)
 
 
 def service_bound(policy: str, requests: Sequence[WorkloadRequest], num_slots: int, max_num_seqs: int) -> float | None:
-    """The bound of a scheduling policy on `ServiceTally.largest_gap`; None if it has none.
+    """The bound of a scheduling policy on `ServiceTally.largest_waiting_gap`; None if it has none.
 
     VTC (`fair`) has 2U, where U is the larger of the cost of the longest prompt and that of the tokens of a full batch,
     which pool and seats limit. DLPM (`dlpm`) with the quantum Q has 2 * (U + Q). All weights are 1.

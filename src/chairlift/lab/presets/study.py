@@ -56,7 +56,7 @@ HEADINGS: Final = {metric.key: metric.heading for metric in REPORTED_METRICS} | 
     "saved": "memory saved, %",
     "hit_rate": "hit rate",
     "service_gap": "difference of service at the last arrival",
-    "largest_service_gap": "largest difference while both wait",
+    "largest_service_gap": "largest difference",
     "finished_per_s": "requests/s",
     "held": "slots reserved",
     "written": "slots written",
