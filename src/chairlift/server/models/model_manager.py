@@ -291,11 +291,7 @@ class ModelManager:
         """Use a model if it is loaded and does not leave; otherwise return None."""
         if model.state != "loaded" or model.is_leaving:
             return None
-        return ModelLease(model, self._handle_release)
-
-    def _handle_release(self, model: ServedModel) -> None:
-        model.last_used = time.monotonic()
-        self._changed.set()
+        return ModelLease(model, self._changed)
 
     def check_running(self) -> None:
         """Raise EngineDeadError if the server stops."""

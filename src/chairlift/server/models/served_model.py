@@ -232,11 +232,15 @@ class ServedModel(VisibleEngine):
 
 
 class ModelLease:
-    """The use of a loaded model by one call, which prevents that it is unloaded until it is closed."""
+    """The use of a loaded model by one call, which prevents that it is unloaded until it is closed.
 
-    def __init__(self, model: ServedModel, on_close: Callable[[ServedModel], None]) -> None:
+    Args:
+        changed: is set when the use ends.
+    """
+
+    def __init__(self, model: ServedModel, changed: asyncio.Event) -> None:
         self.model = model
-        self._on_close = on_close
+        self._changed = changed
         self._is_closed = False
         model.num_leases += 1
 
@@ -247,14 +251,15 @@ class ModelLease:
 
     def renew(self) -> ModelLease:
         """Another lease of the same model, for a response that continues after this lease is closed."""
-        return ModelLease(self.model, self._on_close)
+        return ModelLease(self.model, self._changed)
 
     def close(self) -> None:
         """End the use. Further calls have no effect."""
         if not self._is_closed:
             self._is_closed = True
             self.model.num_leases -= 1
-            self._on_close(self.model)
+            self.model.last_used = time.monotonic()
+            self._changed.set()
 
 
 class ModelObservers:

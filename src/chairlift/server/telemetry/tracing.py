@@ -12,14 +12,18 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from chairlift.server.telemetry.call_log import CallRecord
 from chairlift.server.telemetry.engine_observer import ObservedRequest
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 LOST_STATUS: Final = "the engine ended before the request"
 RESENT_STATUS: Final = "the engine ended before the request, which was sent to another replica"
@@ -27,8 +31,6 @@ RESENT_STATUS: Final = "the engine ended before the request, which was sent to a
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
     """The exporter that sends spans to a collector with OTLP over HTTP."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
     return OTLPSpanExporter(endpoint=endpoint)
 
 
@@ -40,11 +42,6 @@ class CallTracer:
     """
 
     def __init__(self, exporter: SpanExporter, service_name: str = "chairlift") -> None:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
         self._propagator = TraceContextTextMapPropagator()
         process: dict[str, str | int] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
         self._provider = TracerProvider(resource=Resource.create({"service.name": service_name, **process}))
@@ -55,8 +52,6 @@ class CallTracer:
         """Create and export the spans of a call."""
         if record.call.id is None:
             return
-        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
-
         parent = self._propagator.extract(record.headers)
         start = int(record.time * 1e9)
         attributes: dict[str, Any] = {
@@ -76,8 +71,6 @@ class CallTracer:
         span.end(start + int(record.seconds * 1e9))
 
     def _trace_sequence(self, sequence: ObservedRequest, finish_reason: str | None, parent: Context) -> None:
-        from opentelemetry.trace import StatusCode, set_span_in_context
-
         request, observer = sequence.request, sequence.observer
         now = observer.now()
         shift = time.time() - now
