@@ -69,7 +69,7 @@ def file_router() -> APIRouter:
     """The routes of the pages' files, which need no key and contain no data."""
     routes = APIRouter(include_in_schema=False)
     for path, name in PAGES.items():
-        routes.add_api_route(path, _page_endpoint(name), methods=["GET"])
+        routes.add_api_route(path, page_endpoint(name), methods=["GET"])
     routes.mount("/page", PageFiles(directory=STATIC))
     routes.add_api_route("/docs", _get_api_page, methods=["GET"])
     routes.mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")]))
@@ -94,8 +94,10 @@ async def _get_api_page() -> HTMLResponse:
     return HTMLResponse(body, headers=PAGE_HEADERS | {"Content-Security-Policy": policy})
 
 
-def _page_endpoint(name: str) -> Any:
-    async def get_page() -> FileResponse:
+def page_endpoint(name: str) -> Any:
+    """The function that answers with a page."""
+
+    async def get_page(_request: Request) -> FileResponse:
         return FileResponse(STATIC / name, headers=PAGE_HEADERS)
 
     return get_page

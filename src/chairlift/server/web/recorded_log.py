@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 
 from chairlift.events import read_events
 from chairlift.server.web.page_bodies import PageView, SimulationView
-from chairlift.server.web.page_routes import PAGE_HEADERS, STATIC, PageFiles
+from chairlift.server.web.page_routes import STATIC, PageFiles, page_endpoint
 from chairlift.version import __version__
 
 HOST: Final = "127.0.0.1"
@@ -37,16 +37,13 @@ def recorded_log_app(log: Path) -> Starlette:
         history_seconds=0.0,
     ).model_dump()
 
-    async def get_page(_request: Request) -> FileResponse:
-        return FileResponse(STATIC / "index.html", headers=PAGE_HEADERS)
-
     async def get_view(_request: Request) -> JSONResponse:
         return JSONResponse(view)
 
     async def get_log(_request: Request) -> FileResponse:
         return FileResponse(log, media_type="application/jsonl")
 
-    routes = [Route("/", get_page), Route("/v1/page", get_view), Route("/v1/page/log", get_log)]
+    routes = [Route("/", page_endpoint("index.html")), Route("/v1/page", get_view), Route("/v1/page/log", get_log)]
     own_names = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
     return Starlette(routes=[*routes, Mount("/page", PageFiles(directory=STATIC))], middleware=[own_names])
 
