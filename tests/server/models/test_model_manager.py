@@ -299,6 +299,28 @@ def test_waiting_calls_are_limited_and_end_when_the_server_stops(monkeypatch: py
     run(test)
 
 
+def test_a_call_that_arrives_while_a_load_is_given_up_starts_another_one() -> None:
+    """The load of b ends, because its only call was cancelled, in the turn of the event loop before the new call."""
+
+    async def test() -> None:
+        manager, loader = make({"a": 2, "b": 2}, budget=2)
+        a, b = manager.models
+        held = await manager.acquire(a)
+        cancelled = asyncio.create_task(manager.acquire(b))
+        await until(lambda: a.is_leaving)
+        cancelled.cancel()
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert b.loading is not None
+        assert b.loading.done()
+        asyncio.get_running_loop().call_soon(held.close)
+        (await manager.acquire(b)).close()
+        assert loader.order == ["a", "b"]
+        await manager.aclose()
+
+    run(test)
+
+
 def test_load_and_unload_by_request() -> None:
     async def test() -> None:
         manager, _loader = make({"a": 1, "b": 1})

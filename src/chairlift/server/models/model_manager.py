@@ -302,7 +302,7 @@ class ModelManager:
         self.check_running()
         if model.failure is not None and time.monotonic() - model.failed_at < RETRY_SECONDS:
             raise _load_error(model.name, model.failure, model.failed_at)
-        if model.loading is None:
+        if model.loading is None or model.loading.done():  # Its callback may not have run yet.
             model.loading = asyncio.create_task(self._load(model))
             model.loading.add_done_callback(partial(_forget_loading, model))
         await asyncio.shield(model.loading)
@@ -482,7 +482,8 @@ def _reason_to_unload(model: ServedModel, now: float) -> str | None:
 
 
 def _forget_loading(model: ServedModel, task: asyncio.Task[None]) -> None:
-    model.loading = None
+    if model.loading is task:
+        model.loading = None
     if not task.cancelled():
         task.exception()  # Marks it as retrieved, because all calls that waited for it may have been cancelled.
 
