@@ -29,7 +29,7 @@ def message(answer: httpx.Response) -> str:
             "the path /v1/v1/completions does not exist: did you mean /v1/completions?",
         ),
         ("POST", "/v1/audio/speech", 404, "the path /v1/audio/speech does not exist: /openapi.json lists all paths."),
-        ("GET", "/docs/v1/models", 404, "the path /docs/v1/models does not exist"),
+        ("GET", "/docs/v1/models", 404, "the path /docs/v1/models does not exist: did you mean /v1/models?"),
         ("GET", "/q", 404, "the path /q does not exist: /openapi.json lists all paths."),
         ("GET", "/" + "x" * 9000, 404, "x does not exist: /openapi.json lists all paths."),
         ("GET", "/v1/completions", 405, "/v1/completions accepts POST, not GET"),
