@@ -19,7 +19,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize check format bench wheel release clean
+.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,10 +41,10 @@ $(INSTALLED): pyproject.toml constraints.txt $(TOOLS)
 	@$(PIP_INSTALL) torch $(EDITABLE) .
 	@touch $@
 
-$(DEVELOPED): $(INSTALLED)
-	@echo "Installing the extras, clients and development tools into $(VENV)."
-	@$(PIP_INSTALL) $(EDITABLE) '.[dev]'
-	@touch $@
+$(DEVELOPED): pyproject.toml constraints.txt $(TOOLS)
+	@echo "Installing torch, Chairlift with extras, clients and development tools into $(VENV)."
+	@$(PIP_INSTALL) torch $(EDITABLE) '.[dev]'
+	@touch $(INSTALLED) $@
 
 $(COMPILED): $(TOOLS) $(NATIVE_SOURCES)
 	@if $(MAKE) configure; then $(MAKE) native; else rm -f $(NATIVE)/_native*.so; \
@@ -98,7 +98,6 @@ test-install: wheel ## Install dist/*.whl in an empty environment, without extra
 	.ci/empty-install build/installed/empty dist/*.whl
 
 test-pages: venv ## Test the pages in Chromium, which is installed if it is missing (ARGS=--screenshots also writes docs/images).
-	@$(PIP_INSTALL) $(EDITABLE) '.[pages]'
 	@.ci/find-chromium > /dev/null
 	$(BIN)/python -m pytest tests/pages $(ARGS)
 
@@ -118,13 +117,23 @@ load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	  --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=64 \
 	  --data kind=json_file,path=tests/clients/prompts.json
 
-test-without-compiler: venv ## Install without a compiler, and run the tests on that (a choice: ARGS=...).
-	.ci/with-package build/installed/pure . -m $(PYTEST) $(ARGS)
+# Other tests name their kernels, or do not depend on the kernels that were built.
+WITHOUT_KERNELS = $(addprefix tests/,cli/test_cli.py cli/test_chat.py cli/test_cli_plan.py engine/startup \
+  engine/test_llm.py engine/test_async_llm.py engine/test_disk_prefix_cache.py loading/test_loading_quantized.py \
+  models/test_models_registry.py models/test_made_up_architecture.py worker test_imports.py) \
+  $(wildcard tests/kernels/test_kernels_native_*.py)
 
-sanitize: $(TOOLS) ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
-	@for kind in address,undefined thread; do \
-	  cmake -S . -B build/sanitized-$${kind%,*} -G Ninja -DCHAIRLIFT_SANITIZE=$$kind > /dev/null && \
-	  MAKEFLAGS= cmake --build build/sanitized-$${kind%,*} --parallel && build/sanitized-$${kind%,*}/kernel_tests || exit 1; done
+test-without-compiler: venv ## Install without a compiler, and run the tests that can differ (a choice: ARGS=...).
+	.ci/with-package build/installed/pure . -m $(PYTEST) $(or $(ARGS),$(WITHOUT_KERNELS))
+
+sanitize: sanitize-address sanitize-thread ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
+
+sanitize-address: KIND = address,undefined
+sanitize-thread: KIND = thread
+sanitize-address sanitize-thread: sanitize-%: $(TOOLS)
+	@cmake -S . -B build/sanitized-$* -G Ninja -DCHAIRLIFT_SANITIZE=$(KIND) > /dev/null
+	@MAKEFLAGS= cmake --build build/sanitized-$* --parallel
+	@build/sanitized-$*/kernel_tests
 
 check: venv ## Lint, format, types, import contracts, lines of each package.
 	$(BIN)/ruff check .
@@ -149,7 +158,7 @@ release: venv ## Build the source package, wheels for CPython 3.11 to 3.13 (with
 
 wheel: venv ## Build dist/*.whl, native kernels included.
 	@rm -f dist/*.whl
-	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --config-settings build-dir=$(BUILD) --wheel-dir dist .
+	MAKEFLAGS= $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --config-settings build-dir=$(BUILD) --wheel-dir dist .
 
 clean: ## Remove what make made.
 	rm -rf $(VENV) build dist $(NATIVE)/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
